@@ -1,0 +1,99 @@
+"""What the worker asks of a sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.errors import TrainerError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to draw.
+
+    `max_tokens` None is as many as the context allows. `stop_tokens` and `stop_strings` None
+    both: the model's end-of-sequence tokens stop; an empty list means that nothing stops.
+    `seed` None is drawn anew. `temperature` 0 is greedy. `top_k` -1 and `top_p` 1 are off.
+    """
+
+    max_tokens: int | None = None
+    seed: int | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    stop_tokens: tuple[int, ...] | None = None
+    stop_strings: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleJob:
+    """One `asample`. `adapter_key` "" is the base model; else the key of a loaded adapter version."""
+
+    request_id: str
+    adapter_key: str
+    prompt: NDArray[np.int32]
+    params: SamplingParams
+    num_samples: int = 1
+    prompt_logprobs: bool = False
+    prompt_logprobs_last_n: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Stop tokens, and the tokens that completed a stop string, are part of `tokens`.
+
+    `logprobs` are those of the model at temperature 1, before top-k and top-p; one per token.
+    """
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    stopped: bool  # else it ran to its length
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutcome:
+    """Either `error`, or `num_samples` sequences. `prompt_logprobs` is `[len(prompt)]`, NaN at 0 and where unscored."""
+
+    sequences: tuple[Sequence, ...] = ()
+    prompt_logprobs: NDArray[np.float32] | None = None
+    prompt_cache_hit_tokens: int = 0
+    error: TrainerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerStats:
+    active: int
+    waiting: int
+    sampled_tokens: int
+    prefilled_tokens: int
+    prefix_hit_tokens: int
+    busy_seconds: float
+
+
+class Sampler(Protocol):
+    """Draws sequences from a base model with adapters. Methods may be called from any thread."""
+
+    def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
+        """Makes an immutable adapter version known under a key. Known keys are left alone."""
+
+    def has_adapter(self, adapter_key: str) -> bool: ...
+
+    def drop_adapter(self, adapter_key: str) -> None:
+        """Forgets a version once its running jobs are done, with its cached prefixes."""
+
+    def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
+        """Queues a job. `done` is called once, from the sampler's thread, errors included."""
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a job early with an error. Unknown ids are ignored."""
+
+    def stats(self) -> SamplerStats: ...
+
+    def close(self) -> None:
+        """Ends the sampler's thread; running jobs end with an error."""

@@ -1,0 +1,143 @@
+"""A base model from a directory or the hub: weights, tokenizer, identity; errors name the file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tinsmith_trainer.engines.base import BaseModelInfo
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.lora import StackedLoraLinear, wrap_linears
+from tinsmith_trainer.torch_model.turn import DeviceTurn
+
+IDENTITY_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
+DEFAULT_MAX_SEQUENCE_LENGTH = 2048
+
+
+@dataclass(slots=True)
+class TorchModel:
+    """Frozen base weights with LoRA layers in place, its tokenizer, and the turn to compute on it.
+
+    `eos_token_ids` are all ids at which generation ends by default.
+    """
+
+    model: Any
+    tokenizer: Any
+    info: BaseModelInfo
+    layers: dict[str, StackedLoraLinear]
+    eos_token_ids: tuple[int, ...]
+    tied_embeddings: bool
+    device: torch.device
+    turn: DeviceTurn = field(default_factory=DeviceTurn)
+
+
+def load_torch_model(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> TorchModel:
+    """Loads a model directory, or a hub repository that is cached or reachable.
+
+    Raises ModelDirectoryInvalid with the file or repository that is at fault.
+    """
+    directory = resolve_directory(source)
+    _check_files(directory)
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        config.attention_dropout = 0.0
+        model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, attn_implementation="sdpa")
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, …
+        raise ModelDirectoryInvalid(_blame(directory, error)) from error
+    model = model.to(device).eval().requires_grad_(False)
+    tokenizer = _load_tokenizer(directory)
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    return TorchModel(
+        model=model,
+        tokenizer=tokenizer,
+        info=_describe(source, directory, config),
+        layers=wrap_linears(model),
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        tied_embeddings=tied,
+        device=torch.device(device),
+    )
+
+
+def resolve_directory(source: str) -> Path:
+    """The local directory of a model: itself, or the hub's snapshot of a repository id."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, ignore_patterns=["*.gguf", "*.onnx", "*.h5", "*.msgpack"]))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelDirectoryInvalid(
+            f"{source!r} is neither a directory nor a model repository that can be downloaded ({error}). "
+            f"Give a local directory with --model NAME=PATH."
+        ) from error
+
+
+def _check_files(directory: Path) -> None:
+    config = directory / "config.json"
+    if not config.is_file():
+        raise ModelDirectoryInvalid(f"{config} is missing: {directory} is not a transformers model directory.")
+    try:
+        json.loads(config.read_text())
+    except ValueError as error:
+        raise ModelDirectoryInvalid(f"{config} is not valid JSON: {error}.") from error
+    if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
+        raise ModelDirectoryInvalid(f"{directory} has no weights: expected *.safetensors beside config.json.")
+    for shard in sorted(directory.glob("*.safetensors")):
+        _check_safetensors(shard)
+
+
+def _check_safetensors(shard: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(shard), framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ModelDirectoryInvalid(f"{shard} is truncated or not a safetensors file: {error}.") from error
+
+
+def _load_tokenizer(directory: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(directory)
+    except Exception as error:
+        raise ModelDirectoryInvalid(f"The tokenizer in {directory} cannot be loaded: {error}.") from error
+
+
+def _blame(directory: Path, error: Exception) -> str:
+    return f"The model in {directory} cannot be loaded: {type(error).__name__}: {error}"
+
+
+def _describe(source: str, directory: Path, config: Any) -> BaseModelInfo:
+    text_config = config.get_text_config()
+    return BaseModelInfo(
+        path=source,
+        architecture=(config.architectures or [type(config).__name__])[0],
+        revision=files_digest(directory),
+        vocab_size=text_config.vocab_size,
+        max_sequence_length=getattr(text_config, "max_position_embeddings", DEFAULT_MAX_SEQUENCE_LENGTH),
+    )
+
+
+def files_digest(directory: Path) -> str:
+    """sha256 over the names and contents of the files that decide the weights."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in IDENTITY_PATTERNS for path in directory.glob(pattern)}):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.name}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _eos_token_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = declared if isinstance(declared, list) else [declared]
+    return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))
