@@ -1,0 +1,1 @@
+"""The API server: speaks the Tinker protocol and maps it onto RPCs of workers."""

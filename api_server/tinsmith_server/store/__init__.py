@@ -1,0 +1,1 @@
+"""Everything that must outlive a replica: one SQLite file, or PostgreSQL for many replicas."""

@@ -1,0 +1,124 @@
+"""The promises of a store. `tests/contract/store` holds them against SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from tinsmith_server.store.records import (
+    ApiKey,
+    Checkpoint,
+    CheckpointType,
+    FinishType,
+    Model,
+    ModelState,
+    Page,
+    SamplingSession,
+    Session,
+    Worker,
+)
+
+
+class Store(Protocol):
+    """All methods are one transaction each, safe from several replicas and tasks at once."""
+
+    # ---- keys and tenants
+    async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey: ...
+    async def find_key(self, key_hash: str) -> ApiKey | None:
+        """The key with this hash, unless revoked."""
+
+    async def list_keys(self, tenant: str | None = None) -> Sequence[ApiKey]: ...
+    async def revoke_key(self, key_id: int, now: datetime) -> bool:
+        """False when there is no such key; revoking twice is True."""
+
+    # ---- sessions
+    async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
+        """Inserts, or returns the session that this tenant made with the same idempotency key."""
+
+    async def get_session(self, session_id: str) -> Session | None: ...
+    async def list_sessions(self, tenant: str, limit: int, offset: int) -> Page[Session]: ...
+    async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
+        """Notes a sign of life unless the session is finished; returns the session as it is then."""
+
+    async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
+        """First finish wins: False when it was finished before or does not exist."""
+
+    async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
+        """Unfinished sessions whose last sign of life is older."""
+
+    async def finished_sessions_with_live_models(self) -> Sequence[Session]:
+        """Finished sessions that still have a model accepted or bound: their release must be repeated."""
+
+    # ---- models
+    async def add_model(self, model: Model) -> Model:
+        """Inserts, or returns the model already made under the same (session_id, model_seq_id)."""
+
+    async def get_model(self, model_id: str) -> Model | None: ...
+    async def set_model_state(self, model_id: str, state: ModelState, failure: str | None = None) -> None:
+        """`released`, `failed` and `corrupted` are final: later calls change nothing."""
+
+    async def touch_model(self, model_id: str, now: datetime) -> None: ...
+    async def list_models(self, tenant: str, limit: int, offset: int) -> Page[Model]: ...
+    async def models_of_session(self, session_id: str) -> Sequence[Model]: ...
+    async def models_of_worker(self, worker_id: str, states: Sequence[ModelState]) -> Sequence[Model]: ...
+
+    # ---- workers
+    async def get_worker(self, worker_id: str) -> Worker:
+        """Makes the row at first sight: epoch 0, no instance, cursor 0."""
+
+    async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
+        """Compare-and-swap to expected_epoch + 1; None when another replica was faster."""
+
+    async def advance_cursor(self, worker_id: str, event_id: int) -> None:
+        """Never moves backwards."""
+
+    # ---- sampling sessions
+    async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
+        """Inserts, or returns the one with the same id."""
+
+    async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None: ...
+    async def sampling_sessions_of(self, session_id: str) -> Sequence[SamplingSession]: ...
+    async def newest_inflight(self, model_id: str) -> SamplingSession | None: ...
+
+    # ---- checkpoints
+    async def put_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """Points the name at a new directory unless the present or deleted one is as new or newer
+        by (epoch, event_id). Returns the record that it replaced, whose files are garbage now."""
+
+    async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None: ...
+    async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
+        """Newest first, without ephemeral ones."""
+
+    async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
+        """Newest first, without ephemeral ones."""
+
+    async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
+        """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was."""
+
+    async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None: ...
+    async def set_checkpoint_expiry(
+        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None
+    ) -> None: ...
+    async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]: ...
+    async def ephemeral_checkpoints(self, tenant: str) -> Sequence[Checkpoint]:
+        """Oldest first."""
+
+    async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]: ...
+
+    # ---- files that no name points to any more
+    async def add_garbage(self, directories: Sequence[str]) -> None: ...
+    async def list_garbage(self) -> Sequence[str]: ...
+    async def remove_garbage(self, directory: str) -> None: ...
+
+    # ---- the installation
+    async def secret(self, name: str) -> bytes:
+        """32 random bytes, drawn once per name and the same for every replica."""
+
+    async def take_lease(self, name: str, owner: str, now: datetime, seconds: float) -> bool:
+        """True when `owner` holds the named lease until now + seconds: it was free, expired, or its own."""
+
+    async def counts(self) -> Mapping[str, int]:
+        """Rows by state for metrics: `models.<state>`, `sessions.active`, `checkpoints.<type>`."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,142 @@
+"""Rows as the services see them: plain frozen values, times as aware UTC datetimes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+T = TypeVar("T")
+
+ModelState = Literal["accepted", "bound", "released", "failed", "corrupted"]
+FinishType = Literal["success", "errored", "interrupted", "reaped"]
+CheckpointType = Literal["training", "sampler", "external", "ephemeral"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key without its secret. `prefix` is what a human recognises it by."""
+
+    key_id: int
+    tenant: str
+    name: str
+    prefix: str
+    created_at: datetime
+    revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One run of a client program."""
+
+    session_id: str
+    tenant: str
+    created_at: datetime
+    last_heartbeat_at: datetime
+    tags: tuple[str, ...] = ()
+    user_metadata: Mapping[str, Any] = field(default_factory=dict)
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+    finished_at: datetime | None = None
+    finish_type: FinishType | None = None
+    finish_detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A LoRA adapter with its optimizer: a training run. `model_id` is `<session>:train:<n>`.
+
+    `accepted`: create or load is durable here but perhaps not yet at the worker, which is what
+    `create_kind` ("create" or "load") and `create_payload` are kept for. `bound`: the worker has it.
+    """
+
+    model_id: str
+    session_id: str
+    model_seq_id: int
+    tenant: str
+    base_model: str
+    worker_id: str
+    state: ModelState
+    create_kind: Literal["create", "load"]
+    create_payload: bytes
+    lora_rank: int
+    lora_alpha: float
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool
+    optimizer: Mapping[str, Any]
+    user_metadata: Mapping[str, str] | None
+    created_at: datetime
+    last_request_at: datetime
+    failure: str | None = None  # why, when failed or corrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A journal's home. Its epoch fences older servers out; the cursor says which events are in here."""
+
+    worker_id: str
+    epoch: int
+    instance_id: str
+    event_cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSession:
+    """What `asample` names. `model_path` is a tinker path of kind sampler, or None.
+
+    Opened by an ephemeral save: `model_id` and `checkpoint_directory` say which weights;
+    `inflight` means: the newest inflight save of that model, this one at the oldest.
+    """
+
+    sampling_session_id: str
+    session_id: str
+    sampling_session_seq_id: int
+    tenant: str
+    base_model: str
+    created_at: datetime
+    model_path: str | None = None
+    model_id: str | None = None
+    inflight: bool = False
+    checkpoint_directory: str | None = None
+    manifest_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A name and the immutable directory it points to, relative to the checkpoint root.
+
+    Unique by (run_id, type, name) among those not deleted; an ephemeral one is named by its
+    sampling session. `epoch` and `event_id` order the writers: an older one never overwrites.
+    """
+
+    run_id: str
+    type: CheckpointType
+    name: str
+    tenant: str
+    base_model: str
+    directory: str
+    manifest_digest: str
+    size_bytes: int
+    epoch: int
+    event_id: int
+    seq_id: int
+    lora_rank: int
+    lora_alpha: float
+    train_attn: bool
+    train_mlp: bool
+    train_unembed: bool
+    created_at: datetime
+    expires_at: datetime | None = None
+    public: bool = False
+    user_metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some rows of a longer list, newest first."""
+
+    rows: tuple[T, ...]
+    total: int
