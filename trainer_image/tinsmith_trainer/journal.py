@@ -1,0 +1,219 @@
+"""The durable log of a worker: accepted operations, their results, snapshots, events.
+
+One SQLite file (WAL, synchronous=FULL, exclusive), touched by one thread. Writes that arrive while
+a commit is being synced share the next one: many submitters, few fsyncs. A future of this module
+resolves only after its transaction is on disk.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import apsw
+
+from tinsmith_trainer.errors import JournalFull, ServerError
+from tinsmith_trainer.failpoints import reach
+
+T = TypeVar("T")
+
+FORMAT_VERSION = 1
+FULL_RETRY_SECONDS = 1.0
+SYNC_BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS models (
+    model_id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,              -- creating, live, released, corrupted
+    reason TEXT NOT NULL DEFAULT '',
+    applied INTEGER NOT NULL DEFAULT -1,      -- last operation inside the snapshot
+    closed_below INTEGER NOT NULL DEFAULT 0,
+    snapshot_file TEXT,
+    snapshot_digest TEXT
+);
+CREATE TABLE IF NOT EXISTS operations (
+    id INTEGER PRIMARY KEY,
+    model_id TEXT NOT NULL,
+    seq_id INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    payload BLOB,                     -- NULL once a snapshot holds its effect
+    zstd INTEGER NOT NULL,
+    rejection_category TEXT,
+    rejection_message TEXT,
+    accepted_at REAL NOT NULL,
+    status TEXT NOT NULL,             -- pending, done, failed
+    result BLOB,                      -- NULL also when forgotten
+    result_protobuf INTEGER,
+    result_bytes INTEGER,
+    failure_category TEXT,
+    failure_message TEXT,
+    finished_at REAL,
+    UNIQUE (model_id, seq_id)
+);
+CREATE INDEX IF NOT EXISTS operations_by_finish ON operations (finished_at) WHERE result IS NOT NULL;
+CREATE TABLE IF NOT EXISTS events (event_id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS saved_names (
+    model_id TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL, event_id INTEGER NOT NULL,
+    PRIMARY KEY (model_id, kind, name)
+);
+"""
+
+
+@dataclass(slots=True)
+class JournalStats:
+    """Counters since the start of the process."""
+
+    commits: int = 0
+    sync_seconds: float = 0.0
+    operations: int = 0
+    histogram: list[int] = field(default_factory=lambda: [0] * len(SYNC_BUCKETS_SECONDS))
+
+    def observe(self, seconds: float) -> None:
+        self.commits += 1
+        self.sync_seconds += seconds
+        for index, bound in enumerate(SYNC_BUCKETS_SECONDS):
+            if seconds <= bound:
+                self.histogram[index] += 1
+
+
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    run: Callable[[apsw.Connection], T]
+    future: Future[T]
+    writes: bool
+    must_succeed: bool  # a result of work already done: wait for room rather than fail
+
+
+class Journal:
+    """Runs reads and writes on the file, in the order they came, on a thread of its own."""
+
+    def __init__(self, path: Path, *, vfs: str | None = None) -> None:
+        self.stats = JournalStats()
+        self.path = path
+        self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._db = _open(path, vfs)
+        self._thread = threading.Thread(target=self._serve, name="journal", daemon=True)
+        self._thread.start()
+
+    def write(self, run: Callable[[apsw.Connection], T], *, must_succeed: bool = False) -> Future[T]:
+        """Runs in the next transaction. Resolves after its commit is synced.
+
+        Fails with JournalFull when the disk is full, unless `must_succeed`: then it waits for room.
+        """
+        return self._put(_Job(run, Future(), writes=True, must_succeed=must_succeed))
+
+    def read(self, run: Callable[[apsw.Connection], T]) -> Future[T]:
+        """Runs on what is committed."""
+        return self._put(_Job(run, Future(), writes=False, must_succeed=False))
+
+    def close(self) -> None:
+        """Finishes what is queued and closes the file."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _put(self, job: _Job[T]) -> Future[T]:
+        self._queue.put(job)
+        return job.future
+
+    def _serve(self) -> None:
+        while self._serve_batch(self._take_batch()):
+            pass
+        self._db.close()
+
+    def _take_batch(self) -> list[_Job[Any] | None]:
+        batch = [self._queue.get()]
+        while not self._queue.empty():
+            batch.append(self._queue.get())
+        return batch
+
+    def _serve_batch(self, batch: list[_Job[Any] | None]) -> bool:
+        jobs = [job for job in batch if job is not None]
+        for job in jobs:
+            if not job.writes:
+                _resolve(job, self._db)
+        writes = [job for job in jobs if job.writes]
+        if writes:
+            self._commit(writes)
+        return None not in batch
+
+    def _commit(self, jobs: list[_Job[Any]]) -> None:
+        try:
+            results = self._transaction(jobs)
+        except apsw.FullError:
+            self._commit_one_by_one(jobs)
+            return
+        except Exception as error:
+            self._separate(jobs, error)
+            return
+        reach("accept-after-sync")
+        for job, result in zip(jobs, results, strict=True):
+            job.future.set_result(result)
+
+    def _transaction(self, jobs: list[_Job[Any]]) -> list[Any]:
+        started = time.perf_counter()
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            results = [job.run(self._db) for job in jobs]
+            reach("accept-before-sync")
+            self._db.execute("COMMIT")
+        except BaseException:
+            # A full disk may have rolled back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self.stats.observe(time.perf_counter() - started)
+        self.stats.operations += len(jobs)
+        return results
+
+    def _separate(self, jobs: list[_Job[Any]], error: Exception) -> None:
+        """One bad write must not take its neighbours down."""
+        if len(jobs) == 1:
+            jobs[0].future.set_exception(ServerError(f"The journal could not be written: {error}"))
+            return
+        for job in jobs:
+            self._commit([job])
+
+    def _commit_one_by_one(self, jobs: list[_Job[Any]]) -> None:
+        for job in jobs:
+            while True:
+                try:
+                    [result] = self._transaction([job])
+                except apsw.FullError:
+                    if job.must_succeed:
+                        time.sleep(FULL_RETRY_SECONDS)
+                        continue
+                    job.future.set_exception(JournalFull(f"No room on the volume of {self.path}: make room, then retry."))
+                else:
+                    job.future.set_result(result)
+                break
+
+
+def _resolve(job: _Job[Any], db: apsw.Connection) -> None:
+    try:
+        job.future.set_result(job.run(db))
+    except Exception as error:
+        job.future.set_exception(error)
+
+
+def _open(path: Path, vfs: str | None) -> apsw.Connection:
+    db = apsw.Connection(str(path), vfs=vfs)
+    db.set_busy_timeout(0)
+    db.pragma("locking_mode", "EXCLUSIVE")
+    db.pragma("journal_mode", "WAL")
+    db.pragma("synchronous", "FULL")
+    db.execute(SCHEMA)
+    db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
+    [(version,)] = db.execute("SELECT value FROM meta WHERE key = 'format_version'").fetchall()
+    if int(version) != FORMAT_VERSION:
+        raise ServerError(
+            f"{path} has journal format {version}; this worker reads format {FORMAT_VERSION}. "
+            "Start it with the version that wrote the journal."
+        )
+    return db
