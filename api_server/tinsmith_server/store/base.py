@@ -21,10 +21,16 @@ from tinsmith_server.store.records import (
 
 
 class Store(Protocol):
-    """All methods are one transaction each, safe from several replicas and tasks at once."""
+    """All methods are one transaction each, safe from several replicas and tasks at once.
+
+    Any of them raises `StoreUnavailable` when the database does not answer, and `UnstorableValue` for
+    text, numbers or times that no row can hold (`store/errors.py`).
+    """
 
     # ---- keys and tenants
-    async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey: ...
+    async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey:
+        """Inserts, or returns the key that has this hash already, revoked or not."""
+
     async def find_key(self, key_hash: str) -> ApiKey | None:
         """The key with this hash, unless revoked."""
 
@@ -75,7 +81,7 @@ class Store(Protocol):
 
     # ---- sampling sessions
     async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
-        """Inserts, or returns the one with the same id."""
+        """Inserts, or returns the one already opened under (session_id, sampling_session_seq_id)."""
 
     async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None: ...
     async def sampling_sessions_of(self, session_id: str) -> Sequence[SamplingSession]: ...
@@ -84,7 +90,8 @@ class Store(Protocol):
     # ---- checkpoints
     async def put_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Points the name at a new directory unless the present or deleted one is as new or newer
-        by (epoch, event_id). Returns the record that it replaced, whose files are garbage now."""
+        by (epoch, event_id). Returns the record that it replaced, whose files are garbage now; None
+        where nothing was replaced, or both point to the same directory."""
 
     async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None: ...
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
@@ -100,7 +107,9 @@ class Store(Protocol):
     async def set_checkpoint_expiry(
         self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None
     ) -> None: ...
-    async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]: ...
+    async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
+        """Those with `expires_at` at or before `now`, of every type."""
+
     async def ephemeral_checkpoints(self, tenant: str) -> Sequence[Checkpoint]:
         """Oldest first."""
 

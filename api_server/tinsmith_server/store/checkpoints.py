@@ -1,0 +1,104 @@
+"""Checkpoints: names that point to immutable directories, and move only forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.queries import Queries
+from tinsmith_server.store.records import Checkpoint, CheckpointType, Page
+from tinsmith_server.store.rows import insert_unless_there, newest_first, select_records, to_record, values
+from tinsmith_server.store.tables import checkpoints, models, sessions
+
+_NOT_DELETED = checkpoints.c.deleted_at.is_(None)
+_EPHEMERAL = checkpoints.c.type == "ephemeral"
+_NEWEST_FIRST = newest_first(
+    checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, checkpoints.c.run_id
+)
+
+
+class CheckpointQueries(Queries):
+    """The part of `Store` about checkpoints."""
+
+    async def put_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        row = {**values(checkpoint), "deleted_at": None}
+        named = _named(checkpoint.run_id, checkpoint.type, checkpoint.name)
+        async with self._database.write() as connection:
+            if await insert_unless_there(connection, checkpoints, row):
+                return None
+            present = await _lock(connection, named)
+            if (present.epoch, present.event_id) >= (checkpoint.epoch, checkpoint.event_id):
+                return None
+            await connection.execute(update(checkpoints).where(named).values(row))
+        # A directory that the name still points to is no garbage, and a deleted one was handed out at its deletion.
+        if present.deleted_at is not None or present.directory == checkpoint.directory:
+            return None
+        return to_record(Checkpoint, present)
+
+    async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
+        return await self._read_one(Checkpoint, _select().where(_named(run_id, type, name)))
+
+    async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
+        query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
+        return await self._read_all(Checkpoint, query.order_by(*_NEWEST_FIRST))
+
+    async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
+        query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*_NEWEST_FIRST)
+        return await self._read_page(Checkpoint, query, limit, offset)
+
+    async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
+        present = _named(run_id, type, name) & _NOT_DELETED
+        statement = update(checkpoints).where(present).values(deleted_at=now).returning(*checkpoints.c)
+        async with self._database.write() as connection:
+            row = (await connection.execute(statement)).one_or_none()
+        return None if row is None else to_record(Checkpoint, row)
+
+    async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None:
+        present = _named(run_id, type, name) & _NOT_DELETED
+        await self._write(update(checkpoints).where(present).values(public=public))
+
+    async def set_checkpoint_expiry(
+        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None
+    ) -> None:
+        present = _named(run_id, type, name) & _NOT_DELETED
+        await self._write(update(checkpoints).where(present).values(expires_at=expires_at))
+
+    async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
+        query = _select().where(checkpoints.c.expires_at <= now).order_by(checkpoints.c.expires_at)
+        return await self._read_all(Checkpoint, query)
+
+    async def ephemeral_checkpoints(self, tenant: str) -> Sequence[Checkpoint]:
+        query = _select().where(checkpoints.c.tenant == tenant, _EPHEMERAL)
+        return await self._read_all(Checkpoint, query.order_by(*_oldest_first()))
+
+    async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]:
+        # By the model and not by the sampling session: its row is missing when nobody asked for the save's result.
+        query = (
+            _select()
+            .join(models, models.c.model_id == checkpoints.c.run_id)
+            .join(sessions, sessions.c.session_id == models.c.session_id)
+            .where(_EPHEMERAL, sessions.c.finished_at < finished_before)
+            .order_by(*_oldest_first())
+        )
+        return await self._read_all(Checkpoint, query)
+
+
+def _select() -> Select[Any]:
+    return select_records(checkpoints, Checkpoint).where(_NOT_DELETED)
+
+
+def _named(run_id: str, type: CheckpointType, name: str) -> ColumnElement[bool]:
+    return (checkpoints.c.run_id == run_id) & (checkpoints.c.type == type) & (checkpoints.c.name == name)
+
+
+def _oldest_first() -> list[ColumnElement[Any]]:
+    return [checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, checkpoints.c.run_id]
+
+
+async def _lock(connection: AsyncConnection, named: ColumnElement[bool]) -> Row[Any]:
+    """The row, deleted or not, and nobody else's until the commit. SQLite's write lock is taken already."""
+    return (await connection.execute(select(checkpoints).where(named).with_for_update())).one()

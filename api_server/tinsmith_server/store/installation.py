@@ -1,0 +1,72 @@
+"""What belongs to the whole installation: garbage, secrets, leases, counts."""
+
+from __future__ import annotations
+
+import secrets as random_secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import get_args
+
+from sqlalchemy import Column, ColumnElement, delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.queries import Queries
+from tinsmith_server.store.records import CheckpointType, ModelState
+from tinsmith_server.store.rows import changes_rows, insert_into, insert_unless_there
+from tinsmith_server.store.tables import checkpoints, garbage, leases, models, secrets, sessions
+
+_SECRET_BYTES = 32
+
+
+class GarbageQueries(Queries):
+    """The part of `Store` about files that no name points to any more."""
+
+    async def add_garbage(self, directories: Sequence[str]) -> None:
+        async with self._database.write() as connection:
+            for directory in directories:
+                await insert_unless_there(connection, garbage, {"directory": directory})
+
+    async def list_garbage(self) -> Sequence[str]:
+        async with self._database.read() as connection:
+            return (await connection.scalars(select(garbage.c.directory).order_by(garbage.c.garbage_id))).all()
+
+    async def remove_garbage(self, directory: str) -> None:
+        await self._write(delete(garbage).where(garbage.c.directory == directory))
+
+
+class InstallationQueries(Queries):
+    """The part of `Store` that every replica must agree on."""
+
+    async def secret(self, name: str) -> bytes:
+        query = select(secrets.c.value).where(secrets.c.name == name)
+        async with self._database.write() as connection:
+            row = {"name": name, "value": random_secrets.token_bytes(_SECRET_BYTES)}
+            await insert_unless_there(connection, secrets, row)
+            return bytes((await connection.execute(query)).scalar_one())
+
+    async def take_lease(self, name: str, owner: str, now: datetime, seconds: float) -> bool:
+        lease = {"name": name, "owner": owner, "expires_at": now + timedelta(seconds=seconds)}
+        free = (leases.c.owner == owner) | (leases.c.expires_at <= now)
+        async with self._database.write() as connection:
+            statement = insert_into(connection, leases, lease).on_conflict_do_update(
+                index_elements=[leases.c.name], set_=lease, where=free
+            )
+            return await changes_rows(connection, statement)
+
+    async def counts(self) -> Mapping[str, int]:
+        active = select(func.count()).select_from(sessions).where(sessions.c.finished_at.is_(None))
+        async with self._database.read() as connection:
+            states = await _count_by(connection, models.c.state)
+            types = await _count_by(connection, checkpoints.c.type, checkpoints.c.deleted_at.is_(None))
+            active_sessions = (await connection.execute(active)).scalar_one()
+        # Every state is named: a gauge that vanishes at zero looks like a scrape that failed.
+        return {
+            **{f"models.{state}": states.get(state, 0) for state in get_args(ModelState)},
+            "sessions.active": active_sessions,
+            **{f"checkpoints.{type}": types.get(type, 0) for type in get_args(CheckpointType)},
+        }
+
+
+async def _count_by(connection: AsyncConnection, column: Column[str], *where: ColumnElement[bool]) -> dict[str, int]:
+    rows = await connection.execute(select(column, func.count()).where(*where).group_by(column))
+    return dict(rows.all())

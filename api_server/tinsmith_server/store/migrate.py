@@ -1,0 +1,101 @@
+"""Brings a database to this version's schema, one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
+
+from tinsmith_server.store.database import (
+    SQLITE_CONNECT_ARGS,
+    clear_errors,
+    postgresql_connect_args,
+    prepare_sqlite,
+)
+from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.url import blocking_url, describe
+
+_SCRIPTS = Path(__file__).parent / "migrations"
+
+# Alembic's `op` and `context` are global to the process: two stores opened at once would share them.
+_ONE_ALEMBIC_AT_A_TIME = threading.Lock()
+
+# Any number will do, so long as all replicas know it and nothing else in the database uses it.
+_POSTGRESQL_ADVISORY_LOCK = 0x74696E736D697468
+
+_log = structlog.get_logger()
+
+
+def migrate(url: URL) -> None:
+    """Blocks until the schema is there. All steps are one transaction: a failed one leaves nothing behind."""
+    with _ONE_ALEMBIC_AT_A_TIME, clear_errors(describe(url)):
+        if url.drivername == "sqlite":
+            _migrate_sqlite(url)
+        else:
+            _migrate_postgresql(url)
+
+
+def upgrade(connection: Connection) -> None:
+    """Runs the missing steps in the connection's open transaction.
+
+    A schema that this version does not know was made by a newer one. It is left as it is: steps only
+    expand until every replica is new (`migrations/README.md`), so this version still works on it.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    present = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if present is not None and present not in known:
+        _log.warning("store_schema_is_newer", schema=present)
+        return
+    command.upgrade(config, "head")
+
+
+def _migrate_sqlite(url: URL) -> None:
+    path = Path(str(url.database))
+    if not path.parent.is_dir():
+        raise StoreUnavailable(f"The directory {path.parent} for the store does not exist. Create it, or name another.")
+    engine = create_engine(blocking_url(url), poolclass=NullPool, connect_args=SQLITE_CONNECT_ARGS)
+    prepare_sqlite(engine, begin="BEGIN IMMEDIATE")
+    with _file_lock(path.with_name(path.name + ".lock")):
+        # Before the first transaction, and under the lock: two processes that switch a new file to WAL at
+        # once fail with "database is locked" whatever the busy timeout.
+        raw = engine.raw_connection()
+        try:
+            raw.cursor().execute("PRAGMA journal_mode=WAL")
+        finally:
+            raw.close()
+        _upgrade_in_one_transaction(engine)
+
+
+def _migrate_postgresql(url: URL) -> None:
+    engine = create_engine(blocking_url(url), poolclass=NullPool, connect_args=postgresql_connect_args(url))
+    _upgrade_in_one_transaction(engine)
+
+
+def _upgrade_in_one_transaction(engine: Engine) -> None:
+    with engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _POSTGRESQL_ADVISORY_LOCK})
+        upgrade(connection)
+
+
+@contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise StoreUnavailable(f"The store's lock file cannot be opened: {error}.") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

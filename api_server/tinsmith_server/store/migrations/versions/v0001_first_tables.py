@@ -1,0 +1,171 @@
+"""The first tables."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+_TIME = sa.DateTime(timezone=True)
+_ROW_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def upgrade() -> None:
+    _keys_and_sessions()
+    _models_and_workers()
+    _sampling_sessions()
+    _checkpoints()
+    _installation()
+
+
+def _keys_and_sessions() -> None:
+    op.create_table(
+        "api_keys",
+        sa.Column("key_id", _ROW_NUMBER, nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("prefix", sa.Text(), nullable=False),
+        sa.Column("key_hash", sa.Text(), nullable=False),
+        sa.Column("created_at", _TIME, nullable=False),
+        sa.Column("revoked_at", _TIME),
+        sa.PrimaryKeyConstraint("key_id", name="pk_api_keys"),
+        sa.UniqueConstraint("key_hash", name="uq_api_keys_key_hash"),
+    )
+    op.create_table(
+        "sessions",
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("idempotency_key", sa.Text()),
+        sa.Column("created_at", _TIME, nullable=False),
+        sa.Column("last_heartbeat_at", _TIME, nullable=False),
+        sa.Column("tags", sa.JSON(), nullable=False),
+        sa.Column("user_metadata", sa.JSON(), nullable=False),
+        sa.Column("sdk_version", sa.Text(), nullable=False),
+        sa.Column("project_id", sa.Text()),
+        sa.Column("display_name", sa.Text()),
+        sa.Column("finished_at", _TIME),
+        sa.Column("finish_type", sa.Text()),
+        sa.Column("finish_detail", sa.Text()),
+        sa.PrimaryKeyConstraint("session_id", name="pk_sessions"),
+        sa.UniqueConstraint("tenant", "idempotency_key", name="uq_sessions_tenant_idempotency_key"),
+    )
+    op.create_index("ix_sessions_tenant_created_at", "sessions", ["tenant", "created_at"])
+    op.create_index("ix_sessions_finished_at_last_heartbeat_at", "sessions", ["finished_at", "last_heartbeat_at"])
+
+
+def _models_and_workers() -> None:
+    op.create_table(
+        "models",
+        sa.Column("model_id", sa.Text(), nullable=False),
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("model_seq_id", sa.BigInteger(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("base_model", sa.Text(), nullable=False),
+        sa.Column("worker_id", sa.Text(), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("create_kind", sa.Text(), nullable=False),
+        sa.Column("create_payload", sa.LargeBinary(), nullable=False),
+        sa.Column("lora_rank", sa.BigInteger(), nullable=False),
+        sa.Column("lora_alpha", sa.Double(), nullable=False),
+        sa.Column("train_attn", sa.Boolean(), nullable=False),
+        sa.Column("train_mlp", sa.Boolean(), nullable=False),
+        sa.Column("train_unembed", sa.Boolean(), nullable=False),
+        sa.Column("optimizer", sa.JSON(), nullable=False),
+        sa.Column("user_metadata", sa.JSON()),
+        sa.Column("created_at", _TIME, nullable=False),
+        sa.Column("last_request_at", _TIME, nullable=False),
+        sa.Column("failure", sa.Text()),
+        sa.PrimaryKeyConstraint("model_id", name="pk_models"),
+        sa.ForeignKeyConstraint(["session_id"], ["sessions.session_id"], name="fk_models_session_id"),
+        sa.UniqueConstraint("session_id", "model_seq_id", name="uq_models_session_id_model_seq_id"),
+    )
+    op.create_index("ix_models_tenant_created_at", "models", ["tenant", "created_at"])
+    op.create_index("ix_models_worker_id_state", "models", ["worker_id", "state"])
+    op.create_table(
+        "workers",
+        sa.Column("worker_id", sa.Text(), nullable=False),
+        sa.Column("epoch", sa.BigInteger(), nullable=False),
+        sa.Column("instance_id", sa.Text(), nullable=False),
+        sa.Column("event_cursor", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("worker_id", name="pk_workers"),
+    )
+
+
+def _sampling_sessions() -> None:
+    op.create_table(
+        "sampling_sessions",
+        sa.Column("sampling_session_id", sa.Text(), nullable=False),
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("sampling_session_seq_id", sa.BigInteger(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("base_model", sa.Text(), nullable=False),
+        sa.Column("created_at", _TIME, nullable=False),
+        sa.Column("model_path", sa.Text()),
+        sa.Column("model_id", sa.Text()),
+        sa.Column("inflight", sa.Boolean(), nullable=False),
+        sa.Column("checkpoint_directory", sa.Text()),
+        sa.Column("manifest_digest", sa.Text()),
+        sa.PrimaryKeyConstraint("sampling_session_id", name="pk_sampling_sessions"),
+        sa.ForeignKeyConstraint(["session_id"], ["sessions.session_id"], name="fk_sampling_sessions_session_id"),
+        sa.UniqueConstraint(
+            "session_id", "sampling_session_seq_id", name="uq_sampling_sessions_session_id_sampling_session_seq_id"
+        ),
+    )
+    op.create_index(
+        "ix_sampling_sessions_model_id_sampling_session_seq_id",
+        "sampling_sessions",
+        ["model_id", "sampling_session_seq_id"],
+    )
+
+
+def _checkpoints() -> None:
+    op.create_table(
+        "checkpoints",
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("base_model", sa.Text(), nullable=False),
+        sa.Column("directory", sa.Text(), nullable=False),
+        sa.Column("manifest_digest", sa.Text(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("epoch", sa.BigInteger(), nullable=False),
+        sa.Column("event_id", sa.BigInteger(), nullable=False),
+        sa.Column("seq_id", sa.BigInteger(), nullable=False),
+        sa.Column("lora_rank", sa.BigInteger(), nullable=False),
+        sa.Column("lora_alpha", sa.Double(), nullable=False),
+        sa.Column("train_attn", sa.Boolean(), nullable=False),
+        sa.Column("train_mlp", sa.Boolean(), nullable=False),
+        sa.Column("train_unembed", sa.Boolean(), nullable=False),
+        sa.Column("created_at", _TIME, nullable=False),
+        sa.Column("expires_at", _TIME),
+        sa.Column("public", sa.Boolean(), nullable=False),
+        sa.Column("user_metadata", sa.JSON()),
+        sa.Column("deleted_at", _TIME),
+        sa.PrimaryKeyConstraint("run_id", "type", "name", name="pk_checkpoints"),
+    )
+    op.create_index("ix_checkpoints_tenant_created_at", "checkpoints", ["tenant", "created_at"])
+    op.create_index("ix_checkpoints_expires_at", "checkpoints", ["expires_at"])
+
+
+def _installation() -> None:
+    op.create_table(
+        "garbage",
+        sa.Column("garbage_id", _ROW_NUMBER, nullable=False),
+        sa.Column("directory", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("garbage_id", name="pk_garbage"),
+        sa.UniqueConstraint("directory", name="uq_garbage_directory"),
+    )
+    op.create_table(
+        "secrets",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("value", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_secrets"),
+    )
+    op.create_table(
+        "leases",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("expires_at", _TIME, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_leases"),
+    )

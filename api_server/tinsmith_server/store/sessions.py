@@ -1,0 +1,77 @@
+"""Client sessions: one run of a client program each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, exists, update
+
+from tinsmith_server.store.queries import Queries
+from tinsmith_server.store.records import FinishType, Page, Session
+from tinsmith_server.store.rows import (
+    fetch_made,
+    fetch_one,
+    insert_unless_there,
+    newest_first,
+    select_records,
+    values,
+)
+from tinsmith_server.store.tables import models, sessions
+
+
+class SessionQueries(Queries):
+    """The part of `Store` about sessions."""
+
+    async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
+        row = {**values(session), "idempotency_key": idempotency_key}
+        async with self._database.write() as connection:
+            await insert_unless_there(connection, sessions, row)
+            if idempotency_key is None:
+                return await fetch_made(connection, Session, _by_id(session.session_id))
+            by_key = (sessions.c.tenant == session.tenant) & (sessions.c.idempotency_key == idempotency_key)
+            return await fetch_made(connection, Session, select_records(sessions, Session).where(by_key))
+
+    async def get_session(self, session_id: str) -> Session | None:
+        return await self._read_one(Session, _by_id(session_id))
+
+    async def list_sessions(self, tenant: str, limit: int, offset: int) -> Page[Session]:
+        query = (
+            select_records(sessions, Session)
+            .where(sessions.c.tenant == tenant)
+            .order_by(*newest_first(sessions.c.created_at, sessions.c.session_id))
+        )
+        return await self._read_page(Session, query, limit, offset)
+
+    async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
+        beats = sessions.c.finished_at.is_(None) & (sessions.c.last_heartbeat_at < now)
+        async with self._database.write() as connection:
+            await connection.execute(
+                update(sessions).where(sessions.c.session_id == session_id, beats).values(last_heartbeat_at=now)
+            )
+            return await fetch_one(connection, Session, _by_id(session_id))
+
+    async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
+        unfinished = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
+        finish = {"finished_at": now, "finish_type": type, "finish_detail": detail}
+        return await self._write(update(sessions).where(unfinished).values(finish))
+
+    async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
+        silent = sessions.c.finished_at.is_(None) & (sessions.c.last_heartbeat_at < last_heartbeat_before)
+        query = select_records(sessions, Session).where(silent).order_by(sessions.c.last_heartbeat_at)
+        return await self._read_all(Session, query)
+
+    async def finished_sessions_with_live_models(self) -> Sequence[Session]:
+        live = models.c.state.in_(("accepted", "bound"))
+        with_live_model = exists().where(models.c.session_id == sessions.c.session_id, live)
+        query = (
+            select_records(sessions, Session)
+            .where(sessions.c.finished_at.is_not(None), with_live_model)
+            .order_by(sessions.c.finished_at)
+        )
+        return await self._read_all(Session, query)
+
+
+def _by_id(session_id: str) -> Select[Any]:
+    return select_records(sessions, Session).where(sessions.c.session_id == session_id)

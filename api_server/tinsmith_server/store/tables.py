@@ -1,0 +1,184 @@
+"""The schema. A change here needs a migration; a contract test compares the two.
+
+Columns are named like the fields of the record they hold (`records.py`), which is how rows become records.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    UniqueConstraint,
+)
+
+from tinsmith_server.store.columns import Int64, JsonObject, JsonStrings, PlainText, UtcTime
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only in a column declared INTEGER, which holds 64 bits there.
+_RowNumber = BigInteger().with_variant(Integer, "sqlite")
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", _RowNumber, primary_key=True),
+    Column("tenant", PlainText, nullable=False),
+    Column("name", PlainText, nullable=False),
+    Column("prefix", PlainText, nullable=False),
+    Column("key_hash", PlainText, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("revoked_at", UtcTime),
+    # Two replicas that start with the same static key.
+    UniqueConstraint("key_hash"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", PlainText, primary_key=True),
+    Column("tenant", PlainText, nullable=False),
+    Column("idempotency_key", PlainText),
+    Column("created_at", UtcTime, nullable=False),
+    Column("last_heartbeat_at", UtcTime, nullable=False),
+    Column("tags", JsonStrings, nullable=False),
+    Column("user_metadata", JsonObject, nullable=False),
+    Column("sdk_version", PlainText, nullable=False),
+    Column("project_id", PlainText),
+    Column("display_name", PlainText),
+    Column("finished_at", UtcTime),
+    Column("finish_type", PlainText),
+    Column("finish_detail", PlainText),
+    # A create_session that the SDK repeats while its first copy is still under way, perhaps at another replica.
+    UniqueConstraint("tenant", "idempotency_key"),
+    Index(None, "tenant", "created_at"),
+    Index(None, "finished_at", "last_heartbeat_at"),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("model_id", PlainText, primary_key=True),
+    Column("session_id", PlainText, ForeignKey("sessions.session_id"), nullable=False),
+    Column("model_seq_id", Int64, nullable=False),
+    Column("tenant", PlainText, nullable=False),
+    Column("base_model", PlainText, nullable=False),
+    Column("worker_id", PlainText, nullable=False),
+    Column("state", PlainText, nullable=False),
+    Column("create_kind", PlainText, nullable=False),
+    Column("create_payload", LargeBinary, nullable=False),
+    Column("lora_rank", Int64, nullable=False),
+    Column("lora_alpha", Double, nullable=False),
+    Column("train_attn", Boolean, nullable=False),
+    Column("train_mlp", Boolean, nullable=False),
+    Column("train_unembed", Boolean, nullable=False),
+    Column("optimizer", JsonObject, nullable=False),
+    Column("user_metadata", JsonObject),
+    Column("created_at", UtcTime, nullable=False),
+    Column("last_request_at", UtcTime, nullable=False),
+    Column("failure", PlainText),
+    # A create_model that the SDK repeats while its first copy is still under way: one adapter, not two.
+    UniqueConstraint("session_id", "model_seq_id"),
+    Index(None, "tenant", "created_at"),
+    Index(None, "worker_id", "state"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("worker_id", PlainText, primary_key=True),
+    Column("epoch", Int64, nullable=False),
+    Column("instance_id", PlainText, nullable=False),
+    Column("event_cursor", Int64, nullable=False),
+)
+
+sampling_sessions = Table(
+    "sampling_sessions",
+    metadata,
+    Column("sampling_session_id", PlainText, primary_key=True),
+    Column("session_id", PlainText, ForeignKey("sessions.session_id"), nullable=False),
+    Column("sampling_session_seq_id", Int64, nullable=False),
+    Column("tenant", PlainText, nullable=False),
+    Column("base_model", PlainText, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("model_path", PlainText),
+    Column("model_id", PlainText),
+    Column("inflight", Boolean, nullable=False),
+    Column("checkpoint_directory", PlainText),
+    Column("manifest_digest", PlainText),
+    # A repeated create_sampling_session, or an ephemeral save seen by two replicas: the number names one of them.
+    UniqueConstraint("session_id", "sampling_session_seq_id"),
+    Index(None, "model_id", "sampling_session_seq_id"),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("run_id", PlainText, nullable=False),
+    Column("type", PlainText, nullable=False),
+    Column("name", PlainText, nullable=False),
+    Column("tenant", PlainText, nullable=False),
+    Column("base_model", PlainText, nullable=False),
+    Column("directory", PlainText, nullable=False),
+    Column("manifest_digest", PlainText, nullable=False),
+    Column("size_bytes", Int64, nullable=False),
+    Column("epoch", Int64, nullable=False),
+    Column("event_id", Int64, nullable=False),
+    Column("seq_id", Int64, nullable=False),
+    Column("lora_rank", Int64, nullable=False),
+    Column("lora_alpha", Double, nullable=False),
+    Column("train_attn", Boolean, nullable=False),
+    Column("train_mlp", Boolean, nullable=False),
+    Column("train_unembed", Boolean, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime),
+    Column("public", Boolean, nullable=False),
+    Column("user_metadata", JsonObject),
+    # A tombstone: the row of a deleted checkpoint keeps its epoch and event_id, so that a replayed event is older.
+    Column("deleted_at", UtcTime),
+    # Two replicas that drain the same worker's events: one row per name, ordered by (epoch, event_id).
+    PrimaryKeyConstraint("run_id", "type", "name"),
+    Index(None, "tenant", "created_at"),
+    Index(None, "expires_at"),
+)
+
+garbage = Table(
+    "garbage",
+    metadata,
+    Column("garbage_id", _RowNumber, primary_key=True),
+    Column("directory", PlainText, nullable=False),
+    # A directory that is reported twice is deleted once.
+    UniqueConstraint("directory"),
+)
+
+secrets = Table(
+    "secrets",
+    metadata,
+    # Two replicas that draw the same secret at first start: the first row stays, both read it.
+    Column("name", PlainText, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    # Two replicas that reach for the same work: one row, moved by one statement.
+    Column("name", PlainText, primary_key=True),
+    Column("owner", PlainText, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+)

@@ -1,0 +1,52 @@
+"""Store URLs: what an operator writes, and which driver that means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from tinsmith_server.store.errors import BadStoreUrl
+
+_SHAPES = "sqlite:///relative/file.db, sqlite:////absolute/file.db or postgresql://user:password@host:5432/database"
+
+
+def parse_store_url(text: str) -> URL:
+    """The URL with `sqlite` or `postgresql` as its backend and without a driver.
+
+    Raises BadStoreUrl. The message never repeats the text: it may hold a password.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise BadStoreUrl(f"The store URL cannot be read. Write {_SHAPES}.") from error
+    backend = url.drivername.partition("+")[0]
+    if backend in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql")
+    if backend == "sqlite":
+        return _sqlite_file(url)
+    raise BadStoreUrl(f"The store cannot live in {backend!r}. Write {_SHAPES}.")
+
+
+def describe(url: URL) -> str:
+    """The URL for logs and messages: no password, no query."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def async_url(url: URL) -> URL:
+    """For the engine that the server's tasks share."""
+    return url.set(drivername={"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg"}[url.drivername])
+
+
+def blocking_url(url: URL) -> URL:
+    """For the migrations, which run in a thread of their own."""
+    return url.set(drivername={"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}[url.drivername])
+
+
+def _sqlite_file(url: URL) -> URL:
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:") or url.query:
+        raise BadStoreUrl("A SQLite store is one plain file that outlives the server: write sqlite:///path/to/file.db.")
+    if url.host:
+        raise BadStoreUrl(f"The SQLite store URL has a host, {url.host!r}: write three slashes before a relative path.")
+    return url.set(database=str(Path(url.database).absolute()))

@@ -1,0 +1,53 @@
+"""Workers: the epoch that fences older servers out, and how far a worker's events are drained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.queries import Queries
+from tinsmith_server.store.records import Worker
+from tinsmith_server.store.rows import (
+    changes_rows,
+    fetch_made,
+    insert_unless_there,
+    select_records,
+    values,
+)
+from tinsmith_server.store.tables import workers
+
+
+class WorkerQueries(Queries):
+    """The part of `Store` about workers."""
+
+    async def get_worker(self, worker_id: str) -> Worker:
+        known = await self._read_one(Worker, _by_id(worker_id))
+        if known is not None:
+            return known
+        async with self._database.write() as connection:
+            await _insert_at_first_sight(connection, worker_id)
+            return await fetch_made(connection, Worker, _by_id(worker_id))
+
+    async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
+        unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
+        raised = {"epoch": expected_epoch + 1, "instance_id": instance_id}
+        async with self._database.write() as connection:
+            await _insert_at_first_sight(connection, worker_id)
+            if not await changes_rows(connection, update(workers).where(unchanged).values(raised)):
+                return None
+            return await fetch_made(connection, Worker, _by_id(worker_id))
+
+    async def advance_cursor(self, worker_id: str, event_id: int) -> None:
+        behind = (workers.c.worker_id == worker_id) & (workers.c.event_cursor < event_id)
+        await self._write(update(workers).where(behind).values(event_cursor=event_id))
+
+
+async def _insert_at_first_sight(connection: AsyncConnection, worker_id: str) -> None:
+    unseen = Worker(worker_id=worker_id, epoch=0, instance_id="", event_cursor=0)
+    await insert_unless_there(connection, workers, values(unseen))
+
+
+def _by_id(worker_id: str) -> Select[Any]:
+    return select_records(workers, Worker).where(workers.c.worker_id == worker_id)
