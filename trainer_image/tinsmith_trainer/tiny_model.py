@@ -14,20 +14,22 @@ from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 from transformers.models.llama import LlamaForCausalLM
 from transformers.models.qwen3 import Qwen3ForCausalLM
 
 Family = Literal["qwen3", "llama3"]
 
 QWEN3_TOKENS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "
-    "<|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
-    "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"
-).split()
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+)
 LLAMA3_TOKENS = (
-    "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|> <|python_tag|>"
-).split()
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+    *("<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
+)
 END_OF_TURN: dict[Family, str] = {"qwen3": "<|im_end|>", "llama3": "<|eot_id|>"}
 END_OF_TEXT: dict[Family, str] = {"qwen3": "<|endoftext|>", "llama3": "<|end_of_text|>"}
 
@@ -58,7 +60,7 @@ def make_tiny_model(
     return directory
 
 
-def _make_weights(family: Family, shape: TinyShape, seed: int, eos_token_id: int) -> torch.nn.Module:
+def _make_weights(family: Family, shape: TinyShape, seed: int, eos_token_id: int) -> PreTrainedModel:
     sizes = {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -74,13 +76,11 @@ def _make_weights(family: Family, shape: TinyShape, seed: int, eos_token_id: int
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if family == "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**sizes))
-        return LlamaForCausalLM(LlamaConfig(**sizes))
+        return Qwen3ForCausalLM(Qwen3Config(**sizes)) if family == "qwen3" else LlamaForCausalLM(LlamaConfig(**sizes))
 
 
 def _make_tokenizer(family: Family, vocab_size: int) -> PreTrainedTokenizerFast:
-    specials = QWEN3_TOKENS + LLAMA3_TOKENS
+    specials = [*QWEN3_TOKENS, *LLAMA3_TOKENS]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -70,7 +70,7 @@ def resolve_directory(source: str) -> Path:
     if Path(source).is_dir():
         return Path(source)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(source, ignore_patterns=["*.gguf", "*.onnx", "*.h5", "*.msgpack"]))

@@ -1,0 +1,14 @@
+"""The PEFT engine: transformers model, our LoRA layers, PEFT file format."""
+
+from __future__ import annotations
+
+from tinsmith_trainer.engines.peft.engine import PeftEngine
+from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+__all__ = ["PeftEngine", "PeftEngineSettings", "build_peft_engine"]
+
+
+def build_peft_engine(torch_model: TorchModel, settings: PeftEngineSettings | None = None) -> PeftEngine:
+    """An engine without adapters on a loaded base model."""
+    return PeftEngine(torch_model, settings or PeftEngineSettings())

@@ -1,0 +1,164 @@
+"""One adapter in memory: weights, accumulated gradients and Adam's moments, each one flat float32 buffer.
+
+A flat buffer makes a step one AdamW over one tensor and a copy one memcpy; modules see views of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tinsmith_trainer.engines.base import AdamParams, LoraSpec
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.torch_model.lora import StackedLoraLinear, module_family
+
+# Views start at multiples of 64 bytes: BLAS may choose its kernel by alignment.
+ALIGNMENT_FLOATS = 16
+
+SMALLEST_EPS = 1e-37
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """Where `<module>.lora_A` or `<module>.lora_B` lies in a flat buffer."""
+
+    name: str
+    offset: int
+    shape: tuple[int, int]
+
+    @property
+    def end(self) -> int:
+        return self.offset + math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLayout:
+    """An adapter's tensors in their fixed order: modules by name, A before B."""
+
+    modules: tuple[str, ...]
+    slots: tuple[TensorSlot, ...]
+    size: int
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        return {slot.name: flat[slot.offset : slot.end].view(slot.shape) for slot in self.slots}
+
+
+def plan_layout(lora: LoraSpec, layers: Mapping[str, StackedLoraLinear]) -> AdapterLayout:
+    """The modules that the spec's families choose. Raises UserError if there are none."""
+    chosen = {
+        family
+        for family, wanted in (("attn", lora.train_attn), ("mlp", lora.train_mlp), ("unembed", lora.train_unembed))
+        if wanted
+    }
+    modules = tuple(name for name in sorted(layers) if module_family(name) in chosen)
+    if not modules:
+        raise UserError("The adapter would train nothing: set train_attn, train_mlp or train_unembed.")
+    slots, offset = [], 0
+    for module in modules:
+        layer = layers[module]
+        for part, shape in (("lora_A", (lora.rank, layer.in_features)), ("lora_B", (layer.out_features, lora.rank))):
+            slots.append(TensorSlot(f"{module}.{part}", offset, shape))
+            offset += math.ceil(math.prod(shape) / ALIGNMENT_FLOATS) * ALIGNMENT_FLOATS
+    return AdapterLayout(modules, tuple(slots), offset)
+
+
+class Adapter:
+    """Weights to train, the gradient accumulated since the last step, and torch's AdamW over them.
+
+    `gradients` and `moments` (exp_avg, exp_avg_sq) are flat like `weights`; None before the first.
+    """
+
+    def __init__(self, lora: LoraSpec, layout: AdapterLayout, device: torch.device) -> None:
+        self.lora = lora
+        self.layout = layout
+        self.weights = nn.Parameter(torch.zeros(layout.size, device=device), requires_grad=False)
+        self.views = layout.views(self.weights.data)
+        self.gradients: Tensor | None = None
+        self.step = 0
+        self._optimizer = torch.optim.AdamW([self.weights], foreach=False)
+
+    @property
+    def scaling(self) -> float:
+        return self.lora.alpha / self.lora.rank
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor] | None:
+        state = self._optimizer.state.get(self.weights)
+        return (state["exp_avg"], state["exp_avg_sq"]) if state else None
+
+    def draw(self) -> None:
+        """A as PEFT draws it, from the spec's seed on the CPU, modules in the layout's order; B stays zero."""
+        generator = torch.Generator().manual_seed(self.lora.seed)
+        for name, view in self.views.items():
+            if name.endswith(".lora_A"):
+                drawn = torch.empty(view.shape)
+                nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+                view.copy_(drawn)
+
+    def accumulate(self, scratch: Tensor) -> None:
+        """Adds a succeeded call's gradient, flat; the buffer becomes the adapter's."""
+        if self.gradients is None:
+            self.gradients = scratch
+        else:
+            self.gradients += scratch
+
+    def restore_optimizer(self, step: int, moments: tuple[Tensor, Tensor] | None) -> None:
+        """Sets step and moments; None restarts them."""
+        self.step = step
+        self._optimizer.state.clear()
+        if moments is not None:
+            self._optimizer.state[self.weights] = {
+                "step": torch.tensor(float(step)),
+                "exp_avg": moments[0],
+                "exp_avg_sq": moments[1],
+            }
+
+    def optim_step(self, params: AdamParams) -> dict[str, float]:
+        """Clips and steps as torch does. Raises UserError, weights untouched, if the gradient is not finite."""
+        check_adam(params)
+        gradients = torch.zeros_like(self.weights.data) if self.gradients is None else self.gradients
+        self.gradients = None
+        norm = nn.utils.get_total_norm(list(self.layout.views(gradients).values()))
+        if not torch.isfinite(norm):
+            raise UserError(
+                f"optim_step did nothing: the gradient's norm is {norm.item()}. The gradient was dropped, "
+                f"weights and optimizer are as before. Look for extreme advantages, weights or logprobs in the data."
+            )
+        self.weights.grad = gradients
+        if params.grad_clip_norm > 0:
+            nn.utils.clip_grads_with_norm_(self.weights, params.grad_clip_norm, norm)
+        self._step(params)
+        return {"grad_norm": norm.item(), "learning_rate": params.learning_rate, "step": float(self.step)}
+
+    def _step(self, params: AdamParams) -> None:
+        self._optimizer.param_groups[0].update(
+            lr=params.learning_rate,
+            betas=(params.beta1, params.beta2),
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+        )
+        self._optimizer.step()
+        self.weights.grad = None
+        self.step += 1
+
+
+def check_adam(params: AdamParams) -> None:
+    """Raises UserError for hyperparameters outside the ranges that torch's AdamW is defined for."""
+    ranges = {
+        "learning_rate": params.learning_rate >= 0,
+        "beta1": 0 <= params.beta1 < 1,
+        "beta2": 0 <= params.beta2 < 1,
+        # A fresh adapter's A has a gradient of exactly zero: without eps the first step divides 0 by 0.
+        "eps": params.eps >= SMALLEST_EPS,
+        "weight_decay": params.weight_decay >= 0,
+        "grad_clip_norm": params.grad_clip_norm >= 0,
+    }
+    allowed = {"beta1": "from 0 to below 1", "beta2": "from 0 to below 1", "eps": f"at least {SMALLEST_EPS}"}
+    for name, within in ranges.items():
+        value = getattr(params, name)
+        if not within or not math.isfinite(value):
+            raise UserError(f"optim_step: {name} is {value}; it must be finite and {allowed.get(name, 'at least 0')}.")

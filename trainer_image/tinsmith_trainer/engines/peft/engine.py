@@ -1,0 +1,209 @@
+"""The PEFT engine: LoRA adapters of many clients on one base model, on the CPU or one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from tinsmith_trainer.batching import Microbatch, MicrobatchShape, check_tokens, pad, plan_microbatches
+from tinsmith_trainer.engines.base import (
+    AdamParams,
+    AdapterState,
+    BaseModelInfo,
+    Engine,
+    EngineCapabilities,
+    ExportLayout,
+    LoraSpec,
+    Outcome,
+    Work,
+)
+from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout
+from tinsmith_trainer.engines.peft.compute import Share, ShareResult, run_shares
+from tinsmith_trainer.engines.peft.export import export_adapter
+from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
+from tinsmith_trainer.engines.peft.state import read_state, write_state
+from tinsmith_trainer.errors import ServerError, TrainerError, UserError
+from tinsmith_trainer.losses import PreparedLoss, loss_names, prepare_loss
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+
+class PeftEngine(Engine):
+    """Adapters over one TorchModel. `batch_invariant` on the CPU in float32, where it was measured to hold."""
+
+    def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
+        self._torch_model = torch_model
+        self._settings = settings
+        self._adapters: dict[str, Adapter] = {}
+
+    @override
+    def base_model(self) -> BaseModelInfo:
+        return self._torch_model.info
+
+    @override
+    def capabilities(self) -> EngineCapabilities:
+        model = self._torch_model
+        return EngineCapabilities(
+            engine="peft",
+            losses=loss_names(map_stable_reinforce=self._settings.map_stable_reinforce),
+            max_rank=self._settings.max_rank,
+            adapter_slots=self._settings.adapter_slots,
+            batch_invariant=model.device.type == "cpu" and model.model.dtype == torch.float32,
+        )
+
+    @override
+    def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
+        if adapter_id in self._adapters:
+            raise ServerError(f"Adapter {adapter_id} exists already.")
+        adapter = self._new_adapter(adapter_id, lora)
+        adapter.draw()
+        self._adapters[adapter_id] = adapter
+
+    def _new_adapter(self, adapter_id: str, lora: LoraSpec) -> Adapter:
+        if not 1 <= lora.rank <= self._settings.max_rank:
+            raise UserError(f"Rank {lora.rank} is not possible here; choose 1 to {self._settings.max_rank}.")
+        if adapter_id not in self._adapters and len(self._adapters) >= self._settings.adapter_slots:
+            raise ServerError(
+                f"All {self._settings.adapter_slots} adapter slots are in use; try again when a model is unloaded."
+            )
+        return Adapter(lora, plan_layout(lora, self._torch_model.layers), self._torch_model.device)
+
+    @override
+    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
+        runs = [self._start(item) for item in work]
+        pending = [run for run in runs if isinstance(run, _Run)]
+        while group := self._next_group(pending):
+            self._run_group(group)
+        for run in pending:
+            run.commit()
+        return [run.outcome() if isinstance(run, _Run) else Outcome(error=run) for run in runs]
+
+    def _start(self, work: Work) -> _Run | TrainerError:
+        try:
+            return self._checked(work)
+        except UserError as error:
+            return error
+
+    def _checked(self, work: Work) -> _Run:
+        info, settings = self._torch_model.info, self._settings
+        adapter = self._adapter(work.adapter_id)
+        loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=settings.map_stable_reinforce)
+        check_tokens(work.datums, vocab_size=info.vocab_size, max_length=info.max_sequence_length)
+        plan = plan_microbatches(work.datums, max_length=info.max_sequence_length, token_budget=settings.token_budget)
+        scratch = None if work.forward_only else torch.zeros_like(adapter.weights.data)
+        return _Run(work, adapter, loss, plan, scratch)
+
+    def _next_group(self, runs: Sequence[_Run]) -> list[_Run]:
+        """The first unfinished run, and those whose next microbatch can share its forward."""
+        waiting = [run for run in runs if run.remaining]
+        if not waiting:
+            return []
+        key = waiting[0].key()
+        alike = [run for run in waiting if run.key() == key]
+        return alike[: max(1, self._settings.cobatch_tokens // key.shape.tokens)]
+
+    def _run_group(self, group: Sequence[_Run]) -> None:
+        shape = group[0].key().shape
+        results = run_shares(self._torch_model, shape, [run.share() for run in group], self._settings)
+        for run, result in zip(group, results, strict=True):
+            run.take(result)
+
+    def _adapter(self, adapter_id: str) -> Adapter:
+        try:
+            return self._adapters[adapter_id]
+        except KeyError:
+            raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
+
+    @override
+    def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
+        adapter = self._adapter(adapter_id)
+        with self._torch_model.turn.taken():
+            return adapter.optim_step(params)
+
+    @override
+    def clear_gradients(self, adapter_id: str) -> None:
+        self._adapter(adapter_id).gradients = None
+
+    @override
+    def state(self, adapter_id: str) -> AdapterState:
+        return read_state(self._adapter(adapter_id))
+
+    @override
+    def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
+        adapter = self._new_adapter(adapter_id, state.lora)
+        write_state(adapter, state, with_optimizer=with_optimizer)
+        self._adapters[adapter_id] = adapter
+
+    @override
+    def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
+        export_adapter(self._torch_model, state, target, layout)
+
+    @override
+    def drop(self, adapter_id: str) -> None:
+        self._adapters.pop(adapter_id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupKey:
+    """Microbatches with equal keys have equal tensors, and may share a forward."""
+
+    shape: MicrobatchShape
+    rank: int
+    modules: tuple[str, ...]
+    trains: bool
+
+
+@dataclass(slots=True)
+class _Run:
+    """A Work on its way: what is left to compute, and what has come out, by datum."""
+
+    work: Work
+    adapter: Adapter
+    loss: PreparedLoss
+    remaining: list[Microbatch]
+    scratch: Tensor | None
+    logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    metrics: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def key(self) -> _GroupKey:
+        adapter = self.adapter
+        return _GroupKey(self.remaining[0].shape, adapter.lora.rank, adapter.layout.modules, self.scratch is not None)
+
+    def share(self) -> Share:
+        arrays = pad(self.remaining[0], self.work.datums, self.loss.arrays)
+        return Share(self.adapter, arrays, self.loss, self.scratch)
+
+    def take(self, result: ShareResult) -> None:
+        microbatch = self.remaining.pop(0)
+        for row, index in enumerate(microbatch.datum_indices):
+            length = self.work.datums[index].length
+            self.logprobs[index] = result.logprobs[row, :length].copy()
+            self.losses[index] = float(result.losses[row])
+            for name, values in result.metrics.items():
+                self.metrics.setdefault(name, {})[index] = float(values[row])
+
+    def commit(self) -> None:
+        if self.scratch is not None:
+            self.adapter.accumulate(self.scratch)
+
+    def outcome(self) -> Outcome:
+        indices = range(len(self.work.datums))
+        metrics = {"loss:sum": sum(self.losses[index] for index in indices)}
+        for name, by_datum in self.metrics.items():
+            metrics[name] = _REDUCTIONS[name.partition(":")[2]]([by_datum[index] for index in indices])
+        return Outcome(
+            outputs=[{"logprobs": self.logprobs[index]} for index in indices],
+            metrics=metrics | self.loss.standing_metrics(),
+            trained_tokens=0 if self.scratch is None else sum(datum.length for datum in self.work.datums),
+        )
+
+
+_Reduction = Callable[[Sequence[float]], float]
+_REDUCTIONS: Mapping[str, _Reduction] = {"sum": sum, "min": min, "max": max}

@@ -1,0 +1,28 @@
+"""What an operator of the PEFT engine may choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinsmith_trainer.batching import DEFAULT_TOKEN_BUDGET
+
+
+@dataclass(frozen=True, slots=True)
+class PeftEngineSettings:
+    """Limits in adapters, ranks, tokens and bytes.
+
+    `token_budget`: tokens of a microbatch; longer datums go alone. `cobatch_tokens`: microbatches of
+    several adapters share a forward while their tokens together stay within it.
+    `logits_byte_budget`: float32 logits above it are computed in chunks, and again in backward.
+    `checkpoint_above_tokens`: from this padded length on, layers are recomputed in backward.
+    `token_budget`, `logits_byte_budget` and `checkpoint_above_tokens` decide how sums are rounded:
+    changing one between a crash and its replay changes bits.
+    """
+
+    adapter_slots: int = 64
+    max_rank: int = 128
+    token_budget: int = DEFAULT_TOKEN_BUDGET
+    cobatch_tokens: int = 512
+    logits_byte_budget: int = 256 * 2**20
+    checkpoint_above_tokens: int = 2048
+    map_stable_reinforce: bool = True
