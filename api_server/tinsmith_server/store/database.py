@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
@@ -16,11 +16,11 @@ from tinsmith_server.store.errors import RowRefused, StoreUnavailable
 from tinsmith_server.store.url import async_url, describe
 
 # FULL, not WAL's usual NORMAL: an acknowledged create_model must survive the loss of power.
-_SQLITE_PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000")
+_SQLITE_PRAGMAS = ("busy_timeout=30000", "synchronous=FULL", "foreign_keys=ON")
 
 # A replica whose database host vanished without a word must notice within half a minute, not after the
-# kernel's two hours. Values in the URL win.
-_POSTGRESQL_LIBPQ = {
+# kernel's two hours.
+_LIBPQ_DEFAULTS = {
     "application_name": "tinsmith",
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -75,8 +75,8 @@ def clear_errors(where: str) -> Iterator[None]:
         raise StoreUnavailable(f"The store at {where} is not available: {cause}") from error
 
 
-def prepare_sqlite(engine: Engine, begin: str) -> None:
-    """Sets the pragmas on each connection and `begin` as the statement that opens a transaction.
+def prepare_sqlite(engine: Engine, begin: str, *more_pragmas: str) -> None:
+    """Sets pragmas on each connection and `begin` as the statement that opens a transaction.
 
     BEGIN IMMEDIATE takes the write lock at once: a transaction that reads first and writes later would
     fail with "database is locked", without waiting, when another one wrote in between.
@@ -84,7 +84,7 @@ def prepare_sqlite(engine: Engine, begin: str) -> None:
 
     def set_pragmas(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
-        for pragma in _SQLITE_PRAGMAS:
+        for pragma in (*_SQLITE_PRAGMAS, *more_pragmas):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -95,10 +95,14 @@ def prepare_sqlite(engine: Engine, begin: str) -> None:
 # sqlite3 must not open transactions by itself: `prepare_sqlite` does.
 SQLITE_CONNECT_ARGS: dict[str, Any] = {"isolation_level": None}
 
+# What the statements are written for, whatever the database's own default: after waiting for a lock or
+# for another's insert, the next statement sees what the other committed.
+POSTGRESQL_ISOLATION: Literal["READ COMMITTED"] = "READ COMMITTED"
+
 
 def postgresql_connect_args(url: URL) -> dict[str, Any]:
-    """libpq parameters, those of the URL winning."""
-    return {**_POSTGRESQL_LIBPQ, **url.query}
+    """libpq parameters that the URL does not set itself."""
+    return {name: value for name, value in _LIBPQ_DEFAULTS.items() if name not in url.query}
 
 
 def _sqlite_engine(url: URL, begin: str, pool_size: int) -> AsyncEngine:
@@ -119,7 +123,7 @@ def _postgresql_engine(url: URL) -> AsyncEngine:
         pool_size=8,
         max_overflow=8,
         pool_pre_ping=True,  # a connection that died with a restarted database is replaced, not reported
-        isolation_level="READ COMMITTED",  # what the statements are written for, whatever the database's default
+        isolation_level=POSTGRESQL_ISOLATION,
         json_serializer=to_json,
         connect_args=postgresql_connect_args(url),
     )

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import CheckpointType, ModelState
-from tinsmith_server.store.rows import changes_rows, insert_into, insert_unless_there
+from tinsmith_server.store.rows import insert_into, insert_unless_there, inserts_row
 from tinsmith_server.store.tables import checkpoints, garbage, leases, models, secrets, sessions
 
 _SECRET_BYTES = 32
@@ -51,7 +51,7 @@ class InstallationQueries(Queries):
             statement = insert_into(connection, leases, lease).on_conflict_do_update(
                 index_elements=[leases.c.name], set_=lease, where=free
             )
-            return await changes_rows(connection, statement)
+            return await inserts_row(connection, statement)
 
     async def counts(self) -> Mapping[str, int]:
         active = select(func.count()).select_from(sessions).where(sessions.c.finished_at.is_(None))

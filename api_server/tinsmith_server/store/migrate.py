@@ -16,6 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
 
 from tinsmith_server.store.database import (
+    POSTGRESQL_ISOLATION,
     SQLITE_CONNECT_ARGS,
     clear_errors,
     postgresql_connect_args,
@@ -66,20 +67,20 @@ def _migrate_sqlite(url: URL) -> None:
     if not path.parent.is_dir():
         raise StoreUnavailable(f"The directory {path.parent} for the store does not exist. Create it, or name another.")
     engine = create_engine(blocking_url(url), poolclass=NullPool, connect_args=SQLITE_CONNECT_ARGS)
-    prepare_sqlite(engine, begin="BEGIN IMMEDIATE")
+    prepare_sqlite(engine, "BEGIN IMMEDIATE", "journal_mode=WAL")
+    # BEGIN IMMEDIATE alone would do for the steps, but two processes that switch a new file to WAL at once
+    # fail with "database is locked", whatever the busy timeout.
     with _file_lock(path.with_name(path.name + ".lock")):
-        # Before the first transaction, and under the lock: two processes that switch a new file to WAL at
-        # once fail with "database is locked" whatever the busy timeout.
-        raw = engine.raw_connection()
-        try:
-            raw.cursor().execute("PRAGMA journal_mode=WAL")
-        finally:
-            raw.close()
         _upgrade_in_one_transaction(engine)
 
 
 def _migrate_postgresql(url: URL) -> None:
-    engine = create_engine(blocking_url(url), poolclass=NullPool, connect_args=postgresql_connect_args(url))
+    engine = create_engine(
+        blocking_url(url),
+        poolclass=NullPool,
+        isolation_level=POSTGRESQL_ISOLATION,
+        connect_args=postgresql_connect_args(url),
+    )
     _upgrade_in_one_transaction(engine)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Executable, Select
+from sqlalchemy import Delete, Select, Update
 
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.records import Page
@@ -34,7 +34,7 @@ class Queries:
         async with self._database.read() as connection:
             return await fetch_page(connection, record, query, limit, offset)
 
-    async def _write(self, statement: Executable) -> bool:
+    async def _write(self, statement: Update | Delete) -> bool:
         """False when the statement touched no row."""
         async with self._database.write() as connection:
             return await changes_rows(connection, statement)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Executable, Row, Select, Table, func, select
+from sqlalchemy import Column, ColumnElement, Delete, Row, Select, Table, Update, func, literal, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -76,9 +76,17 @@ async def insert_unless_there(connection: AsyncConnection, table: Table, row: Ma
     Of two that insert at once one waits for the other's commit and then sees False, so a select that
     follows in the same transaction finds the winner's row.
     """
-    return await changes_rows(connection, insert_into(connection, table, row).on_conflict_do_nothing())
+    return await inserts_row(connection, insert_into(connection, table, row).on_conflict_do_nothing())
 
 
-async def changes_rows(connection: AsyncConnection, statement: Executable) -> bool:
-    """Runs an insert, update or delete; False when it touched no row."""
+async def inserts_row(connection: AsyncConnection, statement: postgresql.Insert) -> bool:
+    """Runs an insert with ON CONFLICT; False when it neither inserted nor updated.
+
+    By RETURNING: SQLAlchemy promises a rowcount for UPDATE and DELETE only.
+    """
+    return (await connection.execute(statement.returning(literal(1)))).one_or_none() is not None
+
+
+async def changes_rows(connection: AsyncConnection, statement: Update | Delete) -> bool:
+    """Runs an update or delete; False when it touched no row."""
     return (await connection.execute(statement)).rowcount > 0

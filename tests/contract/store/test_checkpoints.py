@@ -1,0 +1,177 @@
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+from support.store_records import NOW, a_checkpoint, a_model, a_session, later
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Checkpoint
+
+RUN = "session-1:train:0"
+
+
+async def names(found: object) -> list[str]:
+    return [checkpoint.name for checkpoint in await found]  # type: ignore[attr-defined]
+
+
+async def test_a_checkpoint_comes_back_as_it_went_in(store: Store) -> None:
+    checkpoint = a_checkpoint(
+        expires_at=later(60), public=True, user_metadata={"step": "3"}, size_bytes=2**40, event_id=2**40, seq_id=2**60
+    )
+
+    assert await store.put_checkpoint(checkpoint) is None
+
+    assert await store.get_checkpoint(RUN, "training", "first") == checkpoint
+    assert await store.get_checkpoint(RUN, "sampler", "first") is None
+    assert await store.get_checkpoint(RUN, "training", "second") is None
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [a_checkpoint(epoch=3, event_id=6), a_checkpoint(epoch=4, event_id=1)],
+    ids=["a later event", "a later epoch"],
+)
+async def test_a_newer_save_moves_the_name_and_returns_what_it_replaced(store: Store, newer: Checkpoint) -> None:
+    first = a_checkpoint(epoch=3, event_id=5, public=True, expires_at=later(60))
+    await store.put_checkpoint(first)
+
+    assert await store.put_checkpoint(newer) == first
+
+    assert await store.get_checkpoint(RUN, "training", "first") == newer
+
+
+@pytest.mark.parametrize(
+    "older",
+    [a_checkpoint(epoch=3, event_id=5), a_checkpoint(epoch=3, event_id=4), a_checkpoint(epoch=2, event_id=9)],
+    ids=["the same event", "an earlier event", "an earlier epoch"],
+)
+async def test_a_replayed_or_late_event_changes_nothing(store: Store, older: Checkpoint) -> None:
+    present = a_checkpoint(epoch=3, event_id=5, public=True)
+    await store.put_checkpoint(present)
+
+    assert await store.put_checkpoint(older) is None
+
+    assert await store.get_checkpoint(RUN, "training", "first") == present
+
+
+async def test_a_newer_event_about_the_same_directory_leaves_no_garbage(store: Store) -> None:
+    first = a_checkpoint(event_id=1)
+    await store.put_checkpoint(first)
+
+    assert await store.put_checkpoint(replace(first, event_id=2)) is None
+
+
+async def test_a_deleted_checkpoint_is_gone_and_said_once(store: Store) -> None:
+    checkpoint = a_checkpoint()
+    await store.put_checkpoint(checkpoint)
+
+    assert await store.delete_checkpoint(RUN, "training", "first", NOW) == checkpoint
+    assert await store.delete_checkpoint(RUN, "training", "first", NOW) is None
+
+    assert await store.get_checkpoint(RUN, "training", "first") is None
+    assert await store.checkpoints_of_run(RUN) == []
+    assert (await store.list_checkpoints("ada", 10, 0)).total == 0
+
+
+async def test_a_replayed_event_does_not_bring_a_deleted_checkpoint_back(store: Store) -> None:
+    checkpoint = a_checkpoint()
+    await store.put_checkpoint(checkpoint)
+    await store.delete_checkpoint(RUN, "training", "first", NOW)
+
+    assert await store.put_checkpoint(checkpoint) is None
+
+    assert await store.get_checkpoint(RUN, "training", "first") is None
+
+
+async def test_a_name_can_be_saved_again_after_its_deletion(store: Store) -> None:
+    await store.put_checkpoint(a_checkpoint(event_id=1))
+    await store.delete_checkpoint(RUN, "training", "first", NOW)
+    again = a_checkpoint(event_id=2)
+
+    assert await store.put_checkpoint(again) is None, "the first one's files were handed out at its deletion"
+
+    assert await store.get_checkpoint(RUN, "training", "first") == again
+
+
+async def test_of_concurrent_saves_the_newest_stays_and_every_other_is_garbage_at_most_once(
+    replicas: tuple[Store, Store],
+) -> None:
+    saves = [a_checkpoint(epoch=number // 5, event_id=number) for number in range(20)]
+    shuffled = random.Random(1).sample(saves, len(saves))
+
+    put = await asyncio.gather(*(replicas[n % 2].put_checkpoint(save) for n, save in enumerate(shuffled)))
+
+    assert await replicas[0].get_checkpoint(RUN, "training", "first") == saves[-1]
+    replaced = [checkpoint.directory for checkpoint in put if checkpoint is not None]
+    assert len(replaced) == len(set(replaced))
+    assert saves[-1].directory not in replaced
+
+
+async def test_of_concurrent_deletions_one_gets_the_files(replicas: tuple[Store, Store]) -> None:
+    checkpoint = a_checkpoint()
+    await replicas[0].put_checkpoint(checkpoint)
+
+    deletions = [replicas[n % 2].delete_checkpoint(RUN, "training", "first", NOW) for n in range(8)]
+
+    assert [deleted for deleted in await asyncio.gather(*deletions) if deleted is not None] == [checkpoint]
+
+
+async def test_publishing_and_expiry_change_only_what_is_there(store: Store) -> None:
+    checkpoint = a_checkpoint()
+    await store.put_checkpoint(checkpoint)
+
+    await store.set_checkpoint_public(RUN, "training", "first", True)
+    await store.set_checkpoint_expiry(RUN, "training", "first", later(60))
+    assert await store.get_checkpoint(RUN, "training", "first") == replace(
+        checkpoint, public=True, expires_at=later(60)
+    )
+
+    await store.set_checkpoint_public(RUN, "training", "first", False)
+    await store.set_checkpoint_expiry(RUN, "training", "first", None)
+    assert await store.get_checkpoint(RUN, "training", "first") == checkpoint
+
+    await store.set_checkpoint_public(RUN, "training", "second", True)
+    assert await store.get_checkpoint(RUN, "training", "second") is None
+
+
+async def test_lists_are_newest_first_without_ephemeral_ones(store: Store) -> None:
+    for number, type in enumerate(["training", "sampler", "ephemeral", "external"]):
+        await store.put_checkpoint(a_checkpoint(type, type, event_id=number, created_at=later(number)))  # type: ignore[arg-type]
+    await store.put_checkpoint(a_checkpoint("foreign", run_id="session-2:train:0", tenant="grace"))
+
+    assert await names(store.checkpoints_of_run(RUN)) == ["external", "sampler", "training"]
+    page = await store.list_checkpoints("ada", limit=1, offset=1)
+    assert ([checkpoint.name for checkpoint in page.rows], page.total) == (["sampler"], 3)
+
+
+async def test_checkpoints_expire_at_their_time(store: Store) -> None:
+    for name, expires_at in [("past", later(1)), ("now", later(2)), ("future", later(3)), ("never", None)]:
+        await store.put_checkpoint(a_checkpoint(name, expires_at=expires_at))
+    await store.put_checkpoint(a_checkpoint("deleted", expires_at=later(1)))
+    await store.delete_checkpoint(RUN, "training", "deleted", NOW)
+
+    assert await names(store.expired_checkpoints(later(2))) == ["past", "now"]
+
+
+async def test_ephemeral_checkpoints_of_a_tenant_come_oldest_first(store: Store) -> None:
+    for name, created_at in [("b", later(2)), ("a", later(1)), ("c", later(3))]:
+        await store.put_checkpoint(a_checkpoint(name, "ephemeral", created_at=created_at))
+    await store.put_checkpoint(a_checkpoint("named", "sampler"))
+    await store.put_checkpoint(a_checkpoint("foreign", "ephemeral", tenant="grace"))
+    await store.delete_checkpoint(RUN, "ephemeral", "c", NOW)
+
+    assert await names(store.ephemeral_checkpoints("ada")) == ["a", "b"]
+
+
+async def test_ephemeral_checkpoints_outlive_their_session_for_a_while(store: Store) -> None:
+    for session_id, finished_at in [("long ago", later(1)), ("just now", later(2)), ("running", None)]:
+        await store.create_session(a_session(session_id), None)
+        model = await store.add_model(a_model(session_id))
+        for type in ("ephemeral", "sampler"):
+            await store.put_checkpoint(a_checkpoint(session_id, type, run_id=model.model_id))  # type: ignore[arg-type]
+        if finished_at is not None:
+            await store.finish_session(session_id, "success", None, finished_at)
+
+    found = await store.ephemeral_of_finished_sessions(later(2))
+
+    assert [(checkpoint.name, checkpoint.type) for checkpoint in found] == [("long ago", "ephemeral")]

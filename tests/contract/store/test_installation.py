@@ -1,0 +1,84 @@
+import asyncio
+
+from support.store_records import NOW, a_checkpoint, a_model, a_session, later
+from tinsmith_server.store.base import Store
+
+
+async def test_garbage_is_listed_once_in_order_until_it_is_removed(store: Store) -> None:
+    await store.add_garbage(["b", "a"])
+    await store.add_garbage(["a", "c"])
+    await store.add_garbage([])
+
+    assert await store.list_garbage() == ["b", "a", "c"]
+
+    await store.remove_garbage("a")
+    await store.remove_garbage("a")
+
+    assert await store.list_garbage() == ["b", "c"]
+
+
+async def test_a_secret_is_drawn_once_for_all_replicas(replicas: tuple[Store, Store]) -> None:
+    drawn = await asyncio.gather(*(replicas[number % 2].secret("urls") for number in range(8)))
+
+    assert len(set(drawn)) == 1
+    assert len(drawn[0]) == 32
+    assert await replicas[0].secret("other") != drawn[0]
+
+
+async def test_a_held_lease_is_refused_to_others_and_renewed_for_its_owner(store: Store) -> None:
+    assert await store.take_lease("events", "replica-a", NOW, seconds=30)
+    assert not await store.take_lease("events", "replica-b", later(29.9), seconds=30)
+    assert await store.take_lease("events", "replica-a", later(20), seconds=30)
+    assert not await store.take_lease("events", "replica-b", later(49.9), seconds=30)
+
+
+async def test_an_expired_lease_moves(store: Store) -> None:
+    await store.take_lease("events", "replica-a", NOW, seconds=30)
+
+    assert await store.take_lease("events", "replica-b", later(30), seconds=30)
+    assert not await store.take_lease("events", "replica-a", later(31), seconds=30)
+
+
+async def test_leases_of_other_names_are_free(store: Store) -> None:
+    await store.take_lease("events", "replica-a", NOW, seconds=30)
+
+    assert await store.take_lease("sweeper", "replica-b", NOW, seconds=30)
+
+
+async def test_of_concurrent_takers_one_gets_the_lease(replicas: tuple[Store, Store]) -> None:
+    takers = [replicas[number % 2].take_lease("events", f"replica-{number}", NOW, 30) for number in range(20)]
+
+    assert (await asyncio.gather(*takers)).count(True) == 1
+
+
+async def test_of_concurrent_takers_one_gets_an_expired_lease(replicas: tuple[Store, Store]) -> None:
+    await replicas[0].take_lease("events", "gone", NOW, seconds=30)
+    takers = [replicas[number % 2].take_lease("events", f"replica-{number}", later(60), 30) for number in range(20)]
+
+    assert (await asyncio.gather(*takers)).count(True) == 1
+
+
+async def test_counts_name_every_state_even_at_zero(store: Store) -> None:
+    assert set((await store.counts()).values()) == {0}
+    for session_id in ("session-1", "session-2"):
+        await store.create_session(a_session(session_id), None)
+    await store.finish_session("session-2", "success", None, NOW)
+    await store.add_model(a_model())
+    await store.add_model(a_model(model_seq_id=1, state="bound"))
+    await store.add_model(a_model(model_seq_id=2, state="bound"))
+    for name in ("first", "second"):
+        await store.put_checkpoint(a_checkpoint(name, "sampler"))
+    await store.delete_checkpoint("session-1:train:0", "sampler", "first", NOW)
+
+    assert await store.counts() == {
+        "models.accepted": 1,
+        "models.bound": 2,
+        "models.released": 0,
+        "models.failed": 0,
+        "models.corrupted": 0,
+        "sessions.active": 1,
+        "checkpoints.training": 0,
+        "checkpoints.sampler": 1,
+        "checkpoints.external": 0,
+        "checkpoints.ephemeral": 0,
+    }

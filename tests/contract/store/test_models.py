@@ -1,0 +1,109 @@
+import asyncio
+from typing import get_args
+
+import pytest
+from support.store_records import NOW, a_model, a_session, later
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.errors import RowRefused
+from tinsmith_server.store.records import ModelState
+
+
+@pytest.fixture(autouse=True)
+async def _sessions(store: Store) -> None:
+    for session_id in ("session-1", "session-2"):
+        await store.create_session(a_session(session_id), None)
+
+
+async def test_a_model_comes_back_as_it_went_in(store: Store) -> None:
+    model = a_model(user_metadata={"purpose": "test"}, model_seq_id=2**53 + 1, create_kind="load")
+
+    assert await store.add_model(model) == model
+    assert await store.get_model(model.model_id) == model
+    assert await store.get_model("session-1:train:7") is None
+
+
+async def test_a_repeated_create_gives_the_first_model(store: Store) -> None:
+    first = await store.add_model(a_model(create_payload=b"first", worker_id="worker-1"))
+
+    assert await store.add_model(a_model(create_payload=b"second", worker_id="worker-2")) == first
+
+
+async def test_a_model_needs_its_session(store: Store) -> None:
+    with pytest.raises(RowRefused, match="refused a row"):
+        await store.add_model(a_model("session-3"))
+
+
+async def test_twenty_concurrent_creates_make_one_model(store: Store, replicas: tuple[Store, Store]) -> None:
+    attempts = [replicas[number % 2].add_model(a_model(create_payload=bytes([number]))) for number in range(20)]
+
+    made = await asyncio.gather(*attempts)
+
+    assert all(model == made[0] for model in made)
+    assert await store.models_of_session("session-1") == [made[0]]
+
+
+async def test_a_state_carries_its_failure(store: Store) -> None:
+    model = await store.add_model(a_model())
+
+    await store.set_model_state(model.model_id, "bound")
+    assert await store.get_model(model.model_id) == a_model(state="bound")
+
+    await store.set_model_state(model.model_id, "corrupted", "its volume is lost")
+    assert await store.get_model(model.model_id) == a_model(state="corrupted", failure="its volume is lost")
+
+
+@pytest.mark.parametrize("final", ["released", "failed", "corrupted"])
+async def test_a_final_state_is_final(store: Store, final: ModelState) -> None:
+    model = await store.add_model(a_model())
+    await store.set_model_state(model.model_id, final, "first reason")
+
+    for attempt in get_args(ModelState):
+        await store.set_model_state(model.model_id, attempt, "second reason")
+
+        assert await store.get_model(model.model_id) == a_model(state=final, failure="first reason")
+
+
+async def test_the_last_request_never_moves_back(store: Store) -> None:
+    model = await store.add_model(a_model())
+
+    await store.touch_model(model.model_id, later(10))
+    await store.touch_model(model.model_id, later(5))
+
+    assert await store.get_model(model.model_id) == a_model(last_request_at=later(10))
+
+
+async def test_models_are_listed_newest_first_in_pages(store: Store) -> None:
+    for number in range(4):
+        await store.add_model(a_model(model_seq_id=number, created_at=later(number)))
+    await store.add_model(a_model("session-2", tenant="grace"))
+
+    page = await store.list_models("ada", limit=2, offset=1)
+
+    assert ([model.model_seq_id for model in page.rows], page.total) == ([2, 1], 4)
+
+
+async def test_models_of_a_session_come_in_their_own_order(store: Store) -> None:
+    for number in (10, 9, 2):
+        await store.add_model(a_model(model_seq_id=number, created_at=later(-number)))
+    await store.add_model(a_model("session-2"))
+
+    assert [model.model_seq_id for model in await store.models_of_session("session-1")] == [2, 9, 10]
+
+
+async def test_models_of_a_worker_by_state(store: Store) -> None:
+    states: list[ModelState] = ["accepted", "bound", "released"]
+    for number, state in enumerate(states):
+        await store.add_model(a_model(model_seq_id=number, state=state, created_at=later(number)))
+    await store.add_model(a_model("session-2", worker_id="worker-2"))
+
+    living = await store.models_of_worker("worker-1", ["accepted", "bound"])
+
+    assert [model.state for model in living] == ["accepted", "bound"]
+    assert await store.models_of_worker("worker-1", []) == []
+
+
+async def test_times_keep_their_microseconds_and_their_moment(store: Store) -> None:
+    model = await store.add_model(a_model())
+
+    assert model.created_at == NOW
+    assert model.created_at.isoformat() == "2026-03-01T12:00:00.123456+00:00"

@@ -1,0 +1,144 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+from support.store_records import NOW, a_model, a_session, later
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import FinishType, ModelState
+
+
+async def test_a_session_comes_back_as_it_went_in(store: Store) -> None:
+    session = a_session(
+        tags=("rl", "näive"),
+        user_metadata={"z": 1, "a": {"nested": [1.5, None, "\x00"]}},
+        sdk_version="0.38.0",
+        project_id="project",
+        display_name="first try",
+    )
+    await store.create_session(session, None)
+
+    found = await store.get_session("session-1")
+
+    assert found == session
+    assert list(found.user_metadata) == ["z", "a"], "keys keep their order"
+    assert await store.get_session("session-2") is None
+
+
+async def test_a_repeated_idempotency_key_gives_the_first_session(store: Store) -> None:
+    first = await store.create_session(a_session("session-1"), "retry-1")
+
+    assert await store.create_session(a_session("session-2"), "retry-1") == first
+    assert await store.get_session("session-2") is None
+
+
+async def test_an_idempotency_key_belongs_to_its_tenant(store: Store) -> None:
+    await store.create_session(a_session("session-1", tenant="ada"), "retry-1")
+
+    other = await store.create_session(a_session("session-2", tenant="grace"), "retry-1")
+
+    assert other.session_id == "session-2"
+
+
+async def test_sessions_without_an_idempotency_key_are_all_different(store: Store) -> None:
+    await store.create_session(a_session("session-1"), None)
+
+    assert (await store.create_session(a_session("session-2"), None)).session_id == "session-2"
+
+
+async def test_twenty_concurrent_creates_with_one_key_make_one_session(replicas: tuple[Store, Store]) -> None:
+    attempts = [replicas[number % 2].create_session(a_session(f"session-{number}"), "retry-1") for number in range(20)]
+
+    made = await asyncio.gather(*attempts)
+
+    assert len({session.session_id for session in made}) == 1
+    assert (await replicas[0].list_sessions("ada", 50, 0)).rows == (made[0],)
+
+
+async def test_sessions_are_listed_newest_first_in_pages(store: Store) -> None:
+    for number in range(5):
+        await store.create_session(a_session(f"session-{number}", created_at=later(number)), None)
+    await store.create_session(a_session("foreign", tenant="grace"), None)
+
+    page = await store.list_sessions("ada", limit=2, offset=1)
+
+    assert ([session.session_id for session in page.rows], page.total) == (["session-3", "session-2"], 5)
+
+
+async def test_sessions_of_one_moment_fall_on_one_page_each(store: Store) -> None:
+    for number in range(6):
+        await store.create_session(a_session(f"session-{number}"), None)
+
+    pages = [await store.list_sessions("ada", limit=2, offset=offset) for offset in (0, 2, 4)]
+
+    assert len({session.session_id for page in pages for session in page.rows}) == 6
+
+
+async def test_a_heartbeat_is_noted_and_never_moves_back(store: Store) -> None:
+    await store.create_session(a_session(), None)
+
+    assert await store.heartbeat("session-1", later(10)) == a_session(last_heartbeat_at=later(10))
+    assert await store.heartbeat("session-1", later(5)) == a_session(last_heartbeat_at=later(10))
+    assert await store.heartbeat("unknown", NOW) is None
+
+
+async def test_a_finished_session_has_no_heartbeat(store: Store) -> None:
+    await store.create_session(a_session(), None)
+    await store.finish_session("session-1", "success", None, later(1))
+
+    beaten = await store.heartbeat("session-1", later(10))
+
+    assert beaten == a_session(finished_at=later(1), finish_type="success")
+
+
+async def test_the_first_finish_wins(store: Store) -> None:
+    await store.create_session(a_session(), None)
+
+    assert await store.finish_session("session-1", "errored", "ValueError: x", later(1))
+    assert not await store.finish_session("session-1", "success", None, later(2))
+
+    finished = a_session(finished_at=later(1), finish_type="errored", finish_detail="ValueError: x")
+    assert await store.get_session("session-1") == finished
+
+
+async def test_finishing_an_unknown_session_is_false(store: Store) -> None:
+    assert not await store.finish_session("unknown", "success", None, NOW)
+
+
+async def test_of_concurrent_finishes_one_wins(replicas: tuple[Store, Store]) -> None:
+    await replicas[0].create_session(a_session(), None)
+    types: list[FinishType] = ["success", "errored", "interrupted", "reaped"]
+
+    won = await asyncio.gather(
+        *(replicas[number % 2].finish_session("session-1", type, None, NOW) for number, type in enumerate(types))
+    )
+
+    assert won.count(True) == 1
+    session = await replicas[0].get_session("session-1")
+    assert session is not None
+    assert session.finish_type == types[won.index(True)]
+
+
+async def test_silent_sessions_are_unfinished_and_older(store: Store) -> None:
+    for name, heartbeat in [("old", later(1)), ("at the limit", later(2)), ("alive", later(3)), ("finished", later(0))]:
+        await store.create_session(a_session(name, last_heartbeat_at=heartbeat), None)
+    await store.finish_session("finished", "success", None, later(1))
+
+    assert [session.session_id for session in await store.silent_sessions(later(2))] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("state", "listed"),
+    [("accepted", True), ("bound", True), ("released", False), ("failed", False), ("corrupted", False)],
+)
+async def test_a_finished_session_is_listed_until_its_models_are_gone(
+    store: Store, state: ModelState, listed: bool
+) -> None:
+    for session_id in ("finished", "running"):
+        await store.create_session(a_session(session_id), None)
+        await store.add_model(replace(a_model(session_id), state=state))
+        await store.add_model(replace(a_model(session_id, 1), state=state))
+    await store.finish_session("finished", "success", None, later(1))
+
+    found = await store.finished_sessions_with_live_models()
+
+    assert [session.session_id for session in found] == (["finished"] if listed else [])

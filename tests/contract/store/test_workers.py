@@ -1,0 +1,50 @@
+import asyncio
+
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Worker
+
+
+async def test_a_worker_exists_from_first_sight(store: Store) -> None:
+    unseen = Worker("worker-1", epoch=0, instance_id="", event_cursor=0)
+
+    assert await store.get_worker("worker-1") == unseen
+    assert await store.get_worker("worker-1") == unseen
+
+
+async def test_first_sight_by_many_at_once_is_one_row(replicas: tuple[Store, Store]) -> None:
+    seen = await asyncio.gather(*(replicas[number % 2].get_worker("worker-1") for number in range(8)))
+
+    assert set(seen) == {Worker("worker-1", 0, "", 0)}
+
+
+async def test_an_epoch_rises_from_the_expected_one_only(store: Store) -> None:
+    assert await store.raise_epoch("worker-1", 0, "instance-a") == Worker("worker-1", 1, "instance-a", 0)
+    assert await store.raise_epoch("worker-1", 0, "instance-b") is None
+    assert await store.raise_epoch("worker-1", 2, "instance-b") is None
+    assert await store.get_worker("worker-1") == Worker("worker-1", 1, "instance-a", 0)
+    assert await store.raise_epoch("worker-1", 1, "instance-b") == Worker("worker-1", 2, "instance-b", 0)
+
+
+async def test_of_concurrent_raises_exactly_one_wins(replicas: tuple[Store, Store]) -> None:
+    attempts = [replicas[number % 2].raise_epoch("worker-1", 0, f"instance-{number}") for number in range(20)]
+
+    won = [worker for worker in await asyncio.gather(*attempts) if worker is not None]
+
+    assert len(won) == 1
+    assert await replicas[0].get_worker("worker-1") == won[0]
+
+
+async def test_a_new_epoch_keeps_the_cursor(store: Store) -> None:
+    await store.get_worker("worker-1")
+    await store.advance_cursor("worker-1", 7)
+
+    assert await store.raise_epoch("worker-1", 0, "instance-a") == Worker("worker-1", 1, "instance-a", 7)
+
+
+async def test_the_cursor_never_moves_back(store: Store) -> None:
+    await store.get_worker("worker-1")
+
+    for event_id in (3, 2**40, 5):
+        await store.advance_cursor("worker-1", event_id)
+
+    assert (await store.get_worker("worker-1")).event_cursor == 2**40

@@ -1,0 +1,117 @@
+"""A real PostgreSQL for tests, from the machine's packages: one server, a fresh schema per test."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import psycopg
+import pytest
+
+MISSING = "PostgreSQL is not installed: `apt-get install postgresql` runs these tests too."
+
+# Nothing here outlives the tests, so nothing needs to reach the disk.
+_SETTINGS = {"listen_addresses": "", "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@dataclass(frozen=True)
+class PostgresServer:
+    """A running server, reached through a Unix socket in `directory` as its superuser."""
+
+    directory: Path
+    superuser: str = "tinsmith"
+
+    def create_schema(self) -> str:
+        """The URL of an empty schema: as good as a database of its own, and made in a millisecond."""
+        schema = f"test_{uuid.uuid4().hex}"
+        self._run_sql(f'CREATE SCHEMA "{schema}"')
+        return self._url(options=f"-csearch_path={schema}")
+
+    def drop_schema(self, url: str) -> None:
+        schema = parse_qs(urlsplit(url).query)["options"][0].removeprefix("-csearch_path=")
+        self._run_sql(f'DROP SCHEMA "{schema}" CASCADE')
+
+    def _url(self, **parameters: str) -> str:
+        query = urlencode({"host": str(self.directory), **parameters})
+        return f"postgresql://{self.superuser}@/postgres?{query}"
+
+    def _run_sql(self, statement: str) -> None:
+        with psycopg.connect(self._url(), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+
+def find_postgres() -> Path | None:
+    """The folder of `initdb` and `pg_ctl`: on the PATH, or where Debian keeps them, the newest version first."""
+    on_path = shutil.which("pg_ctl")
+    folders = [Path(on_path).resolve().parent] if on_path else []
+    debian = Path("/usr/lib/postgresql").glob("*/bin")
+    folders += sorted(debian, key=lambda folder: float(folder.parent.name), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """Starts a server and stops it. Skips the test where PostgreSQL is missing; with TINSMITH_REQUIRE_ALL=1 fails."""
+    programs = find_postgres()
+    if programs is None:
+        if os.environ.get("TINSMITH_REQUIRE_ALL") == "1":
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+    # Not pytest's tmp_path: a socket's path has at most 107 bytes.
+    directory = Path(tempfile.mkdtemp(prefix="tinsmith-pg-"))
+    server = PostgresServer(directory)
+    try:
+        _start(programs, server)
+        yield server
+    finally:
+        if (directory / "data" / "postmaster.pid").exists():
+            _run(programs / "pg_ctl", server, "stop", "--mode=immediate", "--wait")
+        shutil.rmtree(directory)
+
+
+def _start(programs: Path, server: PostgresServer) -> None:
+    owner = _unprivileged_user()
+    if owner is not None:
+        os.chown(server.directory, owner.pw_uid, owner.pw_gid)
+    initialise = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", f"--username={server.superuser}"]
+    _run(programs / "initdb", server, *initialise)
+    settings = {**_SETTINGS, "unix_socket_directories": str(server.directory)}
+    options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
+    log = server.directory / "log"
+    _run(programs / "pg_ctl", server, "start", "--wait", f"--log={log}", f"--options={options}")
+
+
+def _run(program: Path, server: PostgresServer, *arguments: str) -> None:
+    owner = _unprivileged_user()
+    identity = {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
+    done = subprocess.run(
+        [program, *arguments, f"--pgdata={server.directory / 'data'}"],
+        cwd=server.directory,
+        env={"LC_ALL": "C", "PATH": os.environ["PATH"]},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        **identity,  # type: ignore[call-overload]
+    )
+    if done.returncode != 0:
+        log = server.directory / "log"
+        said = log.read_text() if log.exists() else ""
+        raise RuntimeError(f"{program.name} failed with status {done.returncode}: {done.stdout}{done.stderr}{said}")
+
+
+def _unprivileged_user() -> pwd.struct_passwd | None:
+    """Whom the server runs as. PostgreSQL refuses root; anybody else runs it as they are (None)."""
+    if os.geteuid() != 0:
+        return None
+    users = {user.pw_name: user for user in pwd.getpwall()}
+    return users.get("postgres") or users["nobody"]
