@@ -56,7 +56,14 @@ class CheckpointRoot:
         self._path = str(path).rstrip("/")
 
     def write(
-        self, model_id: str, seq_id: int, epoch: int, contents: Contents, state: AdapterState, base: BaseModelInfo, area: str
+        self,
+        model_id: str,
+        seq_id: int,
+        epoch: int,
+        contents: Contents,
+        state: AdapterState,
+        base: BaseModelInfo,
+        area: str,
     ) -> WrittenCheckpoint:
         """Writes the directory `<area>/<model>/<seq>-<epoch>`; durable when it returns.
 
@@ -79,7 +86,9 @@ class CheckpointRoot:
         """Raises CheckpointInvalid when anything is missing, altered, or of another base model."""
         manifest_bytes = self._read_file(directory, MANIFEST_FILE)
         if sha256_of(manifest_bytes) != manifest_digest:
-            raise CheckpointInvalid(f"The checkpoint {directory} was altered: its manifest is not the one that was saved.")
+            raise CheckpointInvalid(
+                f"The checkpoint {directory} was altered: its manifest is not the one that was saved."
+            )
         manifest = json.loads(manifest_bytes)
         _check_base_model(directory, manifest, base)
         files = {name: self._read_checked(directory, name, entry) for name, entry in manifest["files"].items()}
@@ -113,7 +122,7 @@ class CheckpointRoot:
         content = self._read_file(directory, name)
         if len(content) != entry["size_bytes"] or sha256_of(content) != entry["sha256"]:
             raise CheckpointInvalid(
-                f"The checkpoint {directory} is damaged: {name} has {len(content)} bytes that do not match its manifest "
+                f"The checkpoint {directory} is damaged: {name} has {len(content)} bytes unlike its manifest "
                 f"({entry['size_bytes']} bytes). Use another checkpoint."
             )
         return content

@@ -15,8 +15,8 @@ import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-
 from tinsmith_rpc import wire_pb2
+
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import LossSpec, Outcome
 from tinsmith_trainer.errors import UserError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 Category = Literal["user", "server"]
 
@@ -10,17 +10,25 @@ Category = Literal["user", "server"]
 class TrainerError(Exception):
     """An operation failed. `str(error)` says what happened, to what, and what to do."""
 
-    category: ClassVar[Category] = "server"
+    category: Category = "server"
 
 
 class UserError(TrainerError):
     """The request cannot work as it is; repeating it unchanged will not help."""
 
-    category: ClassVar[Category] = "user"
+    category: Category = "user"
 
 
 class ServerError(TrainerError):
     """The request was fine; this worker failed at it."""
+
+
+class Refused(TrainerError):
+    """Failed before it ran: rejected by the server, or by what came before it."""
+
+    def __init__(self, category: Category, message: str) -> None:
+        super().__init__(message)
+        self.category = category
 
 
 class ModelDirectoryInvalid(TrainerError):

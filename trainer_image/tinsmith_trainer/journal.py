@@ -189,7 +189,9 @@ class Journal:
                     if job.must_succeed:
                         time.sleep(FULL_RETRY_SECONDS)
                         continue
-                    job.future.set_exception(JournalFull(f"No room on the volume of {self.path}: make room, then retry."))
+                    job.future.set_exception(
+                        JournalFull(f"No room on the volume of {self.path}: make room, then retry.")
+                    )
                 else:
                     job.future.set_result(result)
                 break
@@ -211,7 +213,7 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     db.execute(SCHEMA)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
     [(version,)] = db.execute("SELECT value FROM meta WHERE key = 'format_version'").fetchall()
-    if int(version) != FORMAT_VERSION:
+    if int(str(version)) != FORMAT_VERSION:
         raise ServerError(
             f"{path} has journal format {version}; this worker reads format {FORMAT_VERSION}. "
             "Start it with the version that wrote the journal."

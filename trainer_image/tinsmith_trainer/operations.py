@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import apsw
-
 from tinsmith_rpc import worker_pb2
+
 from tinsmith_trainer.errors import Category
 
-Status = Literal["pending", "done", "failed"]
+Database = apsw.Connection
+Status = Literal["pending", "done", "failed", "late"]
+"""`late`: its number was written off before it came; it failed at once and was never in the order."""
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
 
 
@@ -75,18 +77,16 @@ class StoredResult:
     failure: Failure | None
 
 
-def get_meta(db: apsw.Connection, key: str) -> str | None:
+def get_meta(db: Database, key: str) -> str | None:
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return None if row is None else str(row[0])
 
 
-def set_meta(db: apsw.Connection, key: str, value: str) -> None:
+def set_meta(db: Database, key: str, value: str) -> None:
     db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
 
 
-def insert_operation(
-    db: apsw.Connection, operation: Operation, payload: bytes, late: Failure | None, now: float
-) -> None:
+def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
     """Accepts it; `late`: it is recorded as failed at once and never runs."""
     rejection = operation.rejection
     db.execute(
@@ -102,7 +102,7 @@ def insert_operation(
             rejection.category if rejection else None,
             rejection.message if rejection else None,
             operation.accepted_at,
-            "failed" if late else "pending",
+            "late" if late else "pending",
             late.category if late else None,
             late.message if late else None,
             now if late else None,
@@ -110,22 +110,22 @@ def insert_operation(
     )
 
 
-def insert_model(db: apsw.Connection, model_id: str) -> None:
+def insert_model(db: Database, model_id: str) -> None:
     db.execute("INSERT OR IGNORE INTO models (model_id, state) VALUES (?, 'creating')", (model_id,))
 
 
-def set_model_phase(db: apsw.Connection, model_id: str, phase: ModelPhase, reason: str = "") -> None:
+def set_model_phase(db: Database, model_id: str, phase: ModelPhase, reason: str = "") -> None:
     db.execute("UPDATE models SET state = ?, reason = ? WHERE model_id = ?", (phase, reason, model_id))
 
 
-def raise_closed_below(db: apsw.Connection, model_id: str, seq_id: int) -> None:
+def raise_closed_below(db: Database, model_id: str, seq_id: int) -> None:
     db.execute(
         "UPDATE models SET closed_below = max(closed_below, ?) WHERE model_id = ?",
         (seq_id, model_id),
     )
 
 
-def record_outcome(db: apsw.Connection, model_id: str, seq_id: int, outcome: Outcome, now: float) -> None:
+def record_outcome(db: Database, model_id: str, seq_id: int, outcome: Outcome, now: float) -> None:
     """The first outcome stands: a replay never rewrites what a client may have read."""
     if isinstance(outcome, Success):
         db.execute(
@@ -141,7 +141,16 @@ def record_outcome(db: apsw.Connection, model_id: str, seq_id: int, outcome: Out
         )
 
 
-def record_snapshot(db: apsw.Connection, model_id: str, applied: int, file: str, digest: str) -> None:
+def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now: float) -> None:
+    """An accepted operation whose number was written off before it could take its place."""
+    db.execute(
+        "UPDATE operations SET status = 'late', payload = NULL, failure_category = ?, failure_message = ?,"
+        " finished_at = ? WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
+        (failure.category, failure.message, now, model_id, seq_id),
+    )
+
+
+def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest: str) -> None:
     """The snapshot now stands for everything up to `applied`: those inputs are forgotten."""
     db.execute(
         "UPDATE models SET applied = ?, snapshot_file = ?, snapshot_digest = ? WHERE model_id = ?",
@@ -153,14 +162,14 @@ def record_snapshot(db: apsw.Connection, model_id: str, applied: int, file: str,
     )
 
 
-def forget_model(db: apsw.Connection, model_id: str) -> None:
+def forget_model(db: Database, model_id: str) -> None:
     """A released model keeps its results, not its inputs or its snapshot."""
     set_model_phase(db, model_id, "released")
     db.execute("UPDATE models SET snapshot_file = NULL, snapshot_digest = NULL WHERE model_id = ?", (model_id,))
     db.execute("UPDATE operations SET payload = NULL WHERE model_id = ?", (model_id,))
 
 
-def add_event(db: apsw.Connection, build: Callable[[int], bytes]) -> int:
+def add_event(db: Database, build: Callable[[int], bytes]) -> int:
     """Appends an event whose body knows its own id."""
     db.execute("INSERT INTO events (body) VALUES (x'')")
     event_id = db.last_insert_rowid()
@@ -168,16 +177,16 @@ def add_event(db: apsw.Connection, build: Callable[[int], bytes]) -> int:
     return event_id
 
 
-def read_events(db: apsw.Connection, after: int, limit: int = 256) -> list[bytes]:
+def read_events(db: Database, after: int, limit: int = 256) -> list[bytes]:
     rows = db.execute("SELECT body FROM events WHERE event_id > ? ORDER BY event_id LIMIT ?", (after, limit))
     return [bytes(body) for (body,) in rows]
 
 
-def forget_events(db: apsw.Connection, up_to: int) -> None:
+def forget_events(db: Database, up_to: int) -> None:
     db.execute("DELETE FROM events WHERE event_id <= ?", (up_to,))
 
 
-def note_saved_name(db: apsw.Connection, model_id: str, kind: int, name: str, event_id: int) -> None:
+def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id: int) -> None:
     db.execute(
         "INSERT INTO saved_names VALUES (?, ?, ?, ?)"
         " ON CONFLICT (model_id, kind, name) DO UPDATE SET event_id = excluded.event_id",
@@ -185,7 +194,7 @@ def note_saved_name(db: apsw.Connection, model_id: str, kind: int, name: str, ev
     )
 
 
-def saved_name_event(db: apsw.Connection, model_id: str, kind: int, name: str) -> int | None:
+def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int | None:
     """The event of the latest save under this name, or None."""
     row = db.execute(
         "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
@@ -193,16 +202,14 @@ def saved_name_event(db: apsw.Connection, model_id: str, kind: int, name: str) -
     return None if row is None else int(row[0])
 
 
-def read_payload(db: apsw.Connection, model_id: str, seq_id: int) -> bytes:
-    row = db.execute(
-        "SELECT payload FROM operations WHERE model_id = ? AND seq_id = ?", (model_id, seq_id)
-    ).fetchone()
+def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
+    row = db.execute("SELECT payload FROM operations WHERE model_id = ? AND seq_id = ?", (model_id, seq_id)).fetchone()
     if row is None or row[0] is None:
         raise AssertionError(f"the payload of operation {seq_id} of {model_id} was forgotten before its turn")
     return bytes(row[0])
 
 
-def read_result(db: apsw.Connection, model_id: str, seq_id: int) -> StoredResult | None:
+def read_result(db: Database, model_id: str, seq_id: int) -> StoredResult | None:
     """None while it is pending or unknown."""
     row = db.execute(
         "SELECT status, result, result_protobuf, failure_category, failure_message FROM operations"
@@ -212,11 +219,11 @@ def read_result(db: apsw.Connection, model_id: str, seq_id: int) -> StoredResult
     if row is None or row[0] == "pending":
         return None
     status, result, protobuf, category, message = row
-    failure = Failure(category, message) if status == "failed" else None
+    failure = None if status == "done" else Failure(category, message)
     return StoredResult(None if result is None else bytes(result), bool(protobuf), failure)
 
 
-def read_models(db: apsw.Connection) -> list[StoredModel]:
+def read_models(db: Database) -> list[StoredModel]:
     rows = db.execute(
         "SELECT model_id, state, reason, applied, closed_below, snapshot_file, snapshot_digest FROM models"
         " ORDER BY rowid"
@@ -224,7 +231,7 @@ def read_models(db: apsw.Connection) -> list[StoredModel]:
     return [StoredModel(*row) for row in rows]
 
 
-def read_operations(db: apsw.Connection, model_id: str) -> Sequence[StoredOperation]:
+def read_operations(db: Database, model_id: str) -> list[StoredOperation]:
     """All operations of a model in order, without payloads and results."""
     rows = db.execute(
         "SELECT seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, status,"
@@ -238,10 +245,10 @@ def _stored_operation(model_id: str, row: tuple) -> StoredOperation:  # type: ig
     seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, status, category, message = row
     rejection = Failure(rejection_category, rejection_message) if rejection_category else None
     operation = Operation(model_id, seq_id, kind, bool(zstd), accepted_at, rejection)
-    return StoredOperation(operation, status, Failure(category, message) if status == "failed" else None)
+    return StoredOperation(operation, status, Failure(category, message) if status in ("failed", "late") else None)
 
 
-def forget_results(db: apsw.Connection, finished_before: float, keep_bytes: int) -> int:
+def forget_results(db: Database, finished_before: float, keep_bytes: int) -> int:
     """Drops the payloads of old results, then of the oldest until the rest fits; returns how many."""
     db.execute("UPDATE operations SET result = NULL WHERE result IS NOT NULL AND finished_at < ?", (finished_before,))
     dropped = db.changes()

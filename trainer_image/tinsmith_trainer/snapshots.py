@@ -88,7 +88,8 @@ def _encode(snapshot: Snapshot) -> bytes:
         "optimizer_step": snapshot.state.optimizer_step,
         "window_failure": asdict(snapshot.window_failure) if snapshot.window_failure else None,
     }
-    return save_tensors(dict(snapshot.state.tensors), {"tinsmith": json.dumps(description)})
+    content: bytes = save_tensors(dict(snapshot.state.tensors), {"tinsmith": json.dumps(description)})
+    return content
 
 
 def _decode(content: bytes) -> Snapshot:

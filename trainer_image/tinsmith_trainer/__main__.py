@@ -1,0 +1,136 @@
+"""`python -m tinsmith_trainer`: one worker process, from flags to a served socket."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+import structlog
+
+from tinsmith_trainer.checkpoints import CheckpointRoot
+from tinsmith_trainer.engines.base import Engine
+from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.logs import configure_logs
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.scheduler import SnapshotPolicy
+from tinsmith_trainer.server import serve
+from tinsmith_trainer.service import WorkerParts, WorkerService
+from tinsmith_trainer.volume import Volume
+
+log = structlog.get_logger(__name__)
+
+EXIT_CANNOT_START = 3
+"""The model directory or the journal is at fault; the last line on standard error says what."""
+
+
+class WorkerOptions(argparse.Namespace):
+    """The flags of a worker, typed."""
+
+    model: str
+    volume: Path
+    socket: str
+    checkpoint_root: str
+    parent_fd: int | None
+    engine: str
+    adapter_slots: int
+    max_rank: int
+    map_stable_reinforce: bool
+    deterministic_sampling: bool
+    snapshot_replay_seconds: float
+    reserved_bytes: int
+    log_format: str
+    log_level: str
+
+
+class EngineFactory(Protocol):
+    """Loads a base model; the sampler shares its weights, or is None."""
+
+    def __call__(self, options: WorkerOptions) -> tuple[Engine, Sampler | None]: ...
+
+
+def parse_options(arguments: Sequence[str]) -> WorkerOptions:
+    parser = argparse.ArgumentParser(prog="tinsmith-trainer", description=__doc__)
+    parser.add_argument("--model", required=True, help="directory of the base model, or a hub repository")
+    parser.add_argument("--volume", required=True, type=Path, help="folder for the journal and the snapshots")
+    parser.add_argument("--socket", required=True, help="path of the Unix socket to serve on")
+    parser.add_argument("--checkpoint-root", required=True, help="fsspec URL below which checkpoints live")
+    parser.add_argument("--parent-fd", type=int, help="end when this descriptor's other end closes")
+    parser.add_argument("--engine", default="peft", help="peft, or module:factory of an engine of your own")
+    parser.add_argument("--adapter-slots", type=int, default=64)
+    parser.add_argument("--max-rank", type=int, default=128)
+    parser.add_argument("--map-stable-reinforce", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--deterministic-sampling", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0)
+    parser.add_argument("--reserved-bytes", type=int, default=64 * 1024**2, help="kept free on the volume")
+    parser.add_argument("--log-format", choices=("json", "console"), default="json")
+    parser.add_argument("--log-level", default="info")
+    return parser.parse_args(arguments, namespace=WorkerOptions())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    configure_logs(options.log_format, options.log_level)
+    if options.parent_fd is not None:
+        _die_with_parent(options.parent_fd)
+    try:
+        return asyncio.run(_run(options))
+    except TrainerError as error:
+        print(f"tinsmith-trainer: {error}", file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
+
+
+async def _run(options: WorkerOptions) -> int:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    volume = Volume(options.volume, reserved_bytes=options.reserved_bytes)
+    await asyncio.to_thread(volume.wait_for_lock)
+    engine, sampler = await asyncio.to_thread(_engine_factory(options.engine), options)
+    parts = WorkerParts(
+        engine=engine,
+        sampler=sampler,
+        checkpoints=CheckpointRoot(options.checkpoint_root),
+        volume=volume,
+        policy=SnapshotPolicy(replay_seconds=options.snapshot_replay_seconds),
+    )
+    service = WorkerService(parts)
+    clock = asyncio.create_task(service.run_clock())
+    server = await serve(service, f"unix:{options.socket}")
+    log.info("worker ready", instance_id=service.instance_id, model=options.model, socket=options.socket)
+    await stopping.wait()
+    clock.cancel()
+    await service.drain()
+    await server.stop(grace=1.0)
+    return 0
+
+
+def _engine_factory(name: str) -> EngineFactory:
+    if name == "peft":
+        from tinsmith_trainer.colocated import build_colocated
+
+        return build_colocated
+    module, _, attribute = name.partition(":")
+    return cast(EngineFactory, getattr(importlib.import_module(module), attribute))
+
+
+def _die_with_parent(descriptor: int) -> None:
+    """The server holds the other end and never writes: end of file means that it is gone, however it died."""
+
+    def watch() -> None:
+        os.read(descriptor, 1)
+        # Nothing to save: what was acknowledged is in the journal.
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

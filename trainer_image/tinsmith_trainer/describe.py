@@ -1,0 +1,92 @@
+"""What a worker says of itself: identity, models, counters."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
+from tinsmith_trainer.journal import SYNC_BUCKETS_SECONDS
+from tinsmith_trainer.model_line import ModelLine
+from tinsmith_trainer.service import WorkerService
+
+
+def describe(service: WorkerService) -> worker_pb2.DescribeReply:
+    now = time.time()
+    engine = service.parts.engine
+    return worker_pb2.DescribeReply(
+        instance_id=service.instance_id,
+        epoch=service.epoch,
+        pid=os.getpid(),
+        base_model=_base_model(engine.base_model()),
+        capabilities=_capabilities(engine.capabilities()),
+        models=[_model_status(line, now) for line in service.lines.all() if line.phase != "released"],
+        metrics=_metrics(service),
+    )
+
+
+def _base_model(info: BaseModelInfo) -> worker_pb2.BaseModel:
+    return worker_pb2.BaseModel(
+        path=info.path,
+        architecture=info.architecture,
+        revision=info.revision,
+        vocab_size=info.vocab_size,
+        max_sequence_length=info.max_sequence_length,
+    )
+
+
+def _capabilities(capabilities: EngineCapabilities) -> worker_pb2.EngineCapabilities:
+    return worker_pb2.EngineCapabilities(
+        engine=capabilities.engine,
+        losses=capabilities.losses,
+        max_rank=capabilities.max_rank,
+        adapter_slots=capabilities.adapter_slots,
+        batch_invariant=capabilities.batch_invariant,
+        train_unembed=capabilities.train_unembed,
+        train_mlp=capabilities.train_mlp,
+        train_attn=capabilities.train_attn,
+    )
+
+
+def _model_status(line: ModelLine, now: float) -> worker_pb2.ModelStatus:
+    oldest = line.oldest_waiting_at()
+    return worker_pb2.ModelStatus(
+        model_id=line.model_id,
+        rank=line.rank,
+        last_applied_seq_id=line.order.applied,
+        optimizer_step=line.optimizer_step,
+        queued=line.order.waiting_count,
+        oldest_queued_seconds=0.0 if oldest is None else now - oldest,
+        snapshot_age_seconds=now - line.snapshot_at if line.snapshot_at else 0.0,
+        corrupted=line.reason if line.phase == "corrupted" else "",
+    )
+
+
+def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
+    counters, journal = service.scheduler.counters, service.journal.stats
+    metrics = worker_pb2.WorkerMetrics(
+        trained_tokens=counters.trained_tokens,
+        train_seconds=counters.train_seconds,
+        operations_done=counters.operations_done,
+        operations_failed=counters.operations_failed,
+        journal_syncs=journal.commits,
+        journal_sync_seconds=journal.sync_seconds,
+        journal_operations=journal.operations,
+        journal_bytes=service.journal.path.stat().st_size,
+        logprob_gap=service.executor.logprob_gap.value,
+        journal_sync_histogram=[
+            worker_pb2.HistogramBucket(upper_bound_seconds=bound, count=count)
+            for bound, count in zip(SYNC_BUCKETS_SECONDS, journal.histogram, strict=True)
+        ],
+    )
+    if service.parts.sampler is not None:
+        stats = service.parts.sampler.stats()
+        metrics.sampled_tokens = stats.sampled_tokens
+        metrics.prefilled_tokens = stats.prefilled_tokens
+        metrics.prefix_hit_tokens = stats.prefix_hit_tokens
+        metrics.sample_seconds = stats.busy_seconds
+        metrics.samples_active = stats.active
+        metrics.samples_waiting = stats.waiting
+    return metrics

@@ -1,0 +1,108 @@
+"""One model as the scheduler holds it: its operations, their order, its window, its snapshot."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tinsmith_trainer.operations import Failure, ModelPhase, Operation, Status, StoredModel, StoredOperation
+from tinsmith_trainer.ordering import OperationOrder, WindowFailure
+from tinsmith_trainer.snapshots import SnapshotFile
+
+
+def _settled() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+@dataclass(slots=True)
+class Entry:
+    """An accepted operation. `status` is what clients may know, so it changes after the commit."""
+
+    operation: Operation
+    status: Status
+    failure: Failure | None = None
+    accepted: Future[None] = field(default_factory=_settled)  # resolves when it is on disk
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status != "pending"
+
+
+@dataclass(slots=True)
+class ModelLine:
+    """Guarded by the lock of `Lines`, apart from the fields that only the engine's thread uses."""
+
+    model_id: str
+    phase: ModelPhase
+    reason: str = ""
+    order: OperationOrder = field(default_factory=OperationOrder)
+    entries: dict[int, Entry] = field(default_factory=dict)
+    snapshot: SnapshotFile | None = None
+    snapshot_applied: int = -1
+    snapshot_at: float = 0.0
+    gap_at: int | None = None  # the operation that an open gap holds up
+    gap_open_seconds: float = 0.0
+    # The engine's thread alone:
+    window_failure: WindowFailure | None = None
+    replay_seconds: float = 0.0  # what a crash now would cost to run again
+    optimizer_step: int = 0
+    rank: int = 0
+
+    @classmethod
+    def recovered(cls, model: StoredModel, operations: list[StoredOperation], now: float) -> ModelLine:
+        """As the journal knows it: everything above the snapshot is in the order again."""
+        line = cls(model.model_id, model.phase, model.reason, OperationOrder(model.applied, model.closed_below))
+        line.snapshot_applied = model.applied
+        line.snapshot_at = now
+        if model.snapshot_file is not None and model.snapshot_digest is not None:
+            line.snapshot = SnapshotFile(model.snapshot_file, model.snapshot_digest)
+        for stored in operations:
+            line._add_stored(stored)
+        return line
+
+    def _add_stored(self, stored: StoredOperation) -> None:
+        operation = stored.operation
+        self.entries[operation.seq_id] = Entry(operation, stored.status, stored.failure)
+        runs_again = operation.seq_id > self.snapshot_applied and stored.status != "late"
+        if runs_again and self.is_open:
+            self.put_in_order(operation)
+
+    def put_in_order(self, operation: Operation) -> None:
+        """Its commit is on disk: it takes its place."""
+        self.order.accept(operation.seq_id, is_forward_backward=operation.is_forward_backward)
+
+    @property
+    def is_open(self) -> bool:
+        return self.phase in ("creating", "live")
+
+    def unplaced(self) -> list[Entry]:
+        """Accepted, never run, and out of the order: a crash came before they were told that they are late."""
+        return [
+            entry
+            for entry in self.entries.values()
+            if entry.status == "pending" and (entry.operation.seq_id <= self.snapshot_applied or not self.is_open)
+        ]
+
+    def closed_failure(self) -> Failure:
+        """What an operation gets that comes when the model is gone."""
+        if self.phase == "corrupted":
+            return Failure("server", f"{self.model_id} is corrupted: {self.reason}. Resume from its last checkpoint.")
+        return Failure("user", self.reason or f"{self.model_id} was released when its session ended.")
+
+    def late_failure(self, seq_id: int) -> Failure | None:
+        """Why a new operation with this number will not run, or None."""
+        if not self.is_open:
+            return self.closed_failure()
+        if self.order.is_late(seq_id):
+            return Failure(
+                "user",
+                f"operation {seq_id} of {self.model_id} came too late: later operations went on without it. "
+                "It was not run.",
+            )
+        return None
+
+    def oldest_waiting_at(self) -> float | None:
+        times = [entry.operation.accepted_at for entry in self.entries.values() if not entry.is_finished]
+        return min(times, default=None)

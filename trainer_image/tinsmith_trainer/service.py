@@ -1,0 +1,290 @@
+"""The worker behind its RPCs: one object that knows journal, scheduler and samples."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer import operations as rows
+from tinsmith_trainer.checkpoints import CheckpointRoot
+from tinsmith_trainer.engines.base import Engine
+from tinsmith_trainer.errors import Category, JournalFull, ModelChanged
+from tinsmith_trainer.executor import Executor, SavedWeights
+from tinsmith_trainer.journal import Journal
+from tinsmith_trainer.lines import Lines
+from tinsmith_trainer.operations import Failure, Operation, StoredResult
+from tinsmith_trainer.samples import Samples
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.scheduler import Scheduler, SnapshotPolicy
+from tinsmith_trainer.snapshots import SnapshotFolder
+from tinsmith_trainer.volume import Volume
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+BACKLOG_OPERATIONS = 256
+BACKLOG_DELAY_SECONDS = 20.0
+BACKLOG_POLL_SECONDS = 0.05
+KEEP_RESULTS_SECONDS = 72 * 3600.0
+KEEP_RESULT_BYTES = 2 * 1024**3
+CACHED_RESULT_BYTES = 64 * 1024**2
+SERVER_SILENCE_SECONDS = 30.0
+TICK_SECONDS = 1.0
+TIDY_SECONDS = 60.0
+
+
+class NotActive(Exception):
+    """No epoch yet, or an older one than this worker has seen: another server owns it."""
+
+
+class Draining(Exception):
+    """On its way out; the server should wait for the next instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker is made of; `sampler` None where sampling runs elsewhere."""
+
+    engine: Engine
+    sampler: Sampler | None
+    checkpoints: CheckpointRoot
+    volume: Volume
+    policy: SnapshotPolicy
+    journal_vfs: str | None = None
+
+
+class WorkerService:
+    """Everything the RPCs do. Methods run on one event loop; raises the errors named in `worker.proto`."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self.instance_id = uuid.uuid4().hex
+        self.epoch = 0
+        self.parts = parts
+        self._loop = asyncio.get_running_loop()
+        self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs)
+        self._check_base_model()
+        self.executor = Executor(parts.engine, parts.checkpoints)
+        self.lines = Lines(self.journal, self._announce)
+        self.samples = Samples(parts.sampler, parts.checkpoints, parts.engine.base_model()) if parts.sampler else None
+        self.scheduler = Scheduler(
+            parts.engine,
+            self.executor,
+            self.lines,
+            self.journal,
+            SnapshotFolder(parts.volume.snapshots_path),
+            on_saved=self._on_saved,
+            policy=parts.policy,
+        )
+        self._waiters: dict[tuple[str, int], asyncio.Event] = {}
+        self._new_events = asyncio.Event()
+        self._acknowledged_event_id = 0
+        self._heard_at = time.monotonic()
+        self._draining = False
+        self._cache = _ResultCache(CACHED_RESULT_BYTES)
+
+    # ---- life
+
+    async def activate(self, epoch: int) -> None:
+        """Raises NotActive when a higher epoch was here before."""
+        stored = int(await self._read(lambda db: rows.get_meta(db, "epoch")) or 0)
+        if epoch < stored:
+            raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {stored}")
+        await asyncio.wrap_future(self.journal.write(lambda db: rows.set_meta(db, "epoch", str(epoch))))
+        first, self.epoch = self.epoch == 0, epoch
+        if first:
+            await asyncio.to_thread(self.scheduler.start, epoch)
+        else:
+            self.scheduler.set_epoch(epoch)
+
+    async def run_clock(self) -> None:
+        """Ages gaps while server and worker are both up, and forgets what is past its time."""
+        since_tidy = 0.0
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if time.monotonic() - self._heard_at < SERVER_SILENCE_SECONDS:
+                self.lines.age_gaps(TICK_SECONDS)
+            since_tidy += TICK_SECONDS
+            if since_tidy >= TIDY_SECONDS:
+                since_tidy = 0.0
+                await self._tidy()
+
+    async def drain(self) -> None:
+        """Refuses new work, finishes the running operation, snapshots, closes the journal."""
+        if self._draining:
+            return
+        self._draining = True
+        await asyncio.to_thread(self.scheduler.stop)
+        if self.parts.sampler is not None:
+            await asyncio.to_thread(self.parts.sampler.close)
+        await asyncio.to_thread(self.journal.close)
+
+    def heard_from_server(self) -> None:
+        self._heard_at = time.monotonic()
+
+    # ---- operations
+
+    async def submit(self, request: worker_pb2.SubmitRequest) -> None:
+        """Returns when it is on disk. Raises NotActive, Draining, UnknownModel, JournalFull."""
+        self._check_epoch(request.epoch)
+        if self.lines.entry(request.model_id, request.seq_id) is None:
+            await self._hold_back(request.model_id)
+            if not self.parts.volume.has_room_for(len(request.payload)):
+                raise JournalFull(
+                    f"The volume {self.parts.volume.directory} is full: make room, then retry. Nothing was accepted."
+                )
+        operation, payload = _operation(request, time.time())
+        await asyncio.shield(asyncio.wrap_future(self.lines.accept(operation, payload)))
+
+    async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> StoredResult | None:
+        """None when it is not finished in time. Raises KeyError when the operation is not known."""
+        entry = self.lines.entry(model_id, seq_id)
+        if entry is None:
+            raise KeyError((model_id, seq_id))
+        if not entry.is_finished:
+            await self._wait_until_announced(model_id, seq_id, timeout_seconds)
+        if not entry.is_finished:
+            return None
+        return await self._result(model_id, seq_id)
+
+    def pending_reason(self, model_id: str, seq_id: int) -> str:
+        """Why an operation has not run, when it is more than its turn."""
+        line = self.lines.find(model_id)
+        gap_at = line.order.open_gap() if line is not None else None
+        if line is None or gap_at is None or gap_at > seq_id:
+            return ""
+        return f"waiting for operation {line.order.applied + 1}, which has not arrived yet"
+
+    async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
+        """Events after the cursor; waits for the first."""
+        self._acknowledged_event_id = max(self._acknowledged_event_id, after)
+        deadline = self._loop.time() + timeout_seconds
+        while True:
+            self._new_events.clear()
+            found = await self._read(lambda db: rows.read_events(db, after))
+            remaining = deadline - self._loop.time()
+            if found or remaining <= 0 or self._draining:
+                return found
+            try:
+                await asyncio.wait_for(self._new_events.wait(), remaining)
+            except TimeoutError:
+                return []
+
+    def _check_epoch(self, epoch: int) -> None:
+        if self._draining:
+            raise Draining("this worker is shutting down")
+        if self.epoch == 0 or epoch != self.epoch:
+            raise NotActive(f"epoch {epoch} does not own this worker, whose epoch is {self.epoch}")
+
+    async def _hold_back(self, model_id: str) -> None:
+        # A refusal could hit the very chunk that would drain the backlog: so only the answer is late.
+        deadline = self._loop.time() + BACKLOG_DELAY_SECONDS
+        while self.lines.backlog(model_id) >= BACKLOG_OPERATIONS and self._loop.time() < deadline:
+            await asyncio.sleep(BACKLOG_POLL_SECONDS)
+
+    async def _wait_until_announced(self, model_id: str, seq_id: int, timeout_seconds: float) -> None:
+        waiter = self._waiters.setdefault((model_id, seq_id), asyncio.Event())
+        entry = self.lines.entry(model_id, seq_id)
+        if entry is None or entry.is_finished:
+            return
+        try:
+            await asyncio.wait_for(waiter.wait(), timeout_seconds)
+        except TimeoutError:
+            return
+
+    async def _result(self, model_id: str, seq_id: int) -> StoredResult:
+        cached = self._cache.get((model_id, seq_id))
+        if cached is not None:
+            return cached
+        result = await self._read(lambda db: rows.read_result(db, model_id, seq_id))
+        if result is None:
+            raise AssertionError(f"operation {seq_id} of {model_id} was announced before its result was on disk")
+        self._cache.put((model_id, seq_id), result)
+        return result
+
+    def _announce(self, model_id: str, seq_id: int) -> None:
+        """From the journal's thread."""
+        self._loop.call_soon_threadsafe(self._wake, (model_id, seq_id))
+
+    def _wake(self, key: tuple[str, int]) -> None:
+        waiter = self._waiters.pop(key, None)
+        if waiter is not None:
+            waiter.set()
+        self._new_events.set()
+
+    def _on_saved(self, saved: SavedWeights) -> None:
+        if self.samples is not None:
+            self.samples.remember_saved(saved)
+
+    async def _read(self, run: Callable[[rows.Database], T]) -> T:
+        return await asyncio.wrap_future(self.journal.read(run))
+
+    async def _tidy(self) -> None:
+        horizon, acknowledged = time.time() - KEEP_RESULTS_SECONDS, self._acknowledged_event_id
+
+        def forget(db: rows.Database) -> None:
+            rows.forget_results(db, horizon, KEEP_RESULT_BYTES)
+            rows.forget_events(db, acknowledged)
+
+        await asyncio.wrap_future(self.journal.write(forget, must_succeed=True))
+
+    def _check_base_model(self) -> None:
+        """Other base weights would make replay a lie: refuse, unless nothing depends on the old ones."""
+        info = self.parts.engine.base_model()
+        stored = self.journal.read(lambda db: rows.get_meta(db, "base_model_revision")).result()
+        models = self.journal.read(rows.read_models).result()
+        live = [model.model_id for model in models if model.phase in ("creating", "live")]
+        if stored is not None and stored != info.revision and live:
+            raise ModelChanged(
+                f"The files of {info.path} changed (weights {stored[:12]} before, {info.revision[:12]} now), but "
+                f"{len(live)} model(s) of the journal in {self.parts.volume.directory} were trained on the old ones. "
+                "Put the old files back, or serve the new ones under another directory."
+            )
+        self.journal.write(lambda db: rows.set_meta(db, "base_model_revision", info.revision)).result()
+
+
+class _ResultCache:
+    """The latest results, so that a poll right after the finish need not read the journal."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._bytes = 0
+        self._results: OrderedDict[tuple[str, int], StoredResult] = OrderedDict()
+
+    def get(self, key: tuple[str, int]) -> StoredResult | None:
+        return self._results.get(key)
+
+    def put(self, key: tuple[str, int], result: StoredResult) -> None:
+        self._results[key] = result
+        self._bytes += len(result.payload or b"")
+        while self._bytes > self._capacity_bytes:
+            _, oldest = self._results.popitem(last=False)
+            self._bytes -= len(oldest.payload or b"")
+
+
+def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation, bytes]:
+    rejection = None
+    if request.HasField("rejection"):
+        category: Category = "user" if request.rejection.category == worker_pb2.USER else "server"
+        rejection = Failure(category, request.rejection.message)
+    operation = Operation(request.model_id, request.seq_id, request.kind, request.zstd, now, rejection)
+    return operation, _with_seed(request)
+
+
+def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
+    """A model without a seed gets one here, before the journal sees it, so that a replay draws the same weights."""
+    if request.kind != worker_pb2.CREATE_MODEL:
+        return request.payload
+    create = worker_pb2.CreateModel.FromString(request.payload)
+    if not create.lora.HasField("seed"):
+        create.lora.seed = random.SystemRandom().randrange(2**31)
+    return create.SerializeToString()
