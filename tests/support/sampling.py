@@ -1,0 +1,130 @@
+"""Builders for samplers: jobs, adapters, a plain transformers model to compare with."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplingParams
+from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.lora import module_family
+
+ANSWER_SECONDS = 60.0
+NOTHING_STOPS: tuple[int, ...] = ()
+
+_request_numbers = itertools.count()
+
+
+def prompt_of(length: int, seed: int = 0, vocab_size: int = 512) -> np.ndarray:
+    """Random token ids, the same for the same arguments."""
+    return np.random.default_rng([seed, length]).integers(0, vocab_size, length, dtype=np.int32)
+
+
+def job(
+    prompt: Sequence[int] | np.ndarray,
+    *,
+    adapter: str = "",
+    num_samples: int = 1,
+    prompt_logprobs: bool = False,
+    last_n: int | None = None,
+    request_id: str | None = None,
+    **params: Any,
+) -> SampleJob:
+    """A job of 8 tokens with seed 1 that nothing stops, unless `params` say otherwise."""
+    defaults = {"max_tokens": 8, "seed": 1, "stop_tokens": NOTHING_STOPS}
+    return SampleJob(
+        request_id=request_id or f"request-{next(_request_numbers)}",
+        adapter_key=adapter,
+        prompt=np.asarray(prompt, np.int32),
+        params=SamplingParams(**(defaults | params)),
+        num_samples=num_samples,
+        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs_last_n=last_n,
+    )
+
+
+class Answer:
+    """The outcome of a submitted job, once it is there."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[SampleOutcome] = []
+        self._there = threading.Event()
+
+    def __call__(self, outcome: SampleOutcome) -> None:
+        self.outcomes.append(outcome)
+        self._there.set()
+
+    def get(self) -> SampleOutcome:
+        assert self._there.wait(ANSWER_SECONDS), "the sampler did not answer"
+        return self.outcomes[0]
+
+
+def submit(sampler: Sampler, job: SampleJob) -> Answer:
+    answer = Answer()
+    sampler.submit(job, answer)
+    return answer
+
+
+def ask_all(sampler: Sampler, jobs: Sequence[SampleJob]) -> list[SampleOutcome]:
+    """Submits all at once; the outcomes in the jobs' order."""
+    return [answer.get() for answer in [submit(sampler, job) for job in jobs]]
+
+
+def ask(sampler: Sampler, job: SampleJob) -> SampleOutcome:
+    """One job's outcome, which must not be an error."""
+    outcome = submit(sampler, job).get()
+    assert outcome.error is None, outcome.error
+    return outcome
+
+
+def bits(outcome: SampleOutcome) -> str:
+    """All of a result that must not depend on company or caches."""
+    assert outcome.error is None, outcome.error
+    sequences = [(s.tokens.tolist(), s.logprobs.tolist(), s.stopped) for s in outcome.sequences]
+    scores = None if outcome.prompt_logprobs is None else outcome.prompt_logprobs.tolist()
+    return repr((sequences, scores))
+
+
+def random_adapter(
+    model: TorchModel, *, rank: int = 8, seed: int = 0, families: Sequence[str] = ("attn", "mlp", "unembed")
+) -> AdapterState:
+    """An adapter with A and B drawn, large enough to change what is sampled."""
+    draw = np.random.default_rng(seed)
+    tensors = {}
+    for name, layer in model.layers.items():
+        if module_family(name) in families:
+            tensors[f"weights/{name}.lora_A"] = draw.normal(0, 0.1, (rank, layer.in_features)).astype(np.float32)
+            tensors[f"weights/{name}.lora_B"] = draw.normal(0, 0.1, (layer.out_features, rank)).astype(np.float32)
+    return AdapterState(LoraSpec(rank=rank, alpha=32.0, seed=seed), optimizer_step=0, tensors=tensors)
+
+
+def plain_model(model: TorchModel, adapter: AdapterState | None = None) -> Any:
+    """The same directory in plain transformers, an adapter merged into its weights."""
+    plain = AutoModelForCausalLM.from_pretrained(model.info.path, dtype=model.model.dtype).eval()
+    if adapter is not None:
+        _untie(plain)
+        for name in {key.rpartition(".")[0].removeprefix("weights/") for key in adapter.tensors}:
+            lora_A = torch.from_numpy(adapter.tensors[f"weights/{name}.lora_A"])
+            lora_B = torch.from_numpy(adapter.tensors[f"weights/{name}.lora_B"])
+            weight = plain.get_submodule(name).weight
+            weight.data += (lora_B @ lora_A * (adapter.lora.alpha / adapter.lora.rank)).to(weight.dtype)
+    return plain
+
+
+def _untie(plain: Any) -> None:
+    plain.lm_head.weight = torch.nn.Parameter(plain.lm_head.weight.detach().clone(), requires_grad=False)
+
+
+@torch.no_grad()
+def full_logprobs(plain: Any, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Of each token but the first, by one forward over all of them: `[len(tokens) - 1]`."""
+    ids = torch.tensor(np.asarray(tokens, np.int64))[None]
+    logprobs = torch.log_softmax(plain(input_ids=ids).logits[0].float(), -1)
+    return logprobs[:-1].gather(-1, ids[0, 1:, None])[:, 0].numpy()

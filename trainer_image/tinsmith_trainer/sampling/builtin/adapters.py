@@ -1,0 +1,164 @@
+"""Loaded adapter versions, and the routes that give each row of a batch its own.
+
+Rows of a batch share shapes, never weights: a batch holds adapters of one padded rank and one set
+of modules, each row is a group of its own, and so a row's result does not depend on which adapters
+the others use.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.torch_model.lora import Route, StackedDelta, StackedLoraLinear
+
+BASE_SERIAL = 0
+PADDED_RANKS = (8, 32, 128)  # few, so that adapters of unlike rank still meet in a batch
+_serials = itertools.count(BASE_SERIAL + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterShape:
+    """What adapters must have in common to share a batch. The base model alone has rank 0 and no modules."""
+
+    padded_rank: int = 0
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedAdapter:
+    """An immutable adapter version on the device; the base model is one without deltas.
+
+    `serial` is never used twice, so nothing computed with a dropped version can be taken for
+    one that was loaded later under the same key. `deltas` hold one group each.
+    """
+
+    key: str
+    serial: int
+    shape: AdapterShape
+    deltas: Mapping[str, StackedDelta] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(delta.lora_A.nbytes + delta.lora_B.nbytes for delta in self.deltas.values())
+
+    def route(self, rows: int) -> Route:
+        """The same adapter for each of `rows` groups, without copies."""
+        return {name: _expanded(delta, rows) for name, delta in self.deltas.items()}
+
+
+BASE_MODEL = LoadedAdapter("", BASE_SERIAL, AdapterShape(), {})
+
+
+def load_adapter(
+    key: str, state: AdapterState, layers: Mapping[str, StackedLoraLinear], device: torch.device
+) -> LoadedAdapter:
+    """Puts an adapter's weights on the device. Raises ServerError if they do not fit the base model."""
+    rank = padded_rank(state.lora.rank)
+    names = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in state.tensors if _is_weight(name)})
+    for name in names:
+        if name not in layers:
+            raise ServerError(f"Adapter {key} has weights for {name}, which the base model does not have.")
+    scale = state.lora.alpha / state.lora.rank
+    deltas = {name: _delta(key, name, state, rank, scale, layers[name], device) for name in names}
+    return LoadedAdapter(key, next(_serials), AdapterShape(rank, tuple(names)), deltas)
+
+
+def padded_rank(rank: int) -> int:
+    """The rank whose shapes an adapter is computed in."""
+    return next((padded for padded in PADDED_RANKS if rank <= padded), rank)
+
+
+class RowAdapters:
+    """The route of one batch. Most batches hold one adapter, and then nothing is copied."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._uniform: tuple[LoadedAdapter, int, Route] | None = None
+        self._stack: dict[str, StackedDelta] = {}
+        self._stacked: list[LoadedAdapter | None] = [None] * rows
+
+    def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
+        """For the first `rows` rows of the batch; None is an idle row, to which any adapter may apply."""
+        used = {adapter.serial: adapter for adapter in adapters if adapter is not None}
+        if len(used) <= 1:
+            adapter = next(iter(used.values()), BASE_MODEL)
+            return self._uniform_route(adapter, rows)
+        return self._stacked_route(adapters, rows)
+
+    def _uniform_route(self, adapter: LoadedAdapter, rows: int) -> Route:
+        self._stack, self._stacked = {}, [None] * self._rows
+        if self._uniform is None or self._uniform[0] is not adapter or self._uniform[1] != rows:
+            self._uniform = (adapter, rows, adapter.route(rows))
+        return self._uniform[2]
+
+    def _stacked_route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
+        self._uniform = None
+        for row, adapter in enumerate(adapters):
+            if adapter is not None and adapter is not self._stacked[row]:
+                self._copy_in(row, adapter)
+        return {
+            name: StackedDelta(delta.lora_A[:rows], delta.lora_B[:rows], delta.scale[:rows])
+            for name, delta in self._stack.items()
+        }
+
+    def _copy_in(self, row: int, adapter: LoadedAdapter) -> None:
+        if not self._stack:
+            self._stack = {name: _zeros_like(delta, self._rows) for name, delta in adapter.deltas.items()}
+        for name, delta in adapter.deltas.items():
+            into = self._stack[name]
+            into.lora_A[row] = delta.lora_A[0]
+            into.lora_B[row] = delta.lora_B[0]
+            into.scale[row] = delta.scale[0]
+        self._stacked[row] = adapter
+
+
+def _is_weight(name: str) -> bool:
+    return name.startswith("weights/")
+
+
+def _delta(
+    key: str,
+    name: str,
+    state: AdapterState,
+    padded: int,
+    scale: float,
+    layer: StackedLoraLinear,
+    device: torch.device,
+) -> StackedDelta:
+    rank = state.lora.rank
+    lora_A = _tensor(key, f"weights/{name}.lora_A", state, (rank, layer.in_features))
+    lora_B = _tensor(key, f"weights/{name}.lora_B", state, (layer.out_features, rank))
+    wide_A = torch.zeros(1, padded, layer.in_features)
+    wide_B = torch.zeros(1, layer.out_features, padded)
+    wide_A[0, :rank] = lora_A
+    wide_B[0, :, :rank] = lora_B
+    return StackedDelta(wide_A.to(device), wide_B.to(device), torch.full((1, 1, 1), scale, device=device))
+
+
+def _tensor(key: str, name: str, state: AdapterState, shape: tuple[int, int]) -> Tensor:
+    array = state.tensors.get(name)
+    if array is None or array.shape != shape:
+        found = "is missing" if array is None else f"has shape {list(array.shape)}"
+        raise ServerError(f"Adapter {key}: {name} {found}; the base model needs {list(shape)}.")
+    return torch.tensor(array, dtype=torch.float32)
+
+
+def _expanded(delta: StackedDelta, rows: int) -> StackedDelta:
+    return StackedDelta(
+        delta.lora_A.expand(rows, -1, -1), delta.lora_B.expand(rows, -1, -1), delta.scale.expand(rows, -1, -1)
+    )
+
+
+def _zeros_like(delta: StackedDelta, rows: int) -> StackedDelta:
+    return StackedDelta(
+        torch.zeros_like(delta.lora_A).repeat(rows, 1, 1),
+        torch.zeros_like(delta.lora_B).repeat(rows, 1, 1),
+        torch.zeros_like(delta.scale).repeat(rows, 1, 1),
+    )

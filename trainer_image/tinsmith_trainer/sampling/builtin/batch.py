@@ -1,0 +1,152 @@
+"""A decode batch: rows of one extent whose adapters share a shape, one forward per step for all of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from tinsmith_trainer.sampling.base import Sequence
+from tinsmith_trainer.sampling.builtin.adapters import AdapterShape, LoadedAdapter, RowAdapters
+from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.jobs import Sample
+from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
+from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+
+SMALLEST_EXTENT = 256
+TRIMMED_EXTENT_STEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKey:
+    """Which rows may share a batch. All of a forward's shapes follow from this key and the settings.
+
+    That is why a row's bits do not depend on its company: the extent is chosen by the row's own
+    length. `alone` is the serial of an adapter that is too large to be copied per row, else 0.
+    """
+
+    shape: AdapterShape
+    extent: int
+    alone: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Extents and rows of batches, and what they cost."""
+
+    geometry: KvGeometry
+    settings: BuiltinSamplerSettings
+    max_sequence_length: int
+
+    def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
+        """The batch of a sample whose next token goes to a position."""
+        extent = SMALLEST_EXTENT
+        while extent <= sample_position:
+            extent *= 2
+        extent = min(extent, self.max_sequence_length)
+        large = adapter.nbytes * self.rows(extent) > self.settings.stacked_adapter_bytes
+        return BatchKey(adapter.shape, extent, adapter.serial if large else 0)
+
+    def rows(self, extent: int) -> int:
+        """As many as a quarter of the memory holds, up to `max_rows`; a power of two."""
+        affordable = self.settings.kv_cache_bytes // 4 // (extent * self.geometry.bytes_per_token)
+        return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
+
+    def nbytes(self, extent: int) -> int:
+        return self.rows(extent) * extent * self.geometry.bytes_per_token
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What left the batch in a step; `diverged` are samples whose logits were not finite."""
+
+    ended: list[tuple[Sample, Sequence]] = field(default_factory=list)
+    outgrown: list[Sample] = field(default_factory=list)
+    diverged: list[Sample] = field(default_factory=list)
+    drawn_tokens: int = 0
+
+
+class DecodeBatch:
+    """Samples in fixed rows. In deterministic mode every step computes all rows, idle ones too."""
+
+    def __init__(self, key: BatchKey, plan: BatchPlan, forward: ForwardPass) -> None:
+        self.key = key
+        self.nbytes = plan.nbytes(key.extent)
+        self._forward = forward
+        self._fixed = plan.settings.deterministic
+        self._samples: list[Sample | None] = [None] * plan.rows(key.extent)
+        self._kv = plan.geometry.allocate(len(self._samples), key.extent)
+        self._adapters = RowAdapters(len(self._samples))
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for sample in self._samples if sample is not None]
+
+    @property
+    def free_rows(self) -> int:
+        return self._samples.count(None)
+
+    def place(self, sample: Sample) -> None:
+        """Gives a sample a free row and copies its keys and values there."""
+        row = self._samples.index(None)
+        assert sample.kv is not None
+        with torch.inference_mode():
+            self._kv[:, :, row, :, : sample.position] = sample.kv[:, :, 0, :, : sample.position]
+            # What a former row left behind is masked, but a masked NaN would still be one.
+            self._kv[:, :, row, :, sample.position :] = 0
+        sample.kv = None
+        self._samples[row] = sample
+
+    def remove_finished(self) -> None:
+        """Frees the rows of jobs that ended for another reason than their last token."""
+        for row, sample in enumerate(self._samples):
+            if sample is not None and sample.run.finished:
+                self._samples[row] = None
+
+    def step(self) -> StepResult:
+        """Draws a token for every sample."""
+        rows = len(self._samples) if self._fixed else self._rows_in_use()
+        samples = self._samples[:rows]
+        result = StepResult()
+        for row, (token, logprob) in enumerate(self._compute(samples)):
+            sample = samples[row]
+            if sample is not None:
+                self._advance(row, sample, token, logprob, result)
+        return result
+
+    def _advance(self, row: int, sample: Sample, token: int, logprob: float, result: StepResult) -> None:
+        if math.isnan(logprob):
+            self._samples[row] = None
+            result.diverged.append(sample)
+            return
+        result.drawn_tokens += 1
+        sequence = sample.push(token, logprob)
+        if sequence is not None:
+            self._samples[row] = None
+            result.ended.append((sample, sequence))
+        elif sample.position >= self.key.extent:
+            sample.kv = self._kv[:, :, row : row + 1].clone()
+            self._samples[row] = None
+            result.outgrown.append(sample)
+
+    @torch.inference_mode()
+    def _compute(self, samples: list[Sample | None]) -> list[tuple[int, float]]:
+        device = self._forward.device
+        ids = torch.tensor([[0 if sample is None else sample.next_token] for sample in samples], device=device)
+        positions = torch.tensor([[0 if sample is None else sample.position] for sample in samples], device=device)
+        route = self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
+        logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(), route)
+        tokens, logprobs = draw_tokens(logits, [Draw() if s is None else s.draw() for s in samples])
+        return list(zip(tokens, logprobs, strict=True))
+
+    def _rows_in_use(self) -> int:
+        last = max(row for row, sample in enumerate(self._samples) if sample is not None)
+        return min(len(self._samples), 1 << last.bit_length())
+
+    def _extent_in_use(self) -> int:
+        if self._fixed:
+            return self.key.extent
+        longest = max(sample.position for sample in self.samples) + 1
+        return min(self.key.extent, -(-longest // TRIMMED_EXTENT_STEP) * TRIMMED_EXTENT_STEP)

@@ -1,0 +1,113 @@
+"""One forward of the shared model: masks, positions and KV given explicitly, in the device's turn."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.sampling.builtin.kv_cache import BlockView, GeometryProbe, KvGeometry, StepView
+from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.lora import Route, routed
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+class ForwardPass:
+    """Runs the model. Raises ServerError at construction for an architecture that the loop cannot serve."""
+
+    def __init__(self, torch_model: TorchModel) -> None:
+        self._model = torch_model.model
+        self._turn = torch_model.turn
+        self.device: torch.device = torch_model.device
+        config = torch_model.model.config.get_text_config()
+        self._layer_types = _layer_types(config)
+        self._window: int = getattr(config, "sliding_window", None) or 0
+        self._check_supported(config)
+        self.geometry = self._probe()
+        self.busy_seconds = 0.0
+
+    @torch.inference_mode()
+    def block(self, kv: Tensor, ids: Tensor, start: int, route: Route, *, all_logits: bool) -> Tensor:
+        """Computes `ids` `[1, length]` behind `start` tokens in `kv`.
+
+        Returns logits `[length, vocab]`, or only the last position's `[1, vocab]`, in float32.
+        """
+        length = ids.shape[1]
+        positions = torch.arange(start, start + length, device=self.device)[None]
+        view = BlockView(kv, start, length)
+        return self._run(ids, positions, view, start + length, route, 0 if all_logits else 1)[0]
+
+    @torch.inference_mode()
+    def step(self, kv: Tensor, ids: Tensor, positions: Tensor, extent: int, route: Route) -> Tensor:
+        """One token per row: `ids` and `positions` `[rows, 1]`. Returns logits `[rows, vocab]` in float32."""
+        view = StepView(kv, positions, extent)
+        return self._run(ids, positions, view, extent, route, 0)[:, 0]
+
+    def _run(
+        self, ids: Tensor, positions: Tensor, view: BlockView | StepView, extent: int, route: Route, logits_to_keep: int
+    ) -> Tensor:
+        with self._turn.taken(), routed(route):
+            started = time.perf_counter()
+            logits: Tensor = self._model(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=self._mask(positions, extent),
+                past_key_values=view,
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+            ).logits.float()
+            self.busy_seconds += time.perf_counter() - started
+        return logits
+
+    def _mask(self, positions: Tensor, extent: int) -> Tensor | dict[str, Tensor]:
+        """What each position sees of keys 0 to extent: additive, `[rows, 1, length, extent]`.
+
+        An additive mask of the model's dtype, because SDPA would convert a boolean one in every layer.
+        A model that mixes layer types takes one mask for each of them.
+        """
+        keys = torch.arange(extent, device=self.device)
+        masks = {}
+        for layer_type in self._layer_types:
+            seen = keys <= positions[:, None, :, None]
+            if layer_type == SLIDING:
+                seen &= keys > positions[:, None, :, None] - self._window
+            masks[layer_type] = torch.where(seen, 0.0, float("-inf")).to(self.geometry.dtype)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _check_supported(self, config: Any) -> None:
+        unknown = sorted(set(self._layer_types) - {FULL, SLIDING})
+        if unknown:
+            raise ServerError(f"The built-in sampler cannot run layers of type {', '.join(unknown)}.")
+        parameters = getattr(config, "rope_parameters", None) or {}
+        ropes = {p.get("rope_type") for p in (parameters, *parameters.values()) if isinstance(p, dict)}
+        for rope in ropes.intersection(LENGTH_DEPENDENT_ROPE):
+            # Such a model turns the whole batch by its longest row, and cached keys by the wrong angle.
+            raise ServerError(f"The built-in sampler cannot run rotary embeddings of type {rope}.")
+
+    @torch.inference_mode()
+    def _probe(self) -> KvGeometry:
+        probe = GeometryProbe()
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=self.device)
+        masks = dict.fromkeys(self._layer_types, mask) if len(self._layer_types) > 1 else mask
+        with self._turn.taken():
+            self._model(input_ids=one, position_ids=one, attention_mask=masks, past_key_values=probe, use_cache=True)
+        geometry = probe.geometry(self.device)
+        if geometry is None:
+            name = type(self._model).__name__
+            raise ServerError(
+                f"The built-in sampler cannot run {name}: its layers keep keys and values of several shapes."
+            )
+        return geometry
+
+
+def _layer_types(config: Any) -> tuple[str, ...]:
+    declared = getattr(config, "layer_types", None)
+    if declared:
+        return tuple(sorted(set(declared)))
+    return (SLIDING,) if getattr(config, "sliding_window", None) else (FULL,)

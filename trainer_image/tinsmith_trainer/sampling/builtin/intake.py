@@ -1,0 +1,80 @@
+"""What other threads ask of the sampler's thread, handed over in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
+from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job as it was handed in. Its adapter version is fixed here, whatever is dropped or loaded later.
+
+    `adapter` is None if the key was not known.
+    """
+
+    job: SampleJob
+    adapter: LoadedAdapter | None
+    done: Callable[[SampleOutcome], None]
+
+
+@dataclass(slots=True)
+class Orders:
+    """Everything that came in since the last look."""
+
+    submissions: list[Submission] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+    dropped: list[LoadedAdapter] = field(default_factory=list)
+    closing: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.submissions or self.cancelled or self.dropped or self.closing)
+
+
+class Intake:
+    """A mailbox with one reader."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._orders = Orders()
+        self._closed = False
+
+    def submit(self, submission: Submission) -> bool:
+        """False if the sampler is closed."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._orders.submissions.append(submission)
+            self._changed.notify()
+            return True
+
+    def cancel(self, request_id: str) -> None:
+        with self._changed:
+            self._orders.cancelled.add(request_id)
+            self._changed.notify()
+
+    def drop(self, adapter: LoadedAdapter) -> None:
+        with self._changed:
+            self._orders.dropped.append(adapter)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = self._orders.closing = True
+            self._changed.notify()
+
+    def take(self, *, wait: bool) -> Orders:
+        """All that came in; blocks until there is something if asked to wait."""
+        with self._changed:
+            while wait and not self._orders:
+                self._changed.wait()
+            orders, self._orders = self._orders, Orders()
+            return orders
+
+    def waiting(self) -> int:
+        with self._changed:
+            return len(self._orders.submissions)

@@ -1,0 +1,90 @@
+"""Keys and values of sequences, in the shape that a transformers model's attention writes and reads them.
+
+One tensor holds all layers, `[layers, 2, rows, kv_heads, extent, head_dim]`, so a row is copied by one
+operation. The views below stand in for a transformers `Cache`: a model only calls `update` on it,
+because every forward here brings its positions and masks along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """What a model keeps per token."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def allocate(self, rows: int, extent: int) -> Tensor:
+        """Zeros `[layers, 2, rows, kv_heads, extent, head_dim]`."""
+        shape = (self.layers, 2, rows, self.kv_heads, extent, self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+
+class BlockView:
+    """One sequence's next `length` tokens, all attending to what is before them."""
+
+    is_compileable = False
+
+    def __init__(self, kv: Tensor, start: int, length: int) -> None:
+        self._kv = kv
+        self._start = start
+        self._end = start + length
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Stores `[1, kv_heads, length, head_dim]`; returns everything up to here."""
+        self._kv[layer, 0, :, :, self._start : self._end] = keys
+        self._kv[layer, 1, :, :, self._start : self._end] = values
+        return self._kv[layer, 0, :, :, : self._end], self._kv[layer, 1, :, :, : self._end]
+
+
+class StepView:
+    """One next token for each row, at a position of its own."""
+
+    is_compileable = False
+
+    def __init__(self, kv: Tensor, positions: Tensor, extent: int) -> None:
+        self._kv = kv
+        self._rows = torch.arange(len(positions), device=kv.device)[:, None]
+        self._positions = positions
+        self._extent = extent
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Stores `[rows, kv_heads, 1, head_dim]`; returns the rows' first `extent` tokens."""
+        count = len(self._positions)
+        for side, states in enumerate((keys, values)):
+            self._kv[layer, side][self._rows, :, self._positions] = states.transpose(1, 2)
+        return self._kv[layer, 0, :count, :, : self._extent], self._kv[layer, 1, :count, :, : self._extent]
+
+
+class GeometryProbe:
+    """Learns a model's geometry from one forward."""
+
+    is_compileable = False
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, tuple[torch.Size, torch.Size, torch.dtype]] = {}
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.shapes[layer] = (keys.shape, values.shape, keys.dtype)
+        return keys, values
+
+    def geometry(self, device: torch.device) -> KvGeometry | None:
+        """None if the model's layers differ from each other, or keys from values."""
+        if len(set(self.shapes.values())) != 1 or sorted(self.shapes) != list(range(len(self.shapes))):
+            return None
+        keys, values, dtype = self.shapes[0]
+        return KvGeometry(len(self.shapes), keys[1], keys[3], dtype, device) if keys == values else None

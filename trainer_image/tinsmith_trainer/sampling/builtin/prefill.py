@@ -1,0 +1,77 @@
+"""Computes a prompt's keys and values block by block, from the longest known prefix on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
+from tinsmith_trainer.sampling.builtin.prefixes import PrefixCache, prefix_keys
+
+
+class Prefill:
+    """One prompt without its last token, which decoding feeds.
+
+    Every block has the same length, the last one padded behind its end, and one row. So a block's
+    bits depend on the tokens up to its end only: not on other jobs, nor on what was cached.
+    """
+
+    def __init__(self, run: Run, forward: ForwardPass, prefixes: PrefixCache, block_tokens: int) -> None:
+        self.run = run
+        self._forward = forward
+        self._prefixes = prefixes
+        self._block_tokens = block_tokens
+        self._tokens = run.prefix
+        self._route = run.adapter.route(1)
+        self._blocks = list(prefix_keys(run.adapter.serial, run.prefix, block_tokens))
+        self.kv = forward.geometry.allocate(1, len(self._blocks) * block_tokens)
+        self._next_block = self._take_known()
+
+    @property
+    def finished(self) -> bool:
+        return self._next_block == len(self._blocks)
+
+    @property
+    def length(self) -> int:
+        """Positions of `kv` that hold the prompt when finished."""
+        return len(self._tokens)
+
+    @torch.inference_mode()
+    def run_block(self) -> int:
+        """Computes and caches the next block; returns its tokens. Raises UserError if scores are not finite."""
+        key, end = self._blocks[self._next_block]
+        start = self._next_block * self._block_tokens
+        ids = torch.zeros(1, self._block_tokens, dtype=torch.long)
+        ids[0, : end - start] = torch.from_numpy(self._tokens[start:end].astype(np.int64))
+        scores = self.run.first_scored is not None and end >= self.run.first_scored
+        logits = self._forward.block(self.kv, ids.to(self._forward.device), start, self._route, all_logits=scores)
+        if scores:
+            self._score(logits, start, end)
+        self._prefixes.put(key, self.kv[:, :, 0, :, start:end])
+        self._next_block += 1
+        return end - start
+
+    def _take_known(self) -> int:
+        """Copies cached blocks in; returns how many. Positions to be scored must be computed."""
+        first_scored = self.run.first_scored
+        usable = [key for key, end in self._blocks if first_scored is None or end < first_scored]
+        start = 0
+        found = self._prefixes.find(usable)
+        for block in found:
+            self.kv[:, :, 0, :, start : start + block.shape[3]] = block
+            start += block.shape[3]
+        self.run.hit_tokens = start
+        return len(found)
+
+    def _score(self, logits: torch.Tensor, start: int, end: int) -> None:
+        """Logprobs of the tokens that follow positions start to end, as far as they were asked for."""
+        assert self.run.prompt_logprobs is not None
+        assert self.run.first_scored is not None
+        targets = self.run.job.prompt[start + 1 : end + 1].astype(np.int64)
+        logprobs = torch.log_softmax(logits, -1)[: end - start]
+        values = logprobs.gather(-1, torch.from_numpy(targets).to(logits.device)[:, None])[:, 0].cpu().numpy()
+        if np.isnan(values).any():
+            raise not_finite(self.run)
+        first = max(start + 1, self.run.first_scored)
+        self.run.prompt_logprobs[first : end + 1] = values[first - start - 1 :]

@@ -1,0 +1,68 @@
+"""Keys and values of prompt prefixes, kept for later jobs within a byte cap.
+
+A prefix is known by a digest over all its tokens and the adapter version it was computed with.
+Whole blocks are shared between prompts that begin alike; the rest behind the last whole block is
+shared between equal prompts. A cached entry holds the very bits that computing it again would give,
+because both run the same shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+PrefixKey = tuple[int, bytes]
+
+
+def prefix_keys(adapter_serial: int, tokens: NDArray[np.int32], block_tokens: int) -> Iterator[tuple[PrefixKey, int]]:
+    """The key of each block's prefix and where the block ends; the last block may be short."""
+    digest = b""
+    for start in range(0, len(tokens), block_tokens):
+        block = tokens[start : start + block_tokens]
+        digest = hashlib.blake2b(digest + block.tobytes(), digest_size=16).digest()
+        yield (adapter_serial, digest), start + len(block)
+
+
+class PrefixCache:
+    """Blocks `[layers, 2, kv_heads, tokens, head_dim]`, the least recently used first out. One thread only."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._used_bytes = 0
+        self._blocks: OrderedDict[PrefixKey, Tensor] = OrderedDict()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    def find(self, keys: list[PrefixKey]) -> list[Tensor]:
+        """The blocks of the longest known prefix of a chain of keys."""
+        found = []
+        for key in keys:
+            block = self._blocks.get(key)
+            if block is None:
+                break
+            found.append(block)
+        # Later blocks are of no use without the earlier ones, so the first block is touched last.
+        for key in reversed(keys[: len(found)]):
+            self._blocks.move_to_end(key)
+        return found
+
+    def put(self, key: PrefixKey, block: Tensor) -> None:
+        """Keeps a copy of a block, making room for it."""
+        if key in self._blocks or block.nbytes > self._capacity_bytes:
+            return
+        while self._used_bytes + block.nbytes > self._capacity_bytes:
+            self._used_bytes -= self._blocks.popitem(last=False)[1].nbytes
+        self._blocks[key] = block.clone()
+        self._used_bytes += block.nbytes
+
+    def forget(self, adapter_serial: int) -> None:
+        """Drops all prefixes of an adapter version."""
+        for key in [key for key in self._blocks if key[0] == adapter_serial]:
+            self._used_bytes -= self._blocks.pop(key).nbytes

@@ -1,0 +1,78 @@
+"""The Sampler that the worker sees: a thread-safe door to the sampling loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from typing_extensions import override
+
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
+from tinsmith_trainer.sampling.builtin.adapters import BASE_MODEL, LoadedAdapter, load_adapter
+from tinsmith_trainer.sampling.builtin.intake import Intake, Submission
+from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
+from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+
+class BuiltinSampler(Sampler):
+    """Samples from a torch model, sharing its weights, and its device by turns, with an engine of the same process.
+
+    Raises ServerError at construction if the architecture cannot be served.
+    """
+
+    def __init__(self, torch_model: TorchModel, settings: BuiltinSamplerSettings | None = None) -> None:
+        self._torch_model = torch_model
+        self._intake = Intake()
+        self._loop = SamplingLoop(torch_model, settings or BuiltinSamplerSettings(), self._intake)
+        self._adapters_guard = threading.Lock()
+        self._adapters: dict[str, LoadedAdapter] = {"": BASE_MODEL}
+        self._thread = threading.Thread(target=self._loop.run, name="builtin-sampler", daemon=True)
+        self._thread.start()
+
+    @override
+    def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
+        """Raises ServerError if the weights do not fit the base model."""
+        if self.has_adapter(adapter_key):
+            return
+        adapter = load_adapter(adapter_key, state, self._torch_model.layers, self._torch_model.device)
+        with self._adapters_guard:
+            self._adapters.setdefault(adapter_key, adapter)
+
+    @override
+    def has_adapter(self, adapter_key: str) -> bool:
+        with self._adapters_guard:
+            return adapter_key in self._adapters
+
+    @override
+    def drop_adapter(self, adapter_key: str) -> None:
+        """Jobs that were submitted before keep the version to their end. Unknown keys are ignored."""
+        with self._adapters_guard:
+            adapter = self._adapters.pop(adapter_key, None) if adapter_key else None
+        if adapter is not None:
+            self._intake.drop(adapter)
+
+    @override
+    def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
+        """Of a closed sampler `done` is called at once, by the caller's thread."""
+        with self._adapters_guard:
+            adapter = self._adapters.get(job.adapter_key)
+        if not self._intake.submit(Submission(job, adapter, done)):
+            done(SampleOutcome(error=ServerError("The sampler is closed; send the request again.")))
+
+    @override
+    def cancel(self, request_id: str) -> None:
+        self._intake.cancel(request_id)
+
+    @override
+    def stats(self) -> SamplerStats:
+        """Jobs active and waiting now; tokens and seconds since the start."""
+        return self._loop.stats()
+
+    @override
+    def close(self) -> None:
+        self._intake.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()

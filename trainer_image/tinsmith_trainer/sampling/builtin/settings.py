@@ -1,0 +1,41 @@
+"""What an operator may choose about the built-in sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltinSamplerSettings:
+    """Sizes of the sampler, fixed for its life; in deterministic mode results depend on them.
+
+    `deterministic` makes a job's result a function of the job, the weights and the seed alone, by
+    giving every forward one of a few fixed shapes. It is the default because a seed that means
+    something else under load is no seed; the price is that a lone request decodes at the cost of
+    a full batch. Without it a forward is as small as the rows in use, and logprobs agree to 1e-4.
+    """
+
+    deterministic: bool = True
+    max_rows: int = 32
+    """Rows of a decode batch, a power of two. Long rows share smaller batches, see `kv_cache_bytes`."""
+    prefill_block_tokens: int = 64
+    """Prompts are computed, and their prefixes cached, in blocks of this many tokens."""
+    prefill_tokens_per_step: int = 512
+    """Prompt tokens computed between two decode steps, so that a long prompt does not stall other jobs."""
+    kv_cache_bytes: int = 2048 * MIB
+    """Keys and values of running rows, all batches together; one batch takes a quarter at most (but has a row)."""
+    prefix_cache_bytes: int = 256 * MIB
+    """Keys and values of prompt prefixes kept for later jobs, least recently used first out; 0 keeps none."""
+    stacked_adapter_bytes: int = 256 * MIB
+    """Adapters that would take more than this, copied once for each row of a batch, decode in batches of their own."""
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1 or self.max_rows & (self.max_rows - 1):
+            raise ValueError(f"max_rows is {self.max_rows}; it must be a power of two.")
+        for name in ("prefill_block_tokens", "prefill_tokens_per_step", "kv_cache_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.prefix_cache_bytes < 0 or self.stacked_adapter_bytes < 0:
+            raise ValueError("prefix_cache_bytes and stacked_adapter_bytes must not be negative.")
