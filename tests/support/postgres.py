@@ -40,6 +40,11 @@ class PostgresServer:
         schema = parse_qs(urlsplit(url).query)["options"][0].removeprefix("-csearch_path=")
         self._run_sql(f'DROP SCHEMA "{schema}" CASCADE')
 
+    def drop_connections(self) -> None:
+        """Ends every other connection, as a restart of the server would."""
+        others = "backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        self._run_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+
     def _url(self, **parameters: str) -> str:
         query = urlencode({"host": str(self.directory), **parameters})
         return f"postgresql://{self.superuser}@/postgres?{query}"

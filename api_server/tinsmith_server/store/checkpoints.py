@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, select, update
+from sqlalchemy import ColumnElement, Select, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
@@ -25,19 +25,7 @@ class CheckpointQueries(Queries):
     """The part of `Store` about checkpoints."""
 
     async def put_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        row = {**values(checkpoint), "deleted_at": None}
-        named = _named(checkpoint.run_id, checkpoint.type, checkpoint.name)
-        async with self._database.write() as connection:
-            if await insert_unless_there(connection, checkpoints, row):
-                return None
-            present = await _lock(connection, named)
-            if (present.epoch, present.event_id) >= (checkpoint.epoch, checkpoint.event_id):
-                return None
-            await connection.execute(update(checkpoints).where(named).values(row))
-        # A directory that the name still points to is no garbage, and a deleted one was handed out at its deletion.
-        if present.deleted_at is not None or present.directory == checkpoint.directory:
-            return None
-        return to_record(Checkpoint, present)
+        return await self._database.write(lambda connection: _put(connection, checkpoint))
 
     async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
         return await self._read_one(Checkpoint, _select().where(_named(run_id, type, name)))
@@ -52,10 +40,13 @@ class CheckpointQueries(Queries):
 
     async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
         present = _named(run_id, type, name) & _NOT_DELETED
-        statement = update(checkpoints).where(present).values(deleted_at=now).returning(*checkpoints.c)
-        async with self._database.write() as connection:
-            row = (await connection.execute(statement)).one_or_none()
-        return None if row is None else to_record(Checkpoint, row)
+        entomb = update(checkpoints).where(present).values(deleted_at=now).returning(*checkpoints.c)
+
+        async def delete(connection: AsyncConnection) -> Checkpoint | None:
+            row = (await connection.execute(entomb)).one_or_none()
+            return None if row is None else to_record(Checkpoint, row)
+
+        return await self._database.write(delete)
 
     async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None:
         present = _named(run_id, type, name) & _NOT_DELETED
@@ -99,6 +90,17 @@ def _oldest_first() -> list[ColumnElement[Any]]:
     return [checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, checkpoints.c.run_id]
 
 
-async def _lock(connection: AsyncConnection, named: ColumnElement[bool]) -> Row[Any]:
-    """The row, deleted or not, and nobody else's until the commit. SQLite's write lock is taken already."""
-    return (await connection.execute(select(checkpoints).where(named).with_for_update())).one()
+async def _put(connection: AsyncConnection, checkpoint: Checkpoint) -> Checkpoint | None:
+    row = {**values(checkpoint), "deleted_at": None}
+    if await insert_unless_there(connection, checkpoints, row):
+        return None
+    named = _named(checkpoint.run_id, checkpoint.type, checkpoint.name)
+    # Deleted or not, and locked until the commit. On SQLite the whole transaction holds the write lock.
+    present = (await connection.execute(select(checkpoints).where(named).with_for_update())).one()
+    if (present.epoch, present.event_id) >= (checkpoint.epoch, checkpoint.event_id):
+        return None
+    await connection.execute(update(checkpoints).where(named).values(row))
+    # A deleted one was handed out at its deletion; a directory that the name still points to is no garbage.
+    if present.deleted_at is not None or present.directory == checkpoint.directory:
+        return None
+    return to_record(Checkpoint, present)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Literal
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
@@ -15,8 +16,18 @@ from tinsmith_server.store.columns import to_json
 from tinsmith_server.store.errors import RowRefused, StoreUnavailable
 from tinsmith_server.store.url import async_url, describe
 
-# FULL, not WAL's usual NORMAL: an acknowledged create_model must survive the loss of power.
-_SQLITE_PRAGMAS = ("busy_timeout=30000", "synchronous=FULL", "foreign_keys=ON")
+T = TypeVar("T")
+Work: TypeAlias = Callable[[AsyncConnection], Awaitable[T]]
+
+# Above any burst of small transactions, below the time after which a request has lost its client.
+SQLITE_BUSY_TIMEOUT_MILLISECONDS = 30_000
+
+# sqlite3 must not open transactions by itself: `prepare_sqlite` does.
+SQLITE_CONNECT_ARGS: dict[str, Any] = {"isolation_level": None}
+
+# What the statements are written for, whatever the database's own default: after waiting for a lock or
+# for another's insert, the next statement sees what the other committed.
+POSTGRESQL_ISOLATION: Literal["READ COMMITTED"] = "READ COMMITTED"
 
 # A replica whose database host vanished without a word must notice within half a minute, not after the
 # kernel's two hours.
@@ -31,34 +42,45 @@ _LIBPQ_DEFAULTS = {
 
 
 class Database:
-    """Opens transactions. On SQLite readers never wait, and this process's writers queue for one connection."""
+    """Runs transactions. On SQLite readers never wait, and this process's writers queue for one connection.
+
+    A transaction runs to its end even when its caller is cancelled: a driver that is interrupted between
+    two steps can leave a connection, and on SQLite the write lock, to whenever an exception is collected.
+    """
 
     def __init__(self, url: URL) -> None:
         self._where = describe(url)
+        self._running: set[asyncio.Task[Any]] = set()
         if url.drivername == "sqlite":
             self._reader = _sqlite_engine(url, begin="BEGIN", pool_size=4)
             self._writer = _sqlite_engine(url, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
             self._reader = self._writer = _postgresql_engine(url)
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that only reads."""
-        with clear_errors(self._where):
-            async with self._reader.begin() as connection:
-                yield connection
+    async def read(self, work: Work[T]) -> T:
+        """Runs `work` in a transaction that only reads."""
+        return await self._run(self._reader, work)
 
-    @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that may write. It is durable when the block has ended."""
-        with clear_errors(self._where):
-            async with self._writer.begin() as connection:
-                yield connection
+    async def write(self, work: Work[T]) -> T:
+        """Runs `work` in a transaction that may write, and returns when it is durable."""
+        return await self._run(self._writer, work)
 
     async def close(self) -> None:
+        """Waits for the transactions of cancelled callers, then closes every connection."""
+        await asyncio.gather(*self._running, return_exceptions=True)
         await self._reader.dispose()
-        if self._writer is not self._reader:
-            await self._writer.dispose()
+        await self._writer.dispose()
+
+    async def _run(self, engine: AsyncEngine, work: Work[T]) -> T:
+        task = asyncio.create_task(self._transaction(engine, work))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _transaction(self, engine: AsyncEngine, work: Work[T]) -> T:
+        with clear_errors(self._where):
+            async with engine.begin() as connection:
+                return await work(connection)
 
 
 @contextmanager
@@ -82,22 +104,21 @@ def prepare_sqlite(engine: Engine, begin: str, *more_pragmas: str) -> None:
     fail with "database is locked", without waiting, when another one wrote in between.
     """
 
+    pragmas = (
+        f"busy_timeout={SQLITE_BUSY_TIMEOUT_MILLISECONDS}",
+        "foreign_keys=ON",
+        "synchronous=FULL",  # not WAL's usual NORMAL: an acknowledged create_model must survive the loss of power
+        *more_pragmas,
+    )
+
     def set_pragmas(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
-        for pragma in (*_SQLITE_PRAGMAS, *more_pragmas):
+        for pragma in pragmas:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
     event.listen(engine, "connect", set_pragmas)
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
-
-
-# sqlite3 must not open transactions by itself: `prepare_sqlite` does.
-SQLITE_CONNECT_ARGS: dict[str, Any] = {"isolation_level": None}
-
-# What the statements are written for, whatever the database's own default: after waiting for a lock or
-# for another's insert, the next statement sees what the other committed.
-POSTGRESQL_ISOLATION: Literal["READ COMMITTED"] = "READ COMMITTED"
 
 
 def postgresql_connect_args(url: URL) -> dict[str, Any]:

@@ -22,13 +22,17 @@ class GarbageQueries(Queries):
     """The part of `Store` about files that no name points to any more."""
 
     async def add_garbage(self, directories: Sequence[str]) -> None:
-        async with self._database.write() as connection:
+        async def add(connection: AsyncConnection) -> None:
             for directory in directories:
                 await insert_unless_there(connection, garbage, {"directory": directory})
 
+        await self._database.write(add)
+
     async def list_garbage(self) -> Sequence[str]:
-        async with self._database.read() as connection:
+        async def directories(connection: AsyncConnection) -> Sequence[str]:
             return (await connection.scalars(select(garbage.c.directory).order_by(garbage.c.garbage_id))).all()
+
+        return await self._database.read(directories)
 
     async def remove_garbage(self, directory: str) -> None:
         await self._write(delete(garbage).where(garbage.c.directory == directory))
@@ -38,33 +42,41 @@ class InstallationQueries(Queries):
     """The part of `Store` that every replica must agree on."""
 
     async def secret(self, name: str) -> bytes:
-        query = select(secrets.c.value).where(secrets.c.name == name)
-        async with self._database.write() as connection:
-            row = {"name": name, "value": random_secrets.token_bytes(_SECRET_BYTES)}
+        row = {"name": name, "value": random_secrets.token_bytes(_SECRET_BYTES)}
+
+        async def draw_once(connection: AsyncConnection) -> bytes:
             await insert_unless_there(connection, secrets, row)
-            return bytes((await connection.execute(query)).scalar_one())
+            stored = select(secrets.c.value).where(secrets.c.name == name)
+            return bytes((await connection.execute(stored)).scalar_one())
+
+        return await self._database.write(draw_once)
 
     async def take_lease(self, name: str, owner: str, now: datetime, seconds: float) -> bool:
         lease = {"name": name, "owner": owner, "expires_at": now + timedelta(seconds=seconds)}
         free = (leases.c.owner == owner) | (leases.c.expires_at <= now)
-        async with self._database.write() as connection:
-            statement = insert_into(connection, leases, lease).on_conflict_do_update(
-                index_elements=[leases.c.name], set_=lease, where=free
+
+        async def take(connection: AsyncConnection) -> bool:
+            insert = insert_into(connection, leases, lease)
+            return await inserts_row(
+                connection, insert.on_conflict_do_update(index_elements=["name"], set_=lease, where=free)
             )
-            return await inserts_row(connection, statement)
+
+        return await self._database.write(take)
 
     async def counts(self) -> Mapping[str, int]:
-        active = select(func.count()).select_from(sessions).where(sessions.c.finished_at.is_(None))
-        async with self._database.read() as connection:
-            states = await _count_by(connection, models.c.state)
-            types = await _count_by(connection, checkpoints.c.type, checkpoints.c.deleted_at.is_(None))
-            active_sessions = (await connection.execute(active)).scalar_one()
-        # Every state is named: a gauge that vanishes at zero looks like a scrape that failed.
-        return {
-            **{f"models.{state}": states.get(state, 0) for state in get_args(ModelState)},
-            "sessions.active": active_sessions,
-            **{f"checkpoints.{type}": types.get(type, 0) for type in get_args(CheckpointType)},
-        }
+        return await self._database.read(_count)
+
+
+async def _count(connection: AsyncConnection) -> dict[str, int]:
+    states = await _count_by(connection, models.c.state)
+    types = await _count_by(connection, checkpoints.c.type, checkpoints.c.deleted_at.is_(None))
+    active = select(func.count()).select_from(sessions).where(sessions.c.finished_at.is_(None))
+    # Every state is named: a gauge that vanishes at zero looks like a scrape that failed.
+    return {
+        **{f"models.{state}": states.get(state, 0) for state in get_args(ModelState)},
+        "sessions.active": (await connection.execute(active)).scalar_one(),
+        **{f"checkpoints.{type}": types.get(type, 0) for type in get_args(CheckpointType)},
+    }
 
 
 async def _count_by(connection: AsyncConnection, column: Column[str], *where: ColumnElement[bool]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from sqlalchemy import func, update
 
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import ApiKey
-from tinsmith_server.store.rows import fetch_made, insert_unless_there, select_records
+from tinsmith_server.store.rows import select_records
 from tinsmith_server.store.tables import api_keys
 
 
@@ -18,10 +18,8 @@ class KeyQueries(Queries):
 
     async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey:
         row = {"tenant": tenant, "name": name, "prefix": prefix, "key_hash": key_hash, "created_at": now}
-        async with self._database.write() as connection:
-            await insert_unless_there(connection, api_keys, row)
-            by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
-            return await fetch_made(connection, ApiKey, by_hash)
+        by_hash = select_records(api_keys, ApiKey).where(api_keys.c.key_hash == key_hash)
+        return await self._insert_or_find(ApiKey, api_keys, row, by_hash)
 
     async def find_key(self, key_hash: str) -> ApiKey | None:
         valid = (api_keys.c.key_hash == key_hash) & api_keys.c.revoked_at.is_(None)

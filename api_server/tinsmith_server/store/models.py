@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import Model, ModelState, Page
-from tinsmith_server.store.rows import fetch_made, insert_unless_there, newest_first, select_records, values
+from tinsmith_server.store.rows import newest_first, select_records, values
 from tinsmith_server.store.tables import models
 
 _FINAL: tuple[ModelState, ...] = ("released", "failed", "corrupted")
@@ -20,9 +20,8 @@ class ModelQueries(Queries):
 
     async def add_model(self, model: Model) -> Model:
         numbered = (models.c.session_id == model.session_id) & (models.c.model_seq_id == model.model_seq_id)
-        async with self._database.write() as connection:
-            await insert_unless_there(connection, models, values(model))
-            return await fetch_made(connection, Model, select_records(models, Model).where(numbered))
+        made = select_records(models, Model).where(numbered)
+        return await self._insert_or_find(Model, models, values(model), made)
 
     async def get_model(self, model_id: str) -> Model | None:
         return await self._read_one(Model, select_records(models, Model).where(models.c.model_id == model_id))

@@ -9,7 +9,7 @@ from sqlalchemy import Select
 
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import SamplingSession
-from tinsmith_server.store.rows import fetch_made, insert_unless_there, select_records, values
+from tinsmith_server.store.rows import select_records, values
 from tinsmith_server.store.tables import sampling_sessions as table
 
 
@@ -20,9 +20,7 @@ class SamplingSessionQueries(Queries):
         numbered = (table.c.session_id == session.session_id) & (
             table.c.sampling_session_seq_id == session.sampling_session_seq_id
         )
-        async with self._database.write() as connection:
-            await insert_unless_there(connection, table, values(session))
-            return await fetch_made(connection, SamplingSession, _select().where(numbered))
+        return await self._insert_or_find(SamplingSession, table, values(session), _select().where(numbered))
 
     async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None:
         query = _select().where(table.c.sampling_session_id == sampling_session_id)

@@ -7,13 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Select, exists, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import FinishType, Page, Session
 from tinsmith_server.store.rows import (
-    fetch_made,
     fetch_one,
-    insert_unless_there,
     newest_first,
     select_records,
     values,
@@ -25,13 +24,12 @@ class SessionQueries(Queries):
     """The part of `Store` about sessions."""
 
     async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
+        made = _by_id(session.session_id)
+        if idempotency_key is not None:
+            same_key = (sessions.c.tenant == session.tenant) & (sessions.c.idempotency_key == idempotency_key)
+            made = select_records(sessions, Session).where(same_key)
         row = {**values(session), "idempotency_key": idempotency_key}
-        async with self._database.write() as connection:
-            await insert_unless_there(connection, sessions, row)
-            if idempotency_key is None:
-                return await fetch_made(connection, Session, _by_id(session.session_id))
-            by_key = (sessions.c.tenant == session.tenant) & (sessions.c.idempotency_key == idempotency_key)
-            return await fetch_made(connection, Session, select_records(sessions, Session).where(by_key))
+        return await self._insert_or_find(Session, sessions, row, made)
 
     async def get_session(self, session_id: str) -> Session | None:
         return await self._read_one(Session, _by_id(session_id))
@@ -45,12 +43,14 @@ class SessionQueries(Queries):
         return await self._read_page(Session, query, limit, offset)
 
     async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
-        beats = sessions.c.finished_at.is_(None) & (sessions.c.last_heartbeat_at < now)
-        async with self._database.write() as connection:
-            await connection.execute(
-                update(sessions).where(sessions.c.session_id == session_id, beats).values(last_heartbeat_at=now)
-            )
+        alive = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
+        beat = update(sessions).where(alive, sessions.c.last_heartbeat_at < now).values(last_heartbeat_at=now)
+
+        async def beat_and_look(connection: AsyncConnection) -> Session | None:
+            await connection.execute(beat)
             return await fetch_one(connection, Session, _by_id(session_id))
+
+        return await self._database.write(beat_and_look)
 
     async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
         unfinished = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)

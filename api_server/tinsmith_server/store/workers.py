@@ -24,29 +24,27 @@ class WorkerQueries(Queries):
 
     async def get_worker(self, worker_id: str) -> Worker:
         known = await self._read_one(Worker, _by_id(worker_id))
-        if known is not None:
-            return known
-        async with self._database.write() as connection:
-            await _insert_at_first_sight(connection, worker_id)
-            return await fetch_made(connection, Worker, _by_id(worker_id))
+        return known or await self._insert_or_find(Worker, workers, _unseen(worker_id), _by_id(worker_id))
 
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
         unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
-        raised = {"epoch": expected_epoch + 1, "instance_id": instance_id}
-        async with self._database.write() as connection:
-            await _insert_at_first_sight(connection, worker_id)
-            if not await changes_rows(connection, update(workers).where(unchanged).values(raised)):
+        raised = update(workers).where(unchanged).values(epoch=expected_epoch + 1, instance_id=instance_id)
+
+        async def compare_and_swap(connection: AsyncConnection) -> Worker | None:
+            await insert_unless_there(connection, workers, _unseen(worker_id))
+            if not await changes_rows(connection, raised):
                 return None
             return await fetch_made(connection, Worker, _by_id(worker_id))
+
+        return await self._database.write(compare_and_swap)
 
     async def advance_cursor(self, worker_id: str, event_id: int) -> None:
         behind = (workers.c.worker_id == worker_id) & (workers.c.event_cursor < event_id)
         await self._write(update(workers).where(behind).values(event_cursor=event_id))
 
 
-async def _insert_at_first_sight(connection: AsyncConnection, worker_id: str) -> None:
-    unseen = Worker(worker_id=worker_id, epoch=0, instance_id="", event_cursor=0)
-    await insert_unless_there(connection, workers, values(unseen))
+def _unseen(worker_id: str) -> dict[str, Any]:
+    return values(Worker(worker_id=worker_id, epoch=0, instance_id="", event_cursor=0))
 
 
 def _by_id(worker_id: str) -> Select[Any]:

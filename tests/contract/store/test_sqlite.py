@@ -1,0 +1,103 @@
+"""What only a SQLite store can do wrong."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+from support.store_records import a_session
+from tinsmith_server.store import database
+from tinsmith_server.store.database import Database
+from tinsmith_server.store.engine import open_store
+from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.records import Session
+from tinsmith_server.store.tables import workers
+from tinsmith_server.store.url import parse_store_url
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/store.db"
+
+
+async def test_each_commit_is_synced(url: str) -> None:
+    """An acknowledged create_model survives the loss of power, which `synchronous=NORMAL` does not promise."""
+    await (await open_store(url)).close()
+    store = Database(parse_store_url(url))
+
+    async def settings(connection: AsyncConnection) -> list[object]:
+        pragmas = ("journal_mode", "synchronous", "foreign_keys")
+        return [(await connection.exec_driver_sql(f"PRAGMA {pragma}")).scalar_one() for pragma in pragmas]
+
+    found = await store.write(settings)
+
+    await store.close()
+    assert found == ["wal", 2, 1]
+
+
+async def test_transactions_that_read_before_they_write_wait_for_each_other(url: str) -> None:
+    """With a plain BEGIN the second of two would fail with "database is locked" at its first write."""
+    store = await open_store(url)
+    await store.get_worker("worker-1")
+    await store.close()
+    databases = [Database(parse_store_url(url)) for _ in range(2)]
+
+    async def add_one(connection: AsyncConnection) -> int:
+        cursor = (await connection.execute(select(workers.c.event_cursor))).scalar_one()
+        await connection.execute(update(workers).values(event_cursor=cursor + 1))
+        return cursor
+
+    seen = await asyncio.gather(*(databases[number % 2].write(add_one) for number in range(20)))
+
+    assert sorted(seen) == list(range(20))
+    for one in databases:
+        await one.close()
+
+
+async def test_readers_do_not_wait_for_a_writer(url: str) -> None:
+    store = await open_store(url)
+    database = Database(parse_store_url(url))
+
+    async def look_meanwhile(_connection: AsyncConnection) -> Session | None:
+        return await store.get_session("session-1")
+
+    assert await database.write(look_meanwhile) is None
+    await database.close()
+    await store.close()
+
+
+async def test_a_file_locked_for_too_long_is_one_clear_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "SQLITE_BUSY_TIMEOUT_MILLISECONDS", 0)
+    store = await open_store(url)
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            await store.create_session(a_session(), None)
+
+        other.execute("ROLLBACK")
+        assert await store.create_session(a_session(), None) == a_session()
+    finally:
+        other.close()
+        await store.close()
+
+
+async def test_a_missing_directory_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"nowhere for the store does not exist\. Create it"):
+        await open_store(f"sqlite:///{tmp_path}/nowhere/store.db")
+
+
+async def test_a_directory_in_the_files_place_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "store.db").mkdir()
+
+    with pytest.raises(StoreUnavailable, match=r"store\.db is not available: unable to open database file"):
+        await open_store(f"sqlite:///{tmp_path}/store.db")
+
+
+async def test_a_file_that_is_no_database_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "store.db").write_text("a letter, not a database. " * 100)
+
+    with pytest.raises(StoreUnavailable, match=r"store\.db is not available: file is not a database"):
+        await open_store(f"sqlite:///{tmp_path}/store.db")

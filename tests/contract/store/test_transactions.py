@@ -1,0 +1,92 @@
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from support.store_records import NOW, a_checkpoint, a_model, a_session, later
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.engine import open_store
+from tinsmith_server.store.errors import UnstorableValue
+
+
+async def cancelled(work: Coroutine[Any, Any, Any]) -> None:
+    """Cancels `work` where it waits for the first time."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    assert task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_reopened_store_finds_everything_again(store_url: str) -> None:
+    first = await open_store(store_url)
+    session = await first.create_session(a_session(), "retry-1")
+    model = await first.add_model(a_model())
+    secret = await first.secret("urls")
+    await first.close()
+
+    second = await open_store(store_url)
+    try:
+        assert await second.create_session(a_session("session-2"), "retry-1") == session
+        assert await second.get_model(model.model_id) == model
+        assert await second.secret("urls") == secret
+    finally:
+        await second.close()
+
+
+async def test_a_write_whose_caller_is_cancelled_runs_to_its_end(store_url: str) -> None:
+    first = await open_store(store_url)
+    await cancelled(first.create_session(a_session(), None))
+    await first.close()
+
+    second = await open_store(store_url)
+    assert await second.get_session("session-1") == a_session()
+    await second.close()
+
+
+async def test_cancelled_callers_block_nobody(store: Store) -> None:
+    for event_id in range(40):
+        await cancelled(store.put_checkpoint(a_checkpoint(event_id=event_id)))
+    last = a_checkpoint(event_id=40)
+
+    await store.put_checkpoint(last)
+
+    assert await store.get_checkpoint(last.run_id, "training", "first") == last
+
+
+async def test_a_burst_of_readers_and_writers_all_get_through(replicas: tuple[Store, Store]) -> None:
+    await replicas[0].create_session(a_session(), None)
+    beats = [replicas[number % 2].heartbeat("session-1", later(number)) for number in range(100)]
+    reads = [replicas[number % 2].get_session("session-1") for number in range(100)]
+
+    answers = await asyncio.gather(*beats, *reads)
+
+    assert None not in answers
+    assert await replicas[0].get_session("session-1") == a_session(last_heartbeat_at=later(99))
+
+
+@pytest.mark.parametrize("text", ["nul \0", "half \ud800"], ids=["a NUL", "half a surrogate pair"])
+async def test_text_that_no_row_can_hold_is_refused_alike(store: Store, text: str) -> None:
+    with pytest.raises(UnstorableValue, match="NUL character or half of a surrogate"):
+        await store.create_session(a_session(display_name=text), None)
+    with pytest.raises(UnstorableValue):
+        await store.get_model(text)
+
+    assert (await store.list_sessions("ada", 10, 0)).total == 0
+
+
+async def test_numbers_over_64_bits_are_refused_alike(store: Store) -> None:
+    await store.create_session(a_session(), None)
+
+    with pytest.raises(UnstorableValue, match="64 bits"):
+        await store.add_model(a_model(model_seq_id=2**63))
+
+
+async def test_metadata_that_is_not_json_is_refused_alike(store: Store) -> None:
+    with pytest.raises(UnstorableValue, match="not JSON"):
+        await store.create_session(a_session(user_metadata={"loss": float("nan")}), None)
+
+
+async def test_a_time_without_a_zone_is_refused_alike(store: Store) -> None:
+    with pytest.raises(UnstorableValue, match="no time zone"):
+        await store.create_session(a_session(created_at=NOW.replace(tzinfo=None)), None)
