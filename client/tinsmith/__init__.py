@@ -1,0 +1,1 @@
+"""The `tinsmith` command, and the demo that shows what the server does."""

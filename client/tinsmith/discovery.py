@@ -1,0 +1,52 @@
+"""Which commands are installed, and what each does, without importing any of them.
+
+A command is an entry point of the group `tinsmith.commands`: a function, or a `typer.Typer` with
+commands of its own. Its extras, in brackets behind the name, are those of the distribution that
+it needs: `serve = "tinsmith_server.cli.serve:serve [server,trainer]"`.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib.abc import InspectLoader
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+
+GROUP = "tinsmith.commands"
+
+
+def find_commands() -> dict[str, EntryPoint]:
+    """Command name to entry point, in alphabetical order."""
+    return {command.name: command for command in sorted(entry_points(group=GROUP), key=lambda found: found.name)}
+
+
+def summary_of(command: EntryPoint) -> str:
+    """The first line of the function's docstring, or a `typer.Typer`'s `help`, read from the source.
+
+    Empty where there is no source to read.
+    """
+    source = _source_of(command.module)
+    for node in ast.parse(source).body:
+        match node:
+            case ast.FunctionDef(name=command.attr):
+                return (ast.get_docstring(node) or "").partition("\n")[0]
+            case ast.Assign(targets=[ast.Name(id=command.attr)], value=ast.Call() as call):
+                return _help_of(call)
+    return ""
+
+
+def _source_of(module: str) -> str:
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:
+        return ""
+    if spec is None or not isinstance(spec.loader, InspectLoader):
+        return ""
+    return spec.loader.get_source(module) or ""
+
+
+def _help_of(typer_call: ast.Call) -> str:
+    for keyword in typer_call.keywords:
+        if keyword.arg == "help" and isinstance(keyword.value, ast.Constant):
+            return str(keyword.value.value)
+    return ""

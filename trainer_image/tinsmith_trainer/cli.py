@@ -1,0 +1,94 @@
+"""The trainer's commands: `make-tiny-model` and `export`.
+
+Torch is imported inside them, so that a wrong option is answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from tinsmith_trainer.errors import TrainerError
+
+if TYPE_CHECKING:
+    from tinsmith_trainer.checkpoints import LoadedCheckpoint
+    from tinsmith_trainer.engines.base import BaseModelInfo
+
+
+class ModelFamily(StrEnum):
+    QWEN3 = "qwen3"
+    LLAMA3 = "llama3"
+
+
+class Layout(StrEnum):
+    PEFT = "peft"
+    MERGED = "merged"
+
+
+def make_tiny_model(
+    directory: Annotated[Path, typer.Argument(help="Where to write it; made if it is not there.")],
+    family: Annotated[ModelFamily, typer.Option(help="Architecture and chat tokens.")] = ModelFamily.QWEN3,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+) -> None:
+    """Write a random model of 0.2 million parameters and its tokenizer, to try things with.
+
+    The same arguments write the same bytes. Nothing is downloaded.
+    """
+    from tinsmith_trainer.tiny_model import make_tiny_model as write_tiny_model
+
+    _hide_progress_bars()
+    write_tiny_model(directory, family=family.value, seed=seed)
+    print(directory)
+
+
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's directory, the one with manifest.json.")],
+    base_model: Annotated[str, typer.Option(help="Directory or hub id of the model it was trained on.")],
+    to: Annotated[Path, typer.Option(help="Where to write; made if it is not there.")],
+    layout: Annotated[Layout, typer.Option(help="A PEFT adapter, or the model with the adapter merged in.")],
+) -> None:
+    """Turn a saved checkpoint into a PEFT adapter or a merged Hugging Face model."""
+    from tinsmith_trainer.engines.peft import build_peft_engine
+    from tinsmith_trainer.torch_model.loading import load_torch_model
+
+    _hide_progress_bars()
+    try:
+        engine = build_peft_engine(load_torch_model(base_model))
+        loaded = _read_checkpoint(checkpoint, engine.base_model())
+        to.mkdir(parents=True, exist_ok=True)
+        engine.export(loaded.state, to, layout.value)
+    except TrainerError as error:
+        _fail(str(error))
+    print(to)
+
+
+def _read_checkpoint(directory: Path, base: BaseModelInfo) -> LoadedCheckpoint:
+    """The manifest is taken as it is found; it then vouches for the digests of the other files."""
+    from tinsmith_trainer.checkpoints import MANIFEST_FILE, CheckpointRoot
+    from tinsmith_trainer.durable_files import sha256_of
+
+    directory = directory.absolute()
+    try:
+        manifest = (directory / MANIFEST_FILE).read_bytes()
+        json.loads(manifest)
+    except OSError as error:
+        _fail(f"{directory} is not a checkpoint: {MANIFEST_FILE} cannot be read ({error.strerror}).")
+    except ValueError as error:
+        _fail(f"{directory / MANIFEST_FILE} is not valid JSON: {error}.")
+    return CheckpointRoot(directory.parent.as_uri()).read(directory.name, sha256_of(manifest), base)
+
+
+def _hide_progress_bars() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def _fail(sentence: str) -> NoReturn:
+    Console(stderr=True, highlight=False).print(sentence, markup=False, soft_wrap=True)
+    raise typer.Exit(1)
