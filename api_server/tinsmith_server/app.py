@@ -1,0 +1,95 @@
+"""The application: what is wired to what, what starts with it and what ends with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import APIRouter, FastAPI, Response
+
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.fleet.local import LocalFleet
+from tinsmith_server.metrics import CONTENT_TYPE, Metrics
+from tinsmith_server.routes import checkpoints, futures, sampling, service, sessions, training, unsupported
+from tinsmith_server.routes.documentation import install_openapi
+from tinsmith_server.routes.observing import Observing
+from tinsmith_server.routes.problems import install_problem_handlers
+from tinsmith_server.services.assembly import build_services
+from tinsmith_server.services.clock import Clock, utc_now
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.engine import open_store
+
+ROUTERS: tuple[APIRouter, ...] = (
+    service.router,
+    sessions.router,
+    training.router,
+    futures.router,
+    sampling.router,
+    checkpoints.router,
+    unsupported.router,
+)
+
+
+def create_app(settings: Settings, fleet: Fleet | None = None, clock: Clock = utc_now) -> FastAPI:
+    """The server as an ASGI application. Raises StartupError when a model directory is missing.
+
+    While its lifespan runs, `app.state` holds `services`, and `first_key` when an installation without
+    any key got one; `startup_error` says why a lifespan could not begin.
+    """
+    metrics = Metrics()
+    app = FastAPI(
+        title="Tinsmith",
+        summary="The Tinker training API on your own machines.",
+        lifespan=_lifespan(settings, fleet or LocalFleet(settings), metrics, clock),
+    )
+    for router in ROUTERS:
+        app.include_router(router, prefix="/api/v1")
+    app.add_api_route("/metrics", _metrics_page(metrics), tags=["service"])
+    app.add_middleware(Observing, metrics=metrics)
+    install_problem_handlers(app)
+    install_openapi(app)
+    return app
+
+
+def release_polls(app: FastAPI) -> None:
+    """Lets held polls go, so that a stopping server does not wait for them."""
+    app.state.services.holds.release()
+
+
+def _metrics_page(metrics: Metrics) -> Callable[[], Response]:
+    def page() -> Response:
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    return page
+
+
+def _lifespan(
+    settings: Settings, fleet: Fleet, metrics: Metrics, clock: Clock
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.state.startup_error = None
+        try:
+            settings.data.mkdir(parents=True, exist_ok=True)
+            store = await open_store(settings.store_url)
+            await fleet.open(store)
+        except (TinsmithError, OSError) as error:
+            app.state.startup_error = error
+            raise
+        services = build_services(settings, store, fleet, clock)
+        names = {model.worker_id: model.name for model in reversed(fleet.models)}
+        inspection = services.inspection
+        metrics.watch(lambda: inspection.workers, lambda: inspection.rows, lambda: len(services.holds), names)
+        app.state.services = services
+        app.state.first_key = await services.keys.create_first()
+        await services.binding.resume()
+        services.background.start()
+        yield
+        services.holds.release()
+        await services.background.stop()
+        await services.binding.close()
+        await fleet.close()
+        await store.close()
+
+    return lifespan

@@ -1,0 +1,114 @@
+"""`tinsmith keys`: works on the store itself, with or without a running server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import orjson
+import typer
+
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.services.keys import DEFAULT_TENANT, Keys
+from tinsmith_server.settings import Settings, load_settings
+from tinsmith_server.store.engine import open_store
+from tinsmith_server.store.records import ApiKey
+
+T = TypeVar("T")
+
+keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+
+Data = Annotated[Path | None, typer.Option(help="The server's data directory.")]
+DatabaseUrl = Annotated[str | None, typer.Option(help="The server's database, if not in its data directory.")]
+Config = Annotated[Path | None, typer.Option(help="The server's configuration file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+
+
+@keys.command("create")
+def create(
+    name: Annotated[str, typer.Argument(help="What the key is for.")] = "",
+    tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")] = DEFAULT_TENANT,
+    data: Data = None,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key. Its secret is shown only this once."""
+    made = _with_keys(data, database_url, config, lambda service: service.create(tenant, name))
+    if as_json:
+        _print_json({**_fields(made.record), "key": made.secret})
+    else:
+        typer.echo(made.secret)
+
+
+@keys.command("list")
+def list_(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's keys.")] = None,
+    data: Data = None,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show all keys, without their secrets."""
+    found = _with_keys(data, database_url, config, lambda service: service.list(tenant))
+    if as_json:
+        _print_json([_fields(key) for key in found])
+        return
+    for key in found:
+        state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "active"
+        typer.echo(f"{key.key_id}\t{key.prefix}...\t{key.tenant}\t{key.created_at:%Y-%m-%d}\t{state}\t{key.name}")
+
+
+@keys.command("revoke")
+def revoke(
+    key_id: Annotated[int, typer.Argument(help="The number that `keys list` shows.")],
+    data: Data = None,
+    database_url: DatabaseUrl = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a key's power away; a running server notices within seconds."""
+    if not _with_keys(data, database_url, config, lambda service: service.revoke(key_id)):
+        typer.echo(f"tinsmith keys: there is no key {key_id}", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        _print_json({"key_id": key_id, "revoked": True})
+    else:
+        typer.echo(f"revoked key {key_id}")
+
+
+def _with_keys(
+    data: Path | None, database_url: str | None, config: Path | None, use: Callable[[Keys], Awaitable[T]]
+) -> T:
+    try:
+        settings = load_settings({"data": data, "database_url": database_url}, config)
+        return asyncio.run(_on_store(settings, use))
+    except TinsmithError as error:
+        typer.echo(f"tinsmith keys: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+async def _on_store(settings: Settings, use: Callable[[Keys], Awaitable[T]]) -> T:
+    settings.data.mkdir(parents=True, exist_ok=True)
+    store = await open_store(settings.store_url)
+    try:
+        return await use(Keys(store, static_key=None))
+    finally:
+        await store.close()
+
+
+def _fields(key: ApiKey) -> dict[str, Any]:
+    return {
+        "key_id": key.key_id,
+        "prefix": key.prefix,
+        "tenant": key.tenant,
+        "name": key.name,
+        "created_at": key.created_at,
+        "revoked_at": key.revoked_at,
+    }
+
+
+def _print_json(value: object) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())

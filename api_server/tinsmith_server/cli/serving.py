@@ -1,0 +1,120 @@
+"""`tinsmith serve`."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tinsmith_server.errors import StartupError, TinsmithError
+from tinsmith_server.logs import configure_logs
+from tinsmith_server.settings import Settings, describe_settings, load_settings
+
+# One client process may hold some 1400 connections.
+WANTED_OPEN_FILES = 65536
+BACKLOG = 4096
+# Above the 90 s for which clients keep idle connections.
+KEEP_ALIVE_SECONDS = 120
+STOP_SECONDS = 20
+
+
+def serve(
+    *,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Directory of everything the server must find again.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="NAME[=PATH]: a hub id or directory, and its name. Repeatable.")
+    ] = None,
+    database_url: Annotated[str | None, typer.Option(help="SQLite file (default) or PostgreSQL.")] = None,
+    checkpoint_root: Annotated[str | None, typer.Option(help="fsspec URL for checkpoints.")] = None,
+    public_url: Annotated[str | None, typer.Option(help="How clients reach this server, for download links.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="json or console.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML or JSON file of settings.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show what is in force, and exit.")] = False,
+) -> None:
+    """Serve the Tinker API for one or more base models."""
+    flags = {
+        "host": host,
+        "port": port,
+        "data": data,
+        "models": tuple(model) if model else None,
+        "database_url": database_url,
+        "checkpoint_root": checkpoint_root,
+        "public_url": public_url,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    try:
+        settings = load_settings(flags, config)
+        if print_config:
+            typer.echo(describe_settings(settings), nl=False)
+            return
+        run_server(settings)
+    except TinsmithError as error:
+        typer.echo(f"tinsmith serve: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def run_server(settings: Settings) -> None:
+    """Serves until SIGTERM or SIGINT. Raises TinsmithError when the server cannot start."""
+    import uvicorn
+
+    from tinsmith_server.app import create_app
+    from tinsmith_server.cli.stopping import StoppingServer
+
+    if not settings.models:
+        raise StartupError("no model to serve: give --model NAME[=PATH], or make one with `tinsmith make-tiny-model`")
+    configure_logs(settings.log_level, settings.log_format)
+    _raise_open_files()
+    app = create_app(settings)
+    listener = listen(settings.host, settings.port)
+    server = StoppingServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=STOP_SECONDS,
+            server_header=False,
+        ),
+        announce=lambda: _announce(app.state, listener),
+    )
+    server.run(sockets=[listener])
+    if app.state.startup_error is not None:
+        raise StartupError(str(app.state.startup_error)) from app.state.startup_error
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises StartupError when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StartupError(
+                f"port {port} on {host} is in use; stop the other program, or give --port (0 takes a free one)"
+            ) from error
+        raise StartupError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def _announce(state: Any, listener: socket.socket) -> None:
+    """One line on standard output, which is all that a script has to wait for."""
+    if state.first_key is not None:
+        print(f"API key, shown only this once: {state.first_key.secret}", file=sys.stderr, flush=True)
+    host, port = listener.getsockname()[:2]
+    print(f"http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+
+def _raise_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, WANTED_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

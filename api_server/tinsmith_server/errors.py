@@ -1,0 +1,76 @@
+"""What goes wrong in the server, one family. `routes/problems.py` has the table that turns it into HTTP."""
+
+from __future__ import annotations
+
+
+class TinsmithError(Exception):
+    """`str(error)` says what happened, to what, and what to do."""
+
+
+# ---- what a caller did
+
+
+class AuthenticationFailed(TinsmithError):
+    """No key, an unknown key, or a revoked one."""
+
+
+class NotFound(TinsmithError):
+    """No such thing, or it belongs to another tenant: the two must look the same."""
+
+
+class Gone(TinsmithError):
+    """It was here once: a finished session, a result past its retention."""
+
+
+class Unprocessable(TinsmithError):
+    """The request cannot be understood well enough to become a future."""
+
+
+class NotSupportedYet(Unprocessable):
+    """A part of the protocol that this server does not have. Never 5xx: the SDK would repeat it for minutes."""
+
+
+class BodyTooLarge(TinsmithError):
+    """A JSON body over the limit; oversize protobuf bodies fail through their future instead."""
+
+
+class TooManySamples(TinsmithError):
+    """The sampler's queue is full. Only `asample` may answer 429: the SDK waits and repeats without limit."""
+
+
+# ---- what a worker did
+
+
+class WorkerError(TinsmithError):
+    """A worker did not do what it was asked."""
+
+
+class WorkerUnavailable(WorkerError):
+    """Starting, restarting, or not there at all. Worth another try."""
+
+
+class ModelUnloadable(WorkerUnavailable):
+    """The worker says that its model directory cannot be loaded, and which file is to blame."""
+
+
+class StaleEpoch(WorkerError):
+    """The worker has been activated by another server since, or not at all."""
+
+
+class ModelNotAtWorker(WorkerError):
+    """The worker does not hold this model."""
+
+
+class WorkerFull(WorkerError):
+    """Of `Submit`: the journal's disk is full. Of `Sample`: too many are waiting."""
+
+
+class StorageFull(WorkerError):
+    """Nothing was accepted, because it could not have been kept."""
+
+
+# ---- what an operator did
+
+
+class StartupError(TinsmithError):
+    """The server cannot start like this; `tinsmith serve` prints the sentence and exits with 2."""

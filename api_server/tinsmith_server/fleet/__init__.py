@@ -1,0 +1,1 @@
+"""Where workers live, and how to speak to them."""

@@ -1,0 +1,124 @@
+"""A worker's gRPC service as typed calls and our errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from tinsmith_rpc import worker_pb2, worker_pb2_grpc
+from typing_extensions import override
+
+from tinsmith_server.errors import (
+    ModelNotAtWorker,
+    StaleEpoch,
+    StorageFull,
+    TinsmithError,
+    TooManySamples,
+    WorkerError,
+    WorkerFull,
+    WorkerUnavailable,
+)
+from tinsmith_server.fleet.base import WorkerClient
+
+Reply = TypeVar("Reply", bound=Message)
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    # Bodies are bounded by the HTTP side; a result of 1024 long datums is tens of MB.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+# A worker may delay an acknowledgement by 20 s when its backlog is full.
+SUBMIT_TIMEOUT_SECONDS = 60.0
+QUICK_TIMEOUT_SECONDS = 20.0
+# How much longer than the asked hold a reply may take to arrive.
+HOLD_GRACE_SECONDS = 10.0
+# Opening a journal waits for the lock of a predecessor and replays what it had accepted.
+ACTIVATE_TIMEOUT_SECONDS = 600.0
+
+_ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
+    grpc.StatusCode.UNAVAILABLE: WorkerUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: WorkerUnavailable,
+    grpc.StatusCode.CANCELLED: WorkerUnavailable,
+    grpc.StatusCode.FAILED_PRECONDITION: StaleEpoch,
+    grpc.StatusCode.NOT_FOUND: ModelNotAtWorker,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: WorkerFull,
+}
+
+
+class GrpcWorkerClient(WorkerClient):
+    """Speaks to one instance under one epoch."""
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        self._epoch = 0
+
+    async def activate(self, epoch: int) -> None:
+        """Everything submitted from here on carries this epoch. Raises StaleEpoch."""
+        request = worker_pb2.ActivateRequest(epoch=epoch)
+        await _translated(self._stub.Activate(request, timeout=ACTIVATE_TIMEOUT_SECONDS))
+        self._epoch = epoch
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    @override
+    async def submit(self, request: worker_pb2.SubmitRequest) -> int:
+        request.epoch = self._epoch
+        try:
+            reply = await _translated(self._stub.Submit(request, timeout=SUBMIT_TIMEOUT_SECONDS))
+        except WorkerFull as error:
+            raise StorageFull(str(error)) from error
+        return reply.epoch
+
+    @override
+    async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply:
+        request = worker_pb2.AwaitRequest(model_id=model_id, seq_id=seq_id, timeout_seconds=timeout_seconds)
+        return await _translated(self._stub.Await(request, timeout=timeout_seconds + HOLD_GRACE_SECONDS))
+
+    @override
+    async def sample(self, request: worker_pb2.SampleRequest) -> None:
+        try:
+            await _translated(self._stub.Sample(request, timeout=QUICK_TIMEOUT_SECONDS))
+        except WorkerFull as error:
+            raise TooManySamples(str(error)) from error
+
+    @override
+    async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply:
+        request = worker_pb2.AwaitSampleRequest(request_id=request_id, timeout_seconds=timeout_seconds)
+        return await _translated(self._stub.AwaitSample(request, timeout=timeout_seconds + HOLD_GRACE_SECONDS))
+
+    @override
+    async def cancel_sample(self, request_id: str) -> None:
+        request = worker_pb2.CancelSampleRequest(request_id=request_id)
+        await _translated(self._stub.CancelSample(request, timeout=QUICK_TIMEOUT_SECONDS))
+
+    @override
+    async def events(self, after_event_id: int, timeout_seconds: float) -> Sequence[worker_pb2.Event]:
+        request = worker_pb2.EventsRequest(after_event_id=after_event_id, timeout_seconds=timeout_seconds)
+        reply = await _translated(self._stub.Events(request, timeout=timeout_seconds + HOLD_GRACE_SECONDS))
+        return list(reply.events)
+
+    @override
+    async def describe(self) -> worker_pb2.DescribeReply:
+        return await _translated(self._stub.Describe(worker_pb2.DescribeRequest(), timeout=QUICK_TIMEOUT_SECONDS))
+
+
+async def _translated(call: Awaitable[Reply]) -> Reply:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        kind = _ERRORS.get(error.code(), WorkerError)
+        raise kind(error.details() or f"the worker answered {error.code().name}") from error
+    except asyncio.CancelledError:
+        # grpc also cancels calls whose channel is closed under them; that is not our own cancellation.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise WorkerUnavailable("the connection to the worker was closed") from None

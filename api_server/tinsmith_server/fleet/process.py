@@ -1,0 +1,148 @@
+"""One worker process: started, watched for its first answer, stopped, and asked for its last words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tinsmith_server.errors import WorkerUnavailable
+from tinsmith_server.fleet.client import GrpcWorkerClient
+
+T = TypeVar("T")
+
+STDERR = 2
+EXIT_MODEL_UNLOADABLE = 3
+LAST_LINES = 20
+SENTENCE_PREFIX = "tinsmith-trainer: "
+SOCKET_POLL_SECONDS = 0.05
+# A worker snapshots every model on SIGTERM.
+STOP_TIMEOUT_SECONDS = 60.0
+# The worker needs no key of ours, and its environment shows in /proc.
+SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
+
+
+class WorkerDied(WorkerUnavailable):
+    """The process ended before it did what was waited for."""
+
+
+class WorkerProcess:
+    """A child that exits when the pipe it inherits closes, so that it never outlives the server."""
+
+    def __init__(self, process: asyncio.subprocess.Process, lifeline: int, socket: Path) -> None:
+        self._process = process
+        self._lifeline = lifeline
+        self._socket = socket
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._reading = asyncio.create_task(self._pass_on_stderr())
+        self.client = GrpcWorkerClient(f"unix:{socket}")
+
+    @classmethod
+    async def start(cls, command: Callable[[Path, int], Sequence[str]], socket: Path) -> WorkerProcess:
+        """`command` gets the socket's path and the file descriptor of the pipe's reading end."""
+        reading, lifeline = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command(socket, reading),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                stdout=STDERR,  # the server's own standard output holds its URL and nothing else
+                pass_fds=(reading,),
+                env={name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES},
+                start_new_session=True,  # Ctrl-C must reach the server only, which then stops its workers
+            )
+        except OSError:
+            os.close(lifeline)
+            raise
+        finally:
+            os.close(reading)
+        return cls(process, lifeline, socket)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def until_serving(self) -> str:
+        """Waits for the first answer; returns the instance id. Raises WorkerDied."""
+        while not self._socket.exists():
+            if self._process.returncode is not None:
+                raise WorkerDied(self.cause_of_death())
+            await asyncio.sleep(SOCKET_POLL_SECONDS)
+        while True:
+            try:
+                return (await self.unless_dead(self.client.describe())).instance_id
+            except WorkerDied:
+                raise
+            except WorkerUnavailable:
+                await asyncio.sleep(SOCKET_POLL_SECONDS)
+
+    async def unless_dead(self, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result. Raises WorkerDied as soon as the process has ended."""
+        work, death = asyncio.create_task(call), asyncio.create_task(self.wait())
+        try:
+            await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise WorkerDied(self.cause_of_death())
+            return work.result()
+        finally:
+            work.cancel()
+            death.cancel()
+
+    async def wait(self) -> int:
+        """The exit status, once everything that the process said has been read."""
+        status = await self._process.wait()
+        await asyncio.wait({self._reading}, timeout=1)
+        return status
+
+    @property
+    def model_unloadable(self) -> bool:
+        return self._process.returncode == EXIT_MODEL_UNLOADABLE
+
+    def cause_of_death(self) -> str:
+        """The process's own sentence if it left one, else how it ended."""
+        for line in reversed(self._last_lines):
+            if line.startswith(SENTENCE_PREFIX):
+                return line.removeprefix(SENTENCE_PREFIX)
+        return f"the worker process ended with status {self._process.returncode}"
+
+    @property
+    def last_lines(self) -> Sequence[str]:
+        return tuple(self._last_lines)
+
+    async def stop(self) -> None:
+        """SIGTERM, time to snapshot, then the closed pipe and SIGKILL."""
+        if self._process.returncode is None:
+            self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
+        await self.discard()
+
+    async def discard(self) -> None:
+        """Ends what is left of the process and frees what it held."""
+        if self._process.returncode is None:
+            self._process.kill()
+        os.close(self._lifeline)
+        await self.wait()
+        self._reading.cancel()
+        await self.client.close()
+        self._socket.unlink(missing_ok=True)
+
+    async def _pass_on_stderr(self) -> None:
+        assert self._process.stderr is not None
+        unfinished = b""
+        while part := await self._process.stderr.read(65536):
+            *lines, unfinished = (unfinished + part).split(b"\n")
+            for line in lines:
+                self._note(line)
+        if unfinished:
+            self._note(unfinished)
+
+    def _note(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        self._last_lines.append(text)
+        print(text, file=sys.stderr, flush=True)

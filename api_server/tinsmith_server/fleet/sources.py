@@ -1,0 +1,98 @@
+"""From `--model NAME[=PATH]` to the directory that a worker can load."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinsmith_server.errors import StartupError
+from tinsmith_server.fleet.base import ServedModel
+
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """A base model on this machine, and the name it is advertised under."""
+
+    served: ServedModel
+    path: Path
+
+
+def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
+    """Resolves every NAME[=PATH]; hub ids are downloaded. Raises StartupError naming what is missing."""
+    directories = [_locate(spec) for spec in specs]
+    names = [directory.served.name for directory in directories]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise StartupError(f"the model name {twice[0]!r} is given twice; each name stands for one directory")
+    return directories
+
+
+def _locate(spec: str) -> ModelDirectory:
+    name, _, location = spec.partition("=")
+    if not name or ":" in name:
+        raise StartupError(f"--model {spec}: a model name must not be empty or hold ':', the SDK cuts names there")
+    path = Path(location or name).expanduser()
+    if not path.is_dir():
+        path = _download(location or name, spec)
+    config = _read_config(path.resolve(), spec)
+    return ModelDirectory(_served(name, path.resolve(), config), path.resolve())
+
+
+def _read_config(path: Path, spec: str) -> dict[str, Any]:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text())
+    except OSError as error:
+        raise StartupError(f"--model {spec}: cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise StartupError(f"--model {spec}: {file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise StartupError(f"--model {spec}: {file} is not a model configuration")
+    return config
+
+
+def _served(name: str, path: Path, config: dict[str, Any]) -> ServedModel:
+    text_config = config.get("text_config")
+    lengths = [part.get("max_position_embeddings") for part in (config, text_config) if isinstance(part, dict)]
+    architectures = config.get("architectures") or [config.get("model_type")]
+    return ServedModel(
+        name=name,
+        worker_id=worker_id_of(path),
+        architecture=architectures[0],
+        max_context_length=next((length for length in lengths if isinstance(length, int)), None),
+    )
+
+
+def worker_id_of(path: Path) -> str:
+    """The same for every name of a directory, today and after a restart."""
+    readable = re.sub(r"[^a-z0-9]+", "-", path.name.lower()).strip("-")[:32] or "model"
+    return f"{readable}-{hashlib.sha256(str(path).encode()).hexdigest()[:10]}"
+
+
+def _download(repository: str, spec: str) -> Path:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository) or repository.startswith("."):
+        raise StartupError(f"--model {spec}: the directory {repository} does not exist")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise StartupError(
+            f"--model {spec}: no such directory, and the hub needs: pip install 'tinsmith[trainer]'"
+        ) from error
+    try:
+        return Path(snapshot_download(repository, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise StartupError(
+            f"--model {spec}: there is no directory {repository}, and the hub does not give it: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

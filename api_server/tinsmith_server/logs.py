@@ -1,0 +1,63 @@
+"""Structured logs on standard error, with request, session and model ids and never a key."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal
+
+import structlog
+
+_KEY = re.compile(r"\b(tml-|eyJ)[A-Za-z0-9._~+/=-]+")
+
+
+def redact(text: str) -> str:
+    """Masks everything that looks like an API key or a JWT."""
+    return _KEY.sub(r"\1***", text)
+
+
+def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = redact(value)
+        elif isinstance(value, dict | list | tuple | bytes):
+            event[name] = redact(repr(value))
+    return event
+
+
+def configure_logs(level: str, style: Literal["json", "console"]) -> None:
+    """Sends structlog and the standard library's loggers through the same renderer."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _redact_event,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    renderer: Any = structlog.processors.JSONRenderer() if style == "json" else structlog.dev.ConsoleRenderer()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())
+    # uvicorn's own start and stop messages say nothing that ours do not.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger

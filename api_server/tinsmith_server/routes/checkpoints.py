@@ -1,0 +1,159 @@
+"""Training runs and checkpoints. A checkpoint's id is two path segments, `<kind>/<name>`."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import StreamingResponse
+
+from tinsmith_server.routes.bodies import body_as
+from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.documentation import takes
+from tinsmith_server.services.checkpoints import TrainingRun
+from tinsmith_server.store.records import Checkpoint
+from tinsmith_server.wire.ids import KIND_OF_TYPE, CheckpointType, PathKind, TinkerPath
+from tinsmith_server.wire.requests import TtlRequest, WeightsInfoRequest
+from tinsmith_server.wire.responses import (
+    CheckpointResponse,
+    CheckpointsResponse,
+    Cursor,
+    Empty,
+    ExternalUrlsResponse,
+    TrainingRunResponse,
+    TrainingRunsResponse,
+    WeightsInfoResponse,
+)
+
+router = APIRouter(tags=["checkpoints"])
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Offset = Annotated[int, Query(ge=0)]
+CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
+
+
+def checkpoint_path(run_id: str, kind: PathKind, name: str) -> TinkerPath:
+    return TinkerPath(run_id, kind, name)
+
+
+Path = Annotated[TinkerPath, Depends(checkpoint_path)]
+
+
+@router.get("/training_runs", response_model_exclude_none=True)
+async def list_training_runs(
+    tenant: Tenant, services: ServicesDep, limit: Limit = 20, offset: Offset = 0
+) -> TrainingRunsResponse:
+    page = await services.checkpoints.runs(tenant, limit, offset)
+    return TrainingRunsResponse(
+        training_runs=[_run(run) for run in page.rows],
+        cursor=Cursor(offset=offset, limit=limit, total_count=page.total),
+    )
+
+
+@router.get("/training_runs/{run_id}", response_model_exclude_none=True)
+async def get_training_run(run_id: str, tenant: Tenant, services: ServicesDep) -> TrainingRunResponse:
+    return _run(await services.checkpoints.run(tenant, run_id))
+
+
+@router.get("/training_runs/{run_id}/checkpoints", response_model_exclude_none=True)
+async def list_run_checkpoints(run_id: str, tenant: Tenant, services: ServicesDep) -> CheckpointsResponse:
+    found = await services.checkpoints.of_run(tenant, run_id)
+    return CheckpointsResponse(checkpoints=[_checkpoint(checkpoint) for checkpoint in found])
+
+
+@router.get("/checkpoints", response_model_exclude_none=True)
+async def list_checkpoints(
+    tenant: Tenant, services: ServicesDep, limit: Limit = 100, offset: Offset = 0
+) -> CheckpointsResponse:
+    page = await services.checkpoints.all(tenant, limit, offset)
+    return CheckpointsResponse(
+        checkpoints=[_checkpoint(checkpoint) for checkpoint in page.rows],
+        cursor=Cursor(offset=offset, limit=limit, total_count=page.total),
+    )
+
+
+@router.delete(CHECKPOINT)
+async def delete_checkpoint(path: Path, tenant: Tenant, services: ServicesDep) -> Empty:
+    await services.checkpoints.delete(tenant, path)
+    return Empty()
+
+
+@router.post(CHECKPOINT + "/publish")
+async def publish_checkpoint(path: Path, tenant: Tenant, services: ServicesDep) -> Empty:
+    await services.checkpoints.publish(tenant, path, public=True)
+    return Empty()
+
+
+@router.delete(CHECKPOINT + "/publish")
+async def unpublish_checkpoint(path: Path, tenant: Tenant, services: ServicesDep) -> Empty:
+    await services.checkpoints.publish(tenant, path, public=False)
+    return Empty()
+
+
+@router.put(CHECKPOINT + "/ttl", openapi_extra=takes(TtlRequest))
+async def set_checkpoint_ttl(
+    path: Path, body: Annotated[TtlRequest, Depends(body_as(TtlRequest))], tenant: Tenant, services: ServicesDep
+) -> Empty:
+    await services.checkpoints.set_ttl(tenant, path, body.ttl_seconds)
+    return Empty()
+
+
+@router.get("/training_runs/{run_id}/checkpoints/external_weights/{name}/external_weights_urls")
+async def external_weights_urls(
+    run_id: str, name: str, request: Request, tenant: Tenant, services: ServicesDep
+) -> ExternalUrlsResponse:
+    base_url = services.settings.public_url or str(request.base_url)
+    links = await services.exports.links(tenant, run_id, name, base_url)
+    return ExternalUrlsResponse(urls=links.urls, expires=links.expires)
+
+
+@router.get("/downloads/{token}/{path:path}", response_class=StreamingResponse)
+async def download(token: str, path: str, services: ServicesDep) -> StreamingResponse:
+    """Without a key: the link itself is the permission, and ends by itself."""
+    found = await services.exports.download(token, path)
+    return StreamingResponse(
+        found.parts, media_type="application/octet-stream", headers={"content-length": str(found.size_bytes)}
+    )
+
+
+@router.post("/weights_info", openapi_extra=takes(WeightsInfoRequest), response_model_exclude_none=True)
+async def weights_info(
+    body: Annotated[WeightsInfoRequest, Depends(body_as(WeightsInfoRequest))], tenant: Tenant, services: ServicesDep
+) -> WeightsInfoResponse:
+    checkpoint = await services.checkpoints.readable(tenant, body.tinker_path)
+    return WeightsInfoResponse(
+        base_model=checkpoint.base_model,
+        lora_rank=checkpoint.lora_rank,
+        train_unembed=checkpoint.train_unembed,
+        train_mlp=checkpoint.train_mlp,
+        train_attn=checkpoint.train_attn,
+        optimizer_config={"type": "adamw"},
+    )
+
+
+def _run(run: TrainingRun) -> TrainingRunResponse:
+    return TrainingRunResponse(
+        training_run_id=run.model.model_id,
+        base_model=run.model.base_model,
+        model_owner=run.model.tenant,
+        lora_rank=run.model.lora_rank,
+        corrupted=run.model.state == "corrupted",
+        last_request_time=run.model.last_request_at,
+        last_checkpoint=_checkpoint(run.last_checkpoint) if run.last_checkpoint else None,
+        last_sampler_checkpoint=_checkpoint(run.last_sampler_checkpoint) if run.last_sampler_checkpoint else None,
+        user_metadata=dict(run.model.user_metadata) if run.model.user_metadata is not None else None,
+    )
+
+
+def _checkpoint(checkpoint: Checkpoint) -> CheckpointResponse:
+    kind = KIND_OF_TYPE[checkpoint.type]
+    return CheckpointResponse(
+        checkpoint_id=f"{kind}/{checkpoint.name}",
+        checkpoint_type=cast(CheckpointType, checkpoint.type),
+        time=checkpoint.created_at,
+        tinker_path=str(TinkerPath(checkpoint.run_id, kind, checkpoint.name)),
+        size_bytes=checkpoint.size_bytes,
+        public=checkpoint.public,
+        user_metadata=dict(checkpoint.user_metadata) if checkpoint.user_metadata is not None else None,
+        expires_at=checkpoint.expires_at,
+    )

@@ -1,0 +1,100 @@
+"""Polls. They are held until there is something to say, and never answer 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from typing_extensions import override
+
+from tinsmith_server.errors import TinsmithError, Unprocessable
+from tinsmith_server.logs import get_logger
+from tinsmith_server.routes.bodies import body_as
+from tinsmith_server.routes.dependencies import ServicesDep, Tenant, get_services
+from tinsmith_server.routes.documentation import takes
+from tinsmith_server.routes.problems import http_status
+from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.futures import Answer, Metadata, Pending, Ready
+from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest
+from tinsmith_server.wire.responses import Empty, FailedResponse, MetadataResponse, PendingResponse
+
+log = get_logger(__name__)
+
+
+class HeldRoute(APIRoute):
+    """Turns what would be a 5xx into a 408 after a full hold: the SDK repeats a poll that got a 5xx at once,
+    some hundreds of times a second per future."""
+
+    @override
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def held(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except HTTPException:
+                raise
+            except Exception as error:
+                if isinstance(error, TinsmithError) and http_status(error) < 500:
+                    raise
+                log.exception("poll failed")
+                services = get_services(request)
+                return await services.holds.hold(_later(services.settings.poll_hold_seconds), _pending("stopping"))
+
+        return held
+
+
+async def _later(seconds: float) -> Response:
+    await asyncio.sleep(seconds)
+    return _pending("the server has met an error and tries again; its log says which")
+
+
+router = APIRouter(tags=["futures"], route_class=HeldRoute)
+
+
+@router.post(
+    "/retrieve_future",
+    openapi_extra=takes(RetrieveFutureRequest),
+    responses={
+        200: {"content": {"application/x-protobuf": {}, "application/json": {}}},
+        408: {"model": PendingResponse},
+    },
+)
+async def retrieve_future(
+    body: Annotated[RetrieveFutureRequest, Depends(body_as(RetrieveFutureRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+) -> Response:
+    answer = await services.futures.retrieve(tenant, body.request_id, allow_metadata_only=body.allow_metadata_only)
+    return _response(answer)
+
+
+@router.post("/cancel_future", openapi_extra=takes(CancelFutureRequest))
+async def cancel_future(
+    body: Annotated[CancelFutureRequest, Depends(body_as(CancelFutureRequest))], tenant: Tenant, services: ServicesDep
+) -> Empty:
+    if not await services.futures.cancel(tenant, body.request_id):
+        raise Unprocessable("training operations cannot be cancelled: those behind them count on them")
+    return Empty()
+
+
+def _response(answer: Answer) -> Response:
+    match answer:
+        case Ready(payload, protobuf):
+            return Response(payload, media_type="application/x-protobuf" if protobuf else "application/json")
+        case Metadata(size_bytes):
+            return JSONResponse(MetadataResponse(response_payload_size=size_bytes).model_dump())
+        case Failure(category, message):
+            return JSONResponse(FailedResponse(error=message, category=category).model_dump())
+        case Pending(reason):
+            return _pending(reason)
+
+
+def _pending(reason: str | None) -> Response:
+    state = PendingResponse(queue_state="paused_capacity" if reason else "active", queue_state_reason=reason)
+    return JSONResponse(state.model_dump(), 408)

@@ -1,0 +1,68 @@
+"""The one table that turns errors into HTTP, and the handlers that apply it."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from tinsmith_server import errors
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.logs import get_logger, redact
+from tinsmith_server.store.errors import StoreUnavailable, UnstorableValue
+
+log = get_logger(__name__)
+
+HTTP_STATUS: dict[type[TinsmithError], int] = {
+    errors.AuthenticationFailed: 401,
+    errors.NotFound: 404,
+    errors.Gone: 410,
+    errors.BodyTooLarge: 413,
+    errors.Unprocessable: 422,
+    UnstorableValue: 422,
+    errors.ModelUnloadable: 422,
+    errors.TooManySamples: 429,
+    errors.WorkerUnavailable: 503,
+    StoreUnavailable: 503,
+    errors.StorageFull: 507,
+    TinsmithError: 500,
+}
+"""409 is missing on purpose, the SDK repeats it for minutes; so it does with 5xx, which would hide
+an unloadable model's sentence from its reader."""
+
+
+def http_status(error: TinsmithError) -> int:
+    """The status of the nearest class in the table."""
+    return next(HTTP_STATUS[kind] for kind in type(error).__mro__ if kind in HTTP_STATUS)
+
+
+def problem(status: int, detail: str) -> JSONResponse:
+    """With a content-length, without which the SDK takes a 400 for a proxy's doing."""
+    return JSONResponse({"detail": redact(detail)}, status)
+
+
+def install_problem_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(TinsmithError, _tinsmith_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+
+
+async def _tinsmith_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, TinsmithError)
+    status = http_status(error)
+    if status >= 500:
+        log.warning("request failed", status=status, reason=str(error))
+    return problem(status, str(error))
+
+
+async def _validation_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problems = (f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors())
+    return problem(422, "; ".join(problems))
+
+
+async def _http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path}: {error.detail}" if error.status_code in {404, 405} else error.detail
+    return problem(error.status_code, detail)

@@ -1,0 +1,39 @@
+"""Sampling sessions and samples."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from tinsmith_server.routes.bodies import JsonObject, body_as
+from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.documentation import takes
+from tinsmith_server.wire.requests import CreateSamplingSessionRequest, SampleRequest
+from tinsmith_server.wire.responses import CreateSamplingSessionResponse, FutureResponse, SamplerResponse
+
+router = APIRouter(tags=["sampling"])
+
+
+@router.post("/create_sampling_session", openapi_extra=takes(CreateSamplingSessionRequest))
+async def create_sampling_session(
+    body: Annotated[CreateSamplingSessionRequest, Depends(body_as(CreateSamplingSessionRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+) -> CreateSamplingSessionResponse:
+    session = await services.sampling.open(tenant, body)
+    return CreateSamplingSessionResponse(sampling_session_id=session.sampling_session_id)
+
+
+@router.get("/samplers/{sampling_session_id}", response_model_exclude_none=True)
+async def get_sampler(sampling_session_id: str, tenant: Tenant, services: ServicesDep) -> SamplerResponse:
+    session = await services.sampling.owned(tenant, sampling_session_id)
+    return SamplerResponse(
+        sampler_id=session.sampling_session_id, base_model=session.base_model, model_path=session.model_path
+    )
+
+
+@router.post("/asample", openapi_extra=takes(SampleRequest))
+async def asample(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    submission = await services.sampling.submit(tenant, body)
+    return FutureResponse(request_id=str(submission.sample), sample_sequence_ids=list(submission.sequence_ids))

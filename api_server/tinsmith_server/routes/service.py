@@ -1,0 +1,49 @@
+"""What every client asks first, and what operators ask: flags, health, capabilities, telemetry, metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from tinsmith_server.routes.bodies import read_telemetry_body
+from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.documentation import takes
+from tinsmith_server.services.telemetry import note_telemetry
+from tinsmith_server.wire.requests import ClientConfigRequest
+from tinsmith_server.wire.responses import (
+    CapabilitiesResponse,
+    ClientConfigResponse,
+    DynamicConfigResponse,
+    HealthResponse,
+    TelemetryResponse,
+)
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/healthz")
+async def healthz() -> HealthResponse:
+    return HealthResponse()
+
+
+@router.post("/client/config", openapi_extra=takes(ClientConfigRequest))
+async def client_config(_tenant: Tenant, services: ServicesDep) -> ClientConfigResponse:
+    return ClientConfigResponse(proto_compress_fwdbwd=services.settings.compress_training_bodies)
+
+
+@router.post("/client/dynamic_config", openapi_extra=takes(ClientConfigRequest))
+async def dynamic_config(_tenant: Tenant) -> DynamicConfigResponse:
+    return DynamicConfigResponse()
+
+
+@router.get("/get_server_capabilities", response_model_exclude_none=True)
+async def get_server_capabilities(_tenant: Tenant, services: ServicesDep) -> CapabilitiesResponse:
+    return CapabilitiesResponse(supported_models=services.capabilities.supported_models())
+
+
+@router.post("/telemetry")
+async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)]) -> TelemetryResponse:
+    """Without a key, too: each refusal would cost the user half a minute."""
+    note_telemetry(body)
+    return TelemetryResponse()

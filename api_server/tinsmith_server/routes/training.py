@@ -1,0 +1,92 @@
+"""Models and their operations. Each answers with a future as soon as the worker has it on disk."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+
+from tinsmith_server.routes.bodies import JsonObject, TrainingBodyDep, body_as
+from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.documentation import PROTOBUF_BODY, takes
+from tinsmith_server.wire.ids import OperationId
+from tinsmith_server.wire.requests import (
+    CreateModelRequest,
+    GetInfoRequest,
+    LoadWeightsRequest,
+    OptimStepRequest,
+    SaveWeightsExternalRequest,
+    SaveWeightsForSamplerRequest,
+    SaveWeightsRequest,
+)
+from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData
+
+router = APIRouter(tags=["training"])
+
+STABLE_REINFORCE_NOTE = (
+    "stable_reinforce has no public formula; this server runs it as cispo with the same inputs "
+    "(setting map_stable_reinforce)"
+)
+
+
+def _future(operation: OperationId) -> FutureResponse:
+    return FutureResponse(request_id=str(operation), model_id=operation.model_id)
+
+
+@router.post("/create_model", openapi_extra=takes(CreateModelRequest))
+async def create_model(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.models.create(tenant, body))
+
+
+@router.post("/get_info", openapi_extra=takes(GetInfoRequest), response_model_exclude_none=True)
+async def get_info(
+    body: Annotated[GetInfoRequest, Depends(body_as(GetInfoRequest))], tenant: Tenant, services: ServicesDep
+) -> GetInfoResponse:
+    model = await services.models.owned(tenant, body.model_id)
+    served = services.models.served_as(model)
+    return GetInfoResponse(
+        model_id=model.model_id,
+        model_data=ModelData(
+            arch=served.architecture if served else None, model_name=model.base_model, tokenizer_id=model.base_model
+        ),
+        model_name=model.base_model,
+        lora_rank=model.lora_rank,
+        optimizer_config=dict(model.optimizer),
+    )
+
+
+@router.post("/forward_backward", openapi_extra=PROTOBUF_BODY)
+async def forward_backward(
+    body: TrainingBodyDep, tenant: Tenant, services: ServicesDep, response: Response
+) -> FutureResponse:
+    operation = await services.operations.forward_backward(
+        tenant, body.head, body.body, zstd=body.zstd, problem=body.problem
+    )
+    if body.head.loss_fn == "stable_reinforce" and services.settings.map_stable_reinforce:
+        response.headers["x-deprecation-note"] = STABLE_REINFORCE_NOTE
+    return _future(operation)
+
+
+@router.post("/optim_step", openapi_extra=takes(OptimStepRequest))
+async def optim_step(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.operations.optim_step(tenant, body))
+
+
+@router.post("/save_weights", openapi_extra=takes(SaveWeightsRequest))
+async def save_weights(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.operations.save_weights(tenant, body))
+
+
+@router.post("/save_weights_for_sampler", openapi_extra=takes(SaveWeightsForSamplerRequest))
+async def save_weights_for_sampler(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.operations.save_weights_for_sampler(tenant, body))
+
+
+@router.post("/save_weights_external", openapi_extra=takes(SaveWeightsExternalRequest))
+async def save_weights_external(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.operations.save_weights_external(tenant, body))
+
+
+@router.post("/load_weights", openapi_extra=takes(LoadWeightsRequest))
+async def load_weights(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.operations.load_weights(tenant, body))

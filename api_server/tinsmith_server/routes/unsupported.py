@@ -1,0 +1,39 @@
+"""The rest of the protocol. 422 with a sentence: a 404 would look like a wrong URL, and 5xx is repeated for minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter
+
+from tinsmith_server.errors import NotSupportedYet
+from tinsmith_server.routes.dependencies import Tenant
+
+UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
+    ("POST", "/auth/token", "exchanging keys for tokens"),
+    ("GET", "/auth/apikey/me", "looking up one's own key"),
+    ("DELETE", "/auth/apikey/me", "revoking one's own key"),
+    ("POST", "/join_sampling_session", "numbering sampling clients on the server"),
+    ("POST", "/retrieve_futures", "polling many samples at once"),
+    ("POST", "/create_custom_loss", "running custom losses on the server"),
+    ("POST", "/copy_weights", "copying weights between projects"),
+    ("POST", "/sessions/search", "searching sessions"),
+    ("PUT", "/sessions/{session_id}/project", "assigning sessions to projects"),
+    ("GET", "/sessions/{session_id}/trace_export", "exporting traces"),
+    ("GET", "/billing/usage/events", "reporting usage"),
+    ("GET", "/billing/usage/checkpoints/current", "reporting stored checkpoints"),
+    ("GET", "/audit", "reading the audit log"),
+)
+
+router = APIRouter(tags=["not supported yet"])
+
+
+def _refusal(what: str) -> Callable[[Tenant], Awaitable[None]]:
+    async def refuse(_tenant: Tenant) -> None:
+        raise NotSupportedYet(f"{what} is not supported yet by this server")
+
+    return refuse
+
+
+for method, path, what in UNSUPPORTED:
+    router.add_api_route(path, _refusal(what), methods=[method], name=what, responses={422: {}})

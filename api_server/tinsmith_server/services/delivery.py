@@ -1,0 +1,52 @@
+"""Brings an operation to its worker's journal, through restarts and changes of epoch."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import StaleEpoch, WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet, WorkerClient, WorkerHandle
+from tinsmith_server.store.base import Store
+
+RETRY_PAUSE_SECONDS = 0.1
+# The SDK gives a submit 60 s and repeats it for 300: better to wait here than to answer 503 at once.
+PATIENCE_SECONDS = 25.0
+
+
+class Delivery:
+    """`submit` returns when the operation is on the worker's disk under the epoch that holds now."""
+
+    def __init__(self, store: Store, fleet: Fleet) -> None:
+        self._store = store
+        self._fleet = fleet
+
+    async def submit(
+        self, worker_id: str, request: worker_pb2.SubmitRequest, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """Raises WorkerUnavailable when patience ends, ModelUnloadable, ModelNotAtWorker or StorageFull."""
+        handle = self._fleet.worker(worker_id)
+        deadline = asyncio.get_running_loop().time() + patience_seconds
+        while True:
+            remaining = deadline - asyncio.get_running_loop().time()
+            worker = await handle.connection(max(remaining, 0))
+            try:
+                if await self._accepted(handle, worker, request):
+                    return
+            except WorkerUnavailable:
+                if remaining <= 0:
+                    raise
+            await asyncio.sleep(RETRY_PAUSE_SECONDS)
+
+    async def _accepted(self, handle: WorkerHandle, worker: WorkerClient, request: worker_pb2.SubmitRequest) -> bool:
+        """False when the worker that took it is not, or no longer, the one that the store points to."""
+        try:
+            epoch = await worker.submit(request)
+        except StaleEpoch:
+            await handle.renew()
+            return False
+        if (await self._store.get_worker(handle.worker_id)).epoch == epoch:
+            return True
+        await handle.renew()
+        return False

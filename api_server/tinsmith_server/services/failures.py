@@ -1,0 +1,41 @@
+"""Failures that users read through a future, and how one is kept in a model's row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import orjson
+from tinsmith_rpc import worker_pb2
+
+Category = Literal["user", "server", "unknown"]
+
+_CATEGORIES: dict[int, Category] = {
+    worker_pb2.USER: "user",
+    worker_pb2.SERVER: "server",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an operation did not happen, and whose business that is."""
+
+    category: Category
+    message: str
+
+    @classmethod
+    def from_worker(cls, failure: worker_pb2.Failure) -> Failure:
+        return cls(_CATEGORIES.get(failure.category, "unknown"), failure.message)
+
+    @classmethod
+    def from_row(cls, text: str | None) -> Failure:
+        """The inverse of `to_row`."""
+        return cls(**orjson.loads(text)) if text else cls("unknown", "the model failed without a reason")
+
+    def to_row(self) -> str:
+        return orjson.dumps({"category": self.category, "message": self.message}).decode()
+
+
+def rejection(message: str) -> worker_pb2.Failure:
+    """The operation takes its place in the order and fails there: the caller's mistake."""
+    return worker_pb2.Failure(category=worker_pb2.USER, message=message)

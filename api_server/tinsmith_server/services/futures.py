@@ -1,0 +1,187 @@
+"""`retrieve_future`: what has become of an operation or a sample, held until there is an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import Gone, NotFound, WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet, WorkerClient
+from tinsmith_server.services.binding import Binding
+from tinsmith_server.services.events import Events
+from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.holds import Holds
+from tinsmith_server.services.models import Models
+from tinsmith_server.services.sampling import Sampling
+from tinsmith_server.store.records import Model
+from tinsmith_server.wire.ids import OperationId, SampleId, parse_request_id
+
+# Above this size a client that allows it hears the size first, and fetches when it has room.
+METADATA_THRESHOLD_BYTES = 64 * 1024
+# A worker that answers "pending" early must not turn a hold into a busy loop.
+PAUSE_SECONDS = 0.2
+SAVE_MARKERS = (b'"path"', b'"sampling_session_id"')
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Not yet. With a reason, something is in the way that a human may want to hear of."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    payload: bytes
+    protobuf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    size_bytes: int
+
+
+Answer = Pending | Ready | Metadata | Failure
+Ask = Callable[[WorkerClient, float], Awaitable[worker_pb2.AwaitReply]]
+
+
+class Futures:
+    """Results are read any number of times; nothing here forgets one."""
+
+    def __init__(
+        self,
+        models: Models,
+        sampling: Sampling,
+        binding: Binding,
+        fleet: Fleet,
+        events: Events,
+        holds: Holds,
+        hold_seconds: float,
+    ) -> None:
+        self._models = models
+        self._sampling = sampling
+        self._binding = binding
+        self._fleet = fleet
+        self._events = events
+        self._holds = holds
+        self._hold_seconds = hold_seconds
+
+    async def retrieve(self, tenant: str, request_id: str, *, allow_metadata_only: bool) -> Answer:
+        """Raises NotFound for what never existed, Gone for what is no longer kept."""
+        answer = await self._holds.hold(self._retrieve(tenant, request_id), released=Pending("the server is stopping"))
+        if allow_metadata_only and isinstance(answer, Ready) and len(answer.payload) > METADATA_THRESHOLD_BYTES:
+            return Metadata(len(answer.payload))
+        return answer
+
+    async def cancel(self, tenant: str, request_id: str) -> bool:
+        """Stops a sample; False for a training operation, which is not for cancelling."""
+        match parse_request_id(request_id):
+            case SampleId() as sample:
+                await self._sampling.cancel(tenant, sample)
+                return True
+            case OperationId() as operation:
+                await self._models.owned(tenant, operation.model_id)
+                return False
+        raise NotFound(f"there is no future {request_id}")
+
+    async def _retrieve(self, tenant: str, request_id: str) -> Answer:
+        deadline = asyncio.get_running_loop().time() + self._hold_seconds
+        match parse_request_id(request_id):
+            case OperationId() as operation:
+                model = await self._models.owned(tenant, operation.model_id)
+                return await self._operation(model, operation.seq_id, deadline)
+            case SampleId() as sample:
+                return await self._sample(tenant, sample, deadline)
+        raise NotFound(f"there is no future {request_id}")
+
+    async def _operation(self, model: Model, seq_id: int, deadline: float) -> Answer:
+        model = await self._binding.until_bound(model, _remaining(deadline))
+        if model.state == "accepted":
+            return Pending(self._binding.reason(model.model_id))
+        if model.state == "failed":
+            return Failure.from_row(model.failure)
+
+        async def ask(worker: WorkerClient, seconds: float) -> worker_pb2.AwaitReply:
+            return await worker.await_result(model.model_id, seq_id, seconds)
+
+        reply = await self._ask(model.worker_id, ask, deadline)
+        match reply.WhichOneof("state"):
+            case "result":
+                return await self._finished(model, reply.result, deadline)
+            case "failure":
+                failure = Failure.from_worker(reply.failure)
+                if seq_id == 0:
+                    await self._models.fail(model, failure)
+                return failure
+            case "gone":
+                raise Gone(reply.gone.reason or f"the result of {model.model_id}:op:{seq_id} is no longer kept")
+            case "not_found":
+                return await self._unknown(model, seq_id, deadline)
+        return Pending(reply.pending.reason or None)
+
+    async def _finished(self, model: Model, result: worker_pb2.Result, deadline: float) -> Answer:
+        """A save is shown once its record is in the store, so that whoever sees it can list and load it."""
+        if not result.protobuf and any(marker in result.payload for marker in SAVE_MARKERS):
+            try:
+                await self._events.drain(model.worker_id)
+            except WorkerUnavailable as error:
+                await asyncio.sleep(_remaining(deadline))
+                return Pending(str(error))
+        return Ready(result.payload, result.protobuf)
+
+    async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
+        """The worker has never heard of it, or no longer knows the model at all."""
+        if model.state == "corrupted":
+            return Failure.from_row(model.failure)
+        if model.state == "released":
+            raise Gone(f"{model.model_id} has been released, and its results with it")
+
+        async def ask(worker: WorkerClient, seconds: float) -> worker_pb2.AwaitReply:
+            return await worker.await_result(model.model_id, 0, 0)
+
+        creation = await self._ask(model.worker_id, ask, deadline)
+        if creation.WhichOneof("state") in {"not_found", "failure"}:
+            settled = await self._models.settle_missing(model, creation)
+            return Failure.from_row(settled.failure)
+        raise NotFound(f"there is no future {OperationId(model.model_id, seq_id)}")
+
+    async def _sample(self, tenant: str, sample: SampleId, deadline: float) -> Answer:
+        worker_id = await self._sampling.worker_of(tenant, sample.sampling_session_id)
+
+        async def ask(worker: WorkerClient, seconds: float) -> worker_pb2.AwaitReply:
+            return await worker.await_sample(str(sample), seconds)
+
+        reply = await self._ask(worker_id, ask, deadline)
+        match reply.WhichOneof("state"):
+            case "result":
+                return Ready(reply.result.payload, reply.result.protobuf)
+            case "failure":
+                return Failure.from_worker(reply.failure)
+            case "gone" | "not_found":
+                # Samples live in the worker's memory; 410 makes the SDK submit this one anew.
+                raise Gone(f"the worker has been restarted since {sample} was submitted, or its result is too old")
+        return Pending(reply.pending.reason or None)
+
+    async def _ask(self, worker_id: str, ask: Ask, deadline: float) -> worker_pb2.AwaitReply:
+        """Asks until there is more to say than "pending", or the hold is over.
+
+        An unreachable worker is a pending answer with a reason, after the full hold: the SDK repeats
+        a poll that got a 5xx at once.
+        """
+        while True:
+            remaining = _remaining(deadline)
+            try:
+                worker = await self._fleet.worker(worker_id).connection(remaining)
+                reply = await ask(worker, _remaining(deadline))
+            except WorkerUnavailable as error:
+                reply = worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=str(error)))
+            if reply.WhichOneof("state") != "pending" or remaining <= 0:
+                return reply
+            await asyncio.sleep(min(PAUSE_SECONDS, _remaining(deadline)))
+
+
+def _remaining(deadline: float) -> float:
+    return max(0.0, deadline - asyncio.get_running_loop().time())

@@ -1,0 +1,60 @@
+"""What is kept for how long. Records go first, their files after them: a crash between leaves garbage, never a
+record without files."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.clock import Clock, utc_now
+from tinsmith_server.services.files import CheckpointFiles
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Checkpoint
+
+log = get_logger(__name__)
+
+
+class Retention:
+    """Expired checkpoints, ephemeral weights past their session, and files that no name points to."""
+
+    def __init__(self, store: Store, files: CheckpointFiles, settings: Settings, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._files = files
+        self._ephemeral_retention = timedelta(seconds=settings.ephemeral_retention_seconds)
+        self._ephemeral_per_tenant = settings.ephemeral_per_tenant
+        self._clock = clock
+
+    async def sweep(self) -> None:
+        now = self._clock()
+        for checkpoint in await self._store.expired_checkpoints(now):
+            await self.forget(checkpoint)
+        for checkpoint in await self._store.ephemeral_of_finished_sessions(now - self._ephemeral_retention):
+            await self.forget(checkpoint)
+        await self.collect_garbage()
+
+    async def enforce_ephemeral_cap(self, tenant: str) -> None:
+        """The oldest go first; sampling from them answers 410 from then on."""
+        kept = await self._store.ephemeral_checkpoints(tenant)
+        for checkpoint in kept[: max(0, len(kept) - self._ephemeral_per_tenant)]:
+            await self.forget(checkpoint)
+
+    async def forget(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """Deletes the record; its files follow with the next collection. None when somebody was faster."""
+        deleted = await self._store.delete_checkpoint(
+            checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock()
+        )
+        if deleted is not None:
+            await self._store.add_garbage([deleted.directory])
+            log.info("checkpoint deleted", model_id=deleted.run_id, type=deleted.type, name=deleted.name)
+        return deleted
+
+    async def collect_garbage(self) -> None:
+        for directory in await self._store.list_garbage():
+            try:
+                await asyncio.to_thread(self._files.remove, directory)
+            except OSError as error:
+                log.warning("files cannot be removed", directory=directory, error=str(error))
+                continue
+            await self._store.remove_garbage(directory)

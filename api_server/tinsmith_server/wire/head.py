@@ -1,0 +1,138 @@
+"""Reads who a forward_backward body is for, without decoding a tensor.
+
+The message is protobuf: `model_id` is field 1, `seq_id` field 2, `loss_fn` field 4 behind the
+data. Fields are skipped by their length, so a body of megabytes costs one step per datum.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, cast
+
+import zstandard
+
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+_SKIP_CHUNK_BYTES = 64 * 1024
+_MAX_ID_BYTES = 1024
+
+
+class HeadUnreadable(ValueError):
+    """The first fields cannot be read, so no future can exist for this body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Who the request is for. `loss_fn` is None where finding it would mean to decompress everything."""
+
+    model_id: str
+    seq_id: int
+    loss_fn: str | None = None
+
+
+def read_head(body: bytes, encoding: str = "identity") -> Head:
+    """Reads the head of a `ForwardBackwardRequest`, or of its beginning.
+
+    Raises HeadUnreadable when model_id or seq_id is missing, malformed, or of an unknown encoding.
+    """
+    fields = _Fields(_opened(body, encoding))
+    try:
+        return fields.head(look_for_loss=encoding == "identity")
+    except (EOFError, OSError, zlib.error, zstandard.ZstdError, UnicodeDecodeError) as error:
+        raise HeadUnreadable(f"the body is no forward_backward message: {error or 'it ends too early'}") from error
+
+
+def _opened(body: bytes, encoding: str) -> IO[bytes]:
+    match encoding:
+        case "identity":
+            return io.BytesIO(body)
+        case "zstd":
+            return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(body))
+        case "gzip":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=io.BytesIO(body)))
+    raise HeadUnreadable(f"the content-encoding {encoding!r} is unknown; there are identity, zstd and gzip")
+
+
+class _Fields:
+    """The top level of one protobuf message, read forward."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def head(self, *, look_for_loss: bool) -> Head:
+        model_id: str | None = None
+        seq_id: int | None = None
+        for number, wire_type in self._tags():
+            if number == 1 and wire_type == _LENGTH_DELIMITED:
+                model_id = self._short_text()
+            elif number == 2 and wire_type == _VARINT:
+                seq_id = self._varint()
+            else:
+                self._skip(wire_type)
+            if model_id is not None and seq_id is not None:
+                return Head(model_id, seq_id, self._loss() if look_for_loss else None)
+        raise HeadUnreadable("the body has no model_id or no seq_id")
+
+    def _loss(self) -> str | None:
+        """Best effort: what is malformed behind the head is the future's business."""
+        try:
+            for number, wire_type in self._tags():
+                if number == 4 and wire_type == _LENGTH_DELIMITED:
+                    return self._short_text()
+                self._skip(wire_type)
+        except (EOFError, HeadUnreadable, UnicodeDecodeError):
+            pass
+        return None
+
+    def _tags(self) -> Iterator[tuple[int, int]]:
+        while first := self._stream.read(1):
+            tag = self._varint(first)
+            yield tag >> 3, tag & 7
+
+    def _varint(self, first: bytes = b"") -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = (first or self._exactly(1))[0]
+            first = b""
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise HeadUnreadable("the body is no protobuf: a number has more than ten bytes")
+
+    def _short_text(self) -> str:
+        length = self._varint()
+        if length > _MAX_ID_BYTES:
+            raise HeadUnreadable(f"an identifier of {length} bytes is none of ours")
+        return self._exactly(length).decode()
+
+    def _skip(self, wire_type: int) -> None:
+        lengths: dict[int, Callable[[], int]] = {
+            _FIXED64: lambda: 8,
+            _FIXED32: lambda: 4,
+            _LENGTH_DELIMITED: self._varint,
+        }
+        if wire_type == _VARINT:
+            self._varint()
+        elif wire_type in lengths:
+            self._discard(lengths[wire_type]())
+        else:
+            raise HeadUnreadable(f"the body is no protobuf: it uses wire type {wire_type}")
+
+    def _discard(self, length: int) -> None:
+        if isinstance(self._stream, io.BytesIO):
+            self._stream.seek(length, io.SEEK_CUR)
+            return
+        while length:
+            length -= len(self._exactly(min(length, _SKIP_CHUNK_BYTES)))
+
+    def _exactly(self, length: int) -> bytes:
+        parts = b""
+        while len(parts) < length:
+            part = self._stream.read(length - len(parts))
+            if not part:
+                raise EOFError
+            parts += part
+        return parts

@@ -1,0 +1,146 @@
+"""The identifiers that clients see. Each is a pure function of what the client sent.
+
+A repeated submission, on any replica, therefore answers the same request id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tinsmith_rpc import RELEASE_SEQ_ID
+from typing_extensions import override
+
+PathKind = Literal["weights", "sampler_weights", "external_weights"]
+CheckpointType = Literal["training", "sampler", "external"]
+
+TYPE_OF_KIND: dict[PathKind, CheckpointType] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
+KIND_OF_TYPE: dict[str, PathKind] = {type_: kind for kind, type_ in TYPE_OF_KIND.items()}
+
+MAX_NAME_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class OperationId:
+    """A training operation; number 0 is the model's creation."""
+
+    model_id: str
+    seq_id: int
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.model_id}:op:{self.seq_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleId:
+    """One `asample` submission."""
+
+    sampling_session_id: str
+    seq_id: int
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.sampling_session_id}:asample:{self.seq_id}"
+
+
+def parse_request_id(text: str) -> OperationId | SampleId | None:
+    """The inverse of `str`; None for anything that this server cannot have answered."""
+    owner, _, rest = text.rpartition(":")
+    owner, _, marker = owner.rpartition(":")
+    if not owner or not rest.isascii() or not rest.isdigit() or str(int(rest)) != rest:
+        return None
+    match marker:
+        case "op" if is_operation_number(int(rest)) or rest == "0":
+            return OperationId(owner, int(rest))
+        case "asample" if is_sample_number(int(rest)):
+            return SampleId(owner, int(rest))
+    return None
+
+
+def is_operation_number(seq_id: object) -> bool:
+    return _is_integer(seq_id) and 1 <= seq_id < RELEASE_SEQ_ID  # type: ignore[operator]
+
+
+def is_sample_number(seq_id: object) -> bool:
+    """Clones of a sampling client number their requests from near 10**18: 64 bits are needed."""
+    return _is_integer(seq_id) and 0 <= seq_id < 2**63  # type: ignore[operator]
+
+
+def is_client_counter(seq_id: object) -> bool:
+    """`model_seq_id` and `sampling_session_seq_id` count from 0 in one client program."""
+    return _is_integer(seq_id) and 0 <= seq_id < 2**31  # type: ignore[operator]
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def model_id_of(session_id: str, model_seq_id: int) -> str:
+    """The SDK builds this form itself for models made by `load_weights`."""
+    return f"{session_id}:train:{model_seq_id}"
+
+
+def sampling_session_id_of(session_id: str, seq_id: int, *, inflight: bool = False) -> str:
+    """An inflight session says so in its id, which is opaque to clients and travels through the
+    worker's journal: that is how the flag reaches the store whoever drains the worker's events."""
+    return f"{session_id}:{'inflight' if inflight else 'sample'}:{seq_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSessionName:
+    """What a sampling session's id says."""
+
+    session_id: str
+    seq_id: int
+    inflight: bool
+
+
+def parse_sampling_session_id(text: str) -> SamplingSessionName:
+    """Raises ValueError for an id that `sampling_session_id_of` did not make."""
+    session_id, marker, number = text.rsplit(":", 2)
+    if marker not in {"sample", "inflight"}:
+        raise ValueError(f"{text!r} is no sampling session's id")
+    return SamplingSessionName(session_id, int(number), marker == "inflight")
+
+
+@dataclass(frozen=True, slots=True)
+class TinkerPath:
+    """`tinker://<run>/<kind>/<name>`, exactly three segments."""
+
+    run_id: str
+    kind: PathKind
+    name: str
+
+    @property
+    def type(self) -> CheckpointType:
+        return TYPE_OF_KIND[self.kind]
+
+    @override
+    def __str__(self) -> str:
+        return f"tinker://{self.run_id}/{self.kind}/{self.name}"
+
+
+def parse_tinker_path(text: str) -> TinkerPath:
+    """Raises ValueError with a sentence for the user."""
+    segments = text.removeprefix("tinker://").split("/")
+    if not text.startswith("tinker://") or len(segments) != 3 or not all(segments):
+        raise ValueError(f"{text!r} is not a checkpoint path; one looks like tinker://<run>/weights/<name>")
+    run_id, kind, name = segments
+    for known in get_args(PathKind):
+        if kind == known:
+            return TinkerPath(run_id, known, name)
+    raise ValueError(f"{text!r} names no kind of checkpoint; there are {', '.join(get_args(PathKind))}")
+
+
+def check_name(name: str) -> str:
+    """A checkpoint's name, which becomes one segment of a path. Raises ValueError with a sentence."""
+    if not name or len(name) > MAX_NAME_CHARACTERS:
+        raise ValueError(f"a checkpoint name has 1 to {MAX_NAME_CHARACTERS} characters, this one has {len(name)}")
+    if "/" in name or ":" in name or not name.isprintable() or name in {".", ".."}:
+        raise ValueError(f"the checkpoint name {name!r} must not hold '/', ':' or control characters")
+    return name

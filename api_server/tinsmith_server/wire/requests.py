@@ -1,0 +1,250 @@
+"""JSON bodies of the SDK, as it sends them. Unknown fields are ignored: newer SDKs may send more."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tinsmith_server.wire.ids import check_name
+
+TTL_MIN_SECONDS = 3600
+TTL_MAX_SECONDS = 10 * 365 * 24 * 3600
+MAX_SAMPLES = 1024
+
+Name = Annotated[str, AfterValidator(check_name)]
+TtlSeconds = Annotated[int, Field(ge=TTL_MIN_SECONDS, le=TTL_MAX_SECONDS)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[Finite, Field(ge=0)]
+Fraction = Annotated[Finite, Field(ge=0, lt=1)]
+
+
+class Request(BaseModel):
+    """Strict: a string is no number, and a number no string."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True, protected_namespaces=())
+
+
+# ---- sessions
+
+
+class ClientConfigRequest(Request):
+    sdk_version: str = ""
+
+
+class CreateSessionRequest(Request):
+    tags: list[str] = []
+    user_metadata: dict[str, Any] = {}
+    sdk_version: str = ""
+    project_id: str | None = None
+    display_name: str | None = None
+
+
+class SessionHeartbeatRequest(Request):
+    session_id: str
+
+
+class FinishReason(Request):
+    type: Literal["success", "errored", "interrupted"]
+
+
+class FinishSessionRequest(Request):
+    reason: FinishReason
+    detail: str | None = None
+
+
+# ---- models
+
+
+class LoraConfig(Request):
+    """The SDK knows no alpha and no dropout: the server picks the scaling."""
+
+    rank: Annotated[int, Field(ge=1, lt=2**31)] = 32
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> LoraConfig:
+        if not (self.train_unembed or self.train_mlp or self.train_attn):
+            raise ValueError("at least one of train_unembed, train_mlp and train_attn must be true")
+        return self
+
+
+class OptimizerConfig(BaseModel):
+    """A tagged choice; other optimizers carry fields of their own."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    type: str = "adamw"
+
+
+class CreateModelRequest(Request):
+    session_id: str
+    model_seq_id: int
+    base_model: str
+    lora_config: LoraConfig = LoraConfig()
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    user_metadata: dict[str, str] | None = None
+
+
+class GetInfoRequest(Request):
+    model_id: str
+
+
+# ---- training operations
+
+
+class AdamParams(Request):
+    learning_rate: NonNegative = 1e-4
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: NonNegative = 1e-12
+    weight_decay: NonNegative = 0.0
+    grad_clip_norm: NonNegative = 0.0
+
+
+class OptimStepRequest(Request):
+    model_id: str
+    seq_id: int
+    adam_params: AdamParams | None = None
+    optimizer_params: dict[str, Any] | None = None
+
+
+class SaveWeightsRequest(Request):
+    model_id: str
+    seq_id: int
+    path: Name
+    ttl_seconds: TtlSeconds | None = None
+    overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
+
+
+class SaveWeightsForSamplerRequest(Request):
+    """`path` makes a persistent checkpoint, `sampling_session_seq_id` an ephemeral one."""
+
+    model_id: str
+    seq_id: int
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    path: Name | None = None
+    sampling_session_seq_id: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    ttl_seconds: TtlSeconds | None = None
+    user_metadata: dict[str, str] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> SaveWeightsForSamplerRequest:
+        if (self.path is None) == (self.sampling_session_seq_id is None):
+            raise ValueError("exactly one of path and sampling_session_seq_id is needed")
+        return self
+
+
+class SaveWeightsExternalRequest(Request):
+    model_id: str
+    seq_id: int
+    path: Name
+    ttl_seconds: TtlSeconds | None = None
+    age_encryption_recipients: list[str] | None = None
+
+
+class LoadWeightsRequest(Request):
+    """Into an existing model with (`model_id`, `seq_id`), else a new one with (`session_id`, `model_seq_id`)."""
+
+    path: str
+    optimizer: bool
+    weights_access_token: str | None = None
+    base_model: str | None = None
+    user_metadata: dict[str, str] | None = None
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+
+
+# ---- sampling
+
+
+class CreateSamplingSessionRequest(Request):
+    session_id: str
+    sampling_session_seq_id: Annotated[int, Field(ge=0, lt=2**31)]
+    base_model: str | None = None
+    model_path: str | None = None
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> CreateSamplingSessionRequest:
+        if (self.base_model is None) == (self.model_path is None):
+            raise ValueError("exactly one of base_model and model_path is needed")
+        return self
+
+
+class Chunk(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+    type: str
+    tokens: list[int] | None = None
+
+
+class ModelInput(Request):
+    chunks: list[Chunk]
+
+
+class SamplingParams(Request):
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: str | list[str] | list[int] | None = None
+    temperature: NonNegative = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
+
+
+class SampleRequest(Request):
+    sampling_session_id: str
+    seq_id: int
+    prompt: ModelInput
+    num_samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    sampling_params: SamplingParams = SamplingParams()
+    prompt_logprobs: bool = False
+    prompt_logprobs_last_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: dict[str, Any] | None = None
+    prompt_alt_tokens_k: int = 0
+    # Accepted and without effect: stable_reinforce is mapped to a loss that needs no recorded data.
+    record_stability_info: bool = False
+
+
+# ---- futures
+
+
+class RetrieveFutureRequest(Request):
+    request_id: str
+    allow_metadata_only: bool = False
+
+
+class CancelFutureRequest(Request):
+    request_id: str
+
+
+# ---- checkpoints
+
+
+class TtlRequest(Request):
+    ttl_seconds: TtlSeconds | None
+
+
+class WeightsInfoRequest(Request):
+    tinker_path: str
+
+
+def sentence(error: ValidationError) -> str:
+    """What is wrong with a body, for its sender."""
+    return "; ".join(
+        _problem(item["loc"], item["msg"], item["type"], item["input"])
+        for item in error.errors(include_url=False, include_context=False)
+    )
+
+
+def _problem(location: tuple[int | str, ...], message: str, kind: str, value: object) -> str:
+    where = ".".join(str(part) for part in location)
+    text = message.removeprefix("Value error, ").rstrip(".")
+    if kind == "value_error":
+        return text
+    if value is None and kind != "missing":
+        return f"{where}: {text}; it arrived as null, which is also how the SDK sends NaN and infinity"
+    shown = repr(value)
+    return f"{where}: {text}" if kind == "missing" or len(shown) > 80 else f"{where}: {text}, not {shown}"

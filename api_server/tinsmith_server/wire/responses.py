@@ -1,0 +1,175 @@
+"""JSON answers to the SDK. It checks them strictly: a missing field, or a null too many, is an error to it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Response(BaseModel):
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class Empty(Response):
+    """`{}`, where the SDK looks at the status only."""
+
+
+class ErrorResponse(Response):
+    """Body of every 4xx and 5xx."""
+
+    detail: str
+
+
+class HealthResponse(Response):
+    status: Literal["ok"] = "ok"
+
+
+class ClientConfigResponse(Response):
+    """Feature flags of the SDK; those left out keep its defaults."""
+
+    pjwt_auth_enabled: bool = False
+    proto_compress_fwdbwd: bool
+    sample_use_retrieve_futures: bool = False
+    custom_loss_server_side: bool = False
+
+
+class DynamicConfigResponse(Response):
+    sample_cancel_enabled: bool = True
+
+
+class CreateSessionResponse(Response):
+    session_id: str
+    type: Literal["create_session"] = "create_session"
+
+
+class SessionsResponse(Response):
+    sessions: list[str]
+
+
+class SessionResponse(Response):
+    training_run_ids: list[str]
+    sampler_ids: list[str]
+    user_metadata: dict[str, Any] | None = None
+    display_name: str | None = None
+
+
+class TelemetryResponse(Response):
+    status: Literal["accepted"] = "accepted"
+
+
+class FutureResponse(Response):
+    """The SDK's untyped future."""
+
+    request_id: str
+    model_id: str | None = None
+    sample_sequence_ids: list[str] | None = None
+
+
+class PendingResponse(Response):
+    queue_state: Literal["active", "paused_capacity"]
+    queue_state_reason: str | None = None
+
+
+class MetadataResponse(Response):
+    status: Literal["complete_metadata"] = "complete_metadata"
+    response_payload_size: int
+
+
+class FailedResponse(Response):
+    error: str
+    category: Literal["user", "server", "unknown"]
+
+
+class ModelData(Response):
+    arch: str | None = None
+    model_name: str
+    tokenizer_id: str
+
+
+class GetInfoResponse(Response):
+    model_id: str
+    model_data: ModelData
+    model_name: str
+    is_lora: bool = True
+    lora_rank: int
+    optimizer_config: dict[str, Any]
+    type: Literal["get_info"] = "get_info"
+
+
+class CreateSamplingSessionResponse(Response):
+    sampling_session_id: str
+    type: Literal["create_sampling_session"] = "create_sampling_session"
+
+
+class SamplerResponse(Response):
+    sampler_id: str
+    base_model: str
+    model_path: str | None = None
+
+
+class SupportedModel(Response):
+    model_name: str
+    max_context_length: int | None = None
+    trainable: bool = True
+    sampleable: bool = True
+
+
+class CapabilitiesResponse(Response):
+    supported_models: list[SupportedModel]
+
+
+class CheckpointResponse(Response):
+    checkpoint_id: str
+    checkpoint_type: Literal["training", "sampler", "external"]
+    time: datetime
+    tinker_path: str
+    size_bytes: int
+    public: bool
+    user_metadata: dict[str, str] | None = None
+    expires_at: datetime | None = None
+
+
+class Cursor(Response):
+    offset: int
+    limit: int
+    total_count: int
+
+
+class CheckpointsResponse(Response):
+    checkpoints: list[CheckpointResponse]
+    cursor: Cursor | None = None
+
+
+class TrainingRunResponse(Response):
+    training_run_id: str
+    base_model: str
+    model_owner: str
+    is_lora: bool = True
+    lora_rank: int
+    corrupted: bool
+    last_request_time: datetime
+    last_checkpoint: CheckpointResponse | None = None
+    last_sampler_checkpoint: CheckpointResponse | None = None
+    user_metadata: dict[str, str] | None = None
+
+
+class TrainingRunsResponse(Response):
+    training_runs: list[TrainingRunResponse]
+    cursor: Cursor
+
+
+class ExternalUrlsResponse(Response):
+    urls: dict[str, str]
+    expires: datetime
+
+
+class WeightsInfoResponse(Response):
+    base_model: str
+    is_lora: bool = True
+    lora_rank: int
+    train_unembed: bool
+    train_mlp: bool
+    train_attn: bool
+    optimizer_config: dict[str, Any] | None = None
