@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
-
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplingParams
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import module_family
+from transformers import AutoModelForCausalLM
 
 ANSWER_SECONDS = 60.0
 NOTHING_STOPS: tuple[int, ...] = ()

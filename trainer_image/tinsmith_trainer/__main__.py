@@ -45,6 +45,7 @@ class WorkerOptions(argparse.Namespace):
     map_stable_reinforce: bool
     deterministic_sampling: bool
     snapshot_replay_seconds: float
+    snapshot_cost_factor: float
     reserved_bytes: int
     log_format: str
     log_level: str
@@ -68,7 +69,8 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
     parser.add_argument("--max-rank", type=int, default=128)
     parser.add_argument("--map-stable-reinforce", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--deterministic-sampling", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0)
+    parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="a crash may cost this much")
+    parser.add_argument("--snapshot-cost-factor", type=float, default=20.0, help="or this many snapshots' time")
     parser.add_argument("--reserved-bytes", type=int, default=64 * 1024**2, help="kept free on the volume")
     parser.add_argument("--log-format", choices=("json", "console"), default="json")
     parser.add_argument("--log-level", default="info")
@@ -99,7 +101,7 @@ async def _run(options: WorkerOptions) -> int:
         sampler=sampler,
         checkpoints=CheckpointRoot(options.checkpoint_root),
         volume=volume,
-        policy=SnapshotPolicy(replay_seconds=options.snapshot_replay_seconds),
+        policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
     )
     service = WorkerService(parts)
     clock = asyncio.create_task(service.run_clock())

@@ -14,6 +14,7 @@ Failpoint = Literal[
     "accept-before-sync",
     "accept-after-sync",
     "executed-before-result",
+    "result-before-sync",
     "result-before-visible",
     "snapshot-mid-write",
     "snapshot-before-rename",

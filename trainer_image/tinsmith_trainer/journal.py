@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from tinsmith_trainer.errors import JournalFull, ServerError
-from tinsmith_trainer.failpoints import reach
 
 T = TypeVar("T")
 
@@ -152,7 +151,6 @@ class Journal:
         except Exception as error:
             self._separate(jobs, error)
             return
-        reach("accept-after-sync")
         for job, result in zip(jobs, results, strict=True):
             job.future.set_result(result)
 
@@ -161,7 +159,6 @@ class Journal:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             results = [job.run(self._db) for job in jobs]
-            reach("accept-before-sync")
             self._db.execute("COMMIT")
         except BaseException:
             # A full disk may have rolled back by itself.

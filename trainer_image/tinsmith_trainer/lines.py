@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer import operations as rows
+from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.journal import Journal
 from tinsmith_trainer.model_line import Entry, ModelLine
 from tinsmith_trainer.operations import Failure, Operation
@@ -119,12 +120,14 @@ class Lines:
             if operation.kind in CREATES:
                 rows.insert_model(db, operation.model_id)
             rows.insert_operation(db, operation, payload, late, self._clock())
+            reach("accept-before-sync")
 
         return self._journal.write(write)
 
     def _place(self, line: ModelLine, entry: Entry, late: Failure | None, done: Future[None]) -> None:
         """In the journal's thread, in the order of commits."""
         operation = entry.operation
+        reach("accept-after-sync")
         if done.exception() is not None:
             self._forget(line, entry)
             return

@@ -282,7 +282,7 @@ class Scheduler:
             rows.set_model_phase(db, model_id, "released" if failure else "live", failure.message if failure else "")
         if finding.executed is not None:
             self._write_executed(db, model_id, finding.executed)
-        reach("result-before-visible")
+        reach("result-before-sync")
 
     def _write_executed(self, db: rows.Database, model_id: str, executed: Executed) -> None:
         for event in executed.events:
@@ -301,6 +301,7 @@ class Scheduler:
         return stamp
 
     def _publish(self, line: ModelLine, entry: Entry, finding: _Finding, done: Future[None]) -> None:
+        reach("result-before-visible")
         if (error := done.exception()) is not None:
             self._corrupt(line, error)
             return

@@ -1,0 +1,94 @@
+"""The worker dies at every place that matters: nothing acknowledged is lost or run twice.
+
+Each case kills the process by SIGKILL at a named place, starts it anew, and submits only what was never
+acknowledged. All results, and the final weights and optimizer state, must equal those of an
+undisturbed run bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.workers import (
+    WorkerProcess,
+    broken_train,
+    create,
+    run_program,
+    save,
+    save_ephemeral,
+    step,
+    train,
+)
+from tinsmith_trainer.failpoints import FAILPOINTS
+
+PROGRAM = [
+    create(),
+    *(train(1), train(2, (9, 2, 6)), step(3)),
+    *(train(4, (5, 3, 5)), train(5, forward_only=True), step(6), save(7, "middle")),
+    *(broken_train(8), train(9), step(10)),  # this step fails, and the next round works
+    *(train(11, (8, 9, 7)), save_ephemeral(12), step(13)),
+    *(train(14, (9, 3, 2, 3)), step(15), save(16, "final")),
+]
+ARRIVALS = (1, 2, 5, 9)
+EAGER = ("--snapshot-replay-seconds=0", "--snapshot-cost-factor=0")
+"""A snapshot after every gradient and step."""
+REACHED = {"checkpoint-before-manifest": 3, "checkpoint-before-commit": 3}
+"""Three saves: the places inside them are reached three times."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a program leaves: every answer, and the bytes of its final checkpoint."""
+
+    results: dict[int, bytes]
+    final_files: dict[str, bytes]
+    checkpoints: list[str]
+
+
+async def run(folder: Path, flags: tuple[str, ...] = (), **environment: str) -> tuple[Ending, list[int]]:
+    worker, restarted_at = WorkerProcess(folder, flags), list[int]()
+    try:
+        await worker.start(**environment)
+        results = await run_program(worker, PROGRAM, restarted_at)
+        events = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
+        assert [event.seq_id for event in events] == [7, 12, 16], "each save was announced exactly once"
+        final = folder / "checkpoints" / events[-1].directory
+        files = {path.name: path.read_bytes() for path in final.iterdir()}
+        return Ending(results, files, [event.name for event in events]), restarted_at
+    finally:
+        await worker.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    ending, restarted_at = asyncio.run(run(tmp_path_factory.mktemp("undisturbed")))
+    assert restarted_at == []
+    return ending
+
+
+def cases() -> list[object]:
+    return [
+        pytest.param(f"{name}:{arrival}", EAGER if name.startswith("snapshot-") else (), id=f"{name}-{arrival}")
+        for name in FAILPOINTS
+        for arrival in ARRIVALS
+        if arrival <= REACHED.get(name, arrival)
+    ]
+
+
+@pytest.mark.parametrize(("failpoint", "flags"), cases())
+async def test_a_death_here_changes_nothing(
+    failpoint: str, flags: tuple[str, ...], undisturbed: Ending, tmp_path: Path
+) -> None:
+    ending, restarted_at = await run(tmp_path, flags, TINSMITH_FAILPOINT=failpoint)
+    assert restarted_at, "the place was never reached: this case proves nothing"
+    assert ending == undisturbed
+
+
+async def test_the_program_itself_shows_a_failed_window(undisturbed: Ending) -> None:
+    """Otherwise the grid would not cover how failures are replayed."""
+    assert b"never" not in undisturbed.results[10]
+    assert b"forward_backward 8 failed" in undisturbed.results[10]
+    assert b"grad_norm" in undisturbed.results[13]

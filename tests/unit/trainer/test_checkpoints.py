@@ -1,0 +1,110 @@
+"""Checkpoints under the root: immutable, complete or absent, bound to their base model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from support.reference_engine import ReferenceEngine
+from tinsmith_trainer.checkpoints import CheckpointRoot, WrittenCheckpoint
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.errors import CheckpointInvalid
+
+ENGINE = ReferenceEngine()
+BASE = ENGINE.base_model()
+
+
+def trained_state() -> AdapterState:
+    ENGINE.create_adapter("a", LoraSpec(rank=2, alpha=32.0, seed=1))
+    return ENGINE.state("a")
+
+
+def write(root: CheckpointRoot, *, seq_id: int = 3, epoch: int = 1) -> WrittenCheckpoint:
+    return root.write("sess:train:0", seq_id, epoch, "training", trained_state(), BASE, "weights")
+
+
+@pytest.fixture(params=["file", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointRoot:
+    """On a local folder, and on a file system that only fsspec knows."""
+    if request.param == "file":
+        return CheckpointRoot(f"file://{tmp_path}")
+    return CheckpointRoot(f"memory://{tmp_path.name}")
+
+
+def test_what_was_saved_is_loaded_bit_for_bit(root: CheckpointRoot) -> None:
+    written = write(root)
+    loaded = root.read(written.directory, written.manifest_digest, BASE)
+    assert loaded.has_optimizer
+    expected = {name: value for name, value in trained_state().tensors.items() if not name.startswith("gradients/")}
+    assert {name: value.tobytes() for name, value in loaded.state.tensors.items()} == {
+        name: value.tobytes() for name, value in expected.items()
+    }
+
+
+def test_the_directory_is_named_by_model_operation_and_epoch_without_colons(root: CheckpointRoot) -> None:
+    assert write(root, seq_id=3, epoch=7).directory == "weights/sess.train.0/3-7"
+
+
+def test_a_repeated_save_finds_its_own_manifest_and_writes_nothing(root: CheckpointRoot) -> None:
+    first = write(root, epoch=1)
+    assert write(root, epoch=2) == first
+
+
+def test_a_save_that_died_before_its_manifest_is_written_again(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    first = write(root)
+    (tmp_path / first.directory / "manifest.json").unlink()
+    (tmp_path / first.directory / "adapter_model.safetensors").write_bytes(b"half")
+    again = write(root)
+    assert again == first
+    root.read(again.directory, again.manifest_digest, BASE)
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.safetensors", "adapter_config.json"])
+def test_a_truncated_file_is_refused_by_its_name(tmp_path: Path, file: str) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    path = tmp_path / written.directory / file
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointInvalid, match=f"damaged: {file}"):
+        root.read(written.directory, written.manifest_digest, BASE)
+
+
+def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    (tmp_path / written.directory / "optimizer.safetensors").unlink()
+    with pytest.raises(CheckpointInvalid, match=r"optimizer\.safetensors is missing"):
+        root.read(written.directory, written.manifest_digest, BASE)
+
+
+def test_a_manifest_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    path = tmp_path / written.directory / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"optimizer_step": 99}))
+    with pytest.raises(CheckpointInvalid, match="altered"):
+        root.read(written.directory, written.manifest_digest, BASE)
+
+
+def test_a_checkpoint_of_another_base_model_is_refused(root: CheckpointRoot) -> None:
+    written = write(root)
+    with pytest.raises(CheckpointInvalid, match="another base model"):
+        root.read(written.directory, written.manifest_digest, replace(BASE, revision="other"))
+
+
+def test_the_weights_are_in_pefts_layout(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    with fsspec.open(f"file://{tmp_path}/{written.directory}/adapter_config.json") as file:
+        config = json.load(file)
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 2, 32.0)
+    from safetensors.numpy import load_file
+
+    tensors = load_file(tmp_path / written.directory / "adapter_model.safetensors")
+    assert set(tensors) == {f"base_model.model.{config['target_modules'][0]}.lora_{side}.weight" for side in "AB"}
+    assert all(tensor.dtype == np.float32 for tensor in tensors.values())
