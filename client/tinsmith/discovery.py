@@ -8,9 +8,10 @@ it needs: `serve = "tinsmith_server.cli.serve:serve [server,trainer]"`.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from importlib.abc import InspectLoader
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 
 GROUP = "tinsmith.commands"
 
@@ -36,10 +37,15 @@ def summary_of(command: EntryPoint) -> str:
 
 
 def _source_of(module: str) -> str:
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:
-        return ""
+    """Goes from package to package by itself: `importlib.util.find_spec` would import the parents."""
+    folders: Sequence[str] | None = None
+    name, spec = "", None
+    for part in module.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        spec = PathFinder.find_spec(name, folders)
+        if spec is None:
+            return ""
+        folders = spec.submodule_search_locations
     if spec is None or not isinstance(spec.loader, InspectLoader):
         return ""
     return spec.loader.get_source(module) or ""
