@@ -1,0 +1,98 @@
+"""`tinsmith serve` as users start it: a process, a URL on its standard output, a data directory that outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+TESTS = Path(__file__).parents[1]
+API_KEY = "tml-test-key"
+START_SECONDS = 60.0
+REFERENCE_ENGINE = "support.reference_engine:build_reference"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@dataclass(slots=True)
+class ServedInstallation:
+    """A data directory and the server on it, over any number of lives at one address."""
+
+    data: Path
+    models: Mapping[str, Path]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> ServedInstallation:
+        """Returns when the URL was printed: from then on it answers."""
+        models = [flag for name, path in self.models.items() for flag in ("--model", f"{name}={path}")]
+        command = [sys.executable, "-m", "tinsmith", "serve", "--port", str(self.port), "--data", str(self.data), *models]
+        settings = {f"TINSMITH_{name.upper()}": value for name, value in self.settings.items()}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(TESTS),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TINSMITH_API_KEY": API_KEY,
+            "TINSMITH_DETERMINISTIC_SAMPLING": "true",
+            "TINSMITH_LOG_LEVEL": "warning",
+            **settings,
+        }
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line == self.url, f"the server printed {line!r}"
+        return self
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self.process is None:
+            return 0
+        self.process.send_signal(number)
+        code = self.process.wait(START_SECONDS)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.process = None
+        return code
+
+    def worker_pids(self) -> list[int]:
+        """The processes that this server started."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def kill_workers(self) -> None:
+        for pid in self.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers={"X-API-Key": API_KEY}, trust_env=False)
+
+    def metric(self, name: str) -> float:
+        """The sum over a metric's series on /metrics."""
+        lines = httpx.get(f"{self.url}/metrics", trust_env=False).text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        return sum(values)
