@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.store_records import NOW, a_checkpoint
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.records import Checkpoint
+from typing_extensions import override
 
 RUN = "session-1:train:0"
 NAMES = st.sampled_from(["a", "b"])
@@ -28,6 +29,7 @@ class CheckpointRules(RuleBasedStateMachine):
         self.newest: dict[str, tuple[int, int]] = {}
         self.present: dict[str, Checkpoint] = {}
 
+    @override
     def teardown(self) -> None:
         self.loop.run_until_complete(self.store.close())
         self.loop.close()

@@ -1,17 +1,18 @@
 import asyncio
 import random
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 import pytest
 from support.store_records import NOW, a_checkpoint, a_model, a_session, later
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Checkpoint
+from tinsmith_server.store.records import Checkpoint, CheckpointType
 
 RUN = "session-1:train:0"
 
 
-async def names(found: object) -> list[str]:
-    return [checkpoint.name for checkpoint in await found]  # type: ignore[attr-defined]
+async def names(found: Awaitable[Sequence[Checkpoint]]) -> list[str]:
+    return [checkpoint.name for checkpoint in await found]
 
 
 async def test_a_checkpoint_comes_back_as_it_went_in(store: Store) -> None:
@@ -135,8 +136,9 @@ async def test_publishing_and_expiry_change_only_what_is_there(store: Store) -> 
 
 
 async def test_lists_are_newest_first_without_ephemeral_ones(store: Store) -> None:
-    for number, type in enumerate(["training", "sampler", "ephemeral", "external"]):
-        await store.put_checkpoint(a_checkpoint(type, type, event_id=number, created_at=later(number)))  # type: ignore[arg-type]
+    types: list[CheckpointType] = ["training", "sampler", "ephemeral", "external"]
+    for number, type in enumerate(types):
+        await store.put_checkpoint(a_checkpoint(type, type, event_id=number, created_at=later(number)))
     await store.put_checkpoint(a_checkpoint("foreign", run_id="session-2:train:0", tenant="grace"))
 
     assert await names(store.checkpoints_of_run(RUN)) == ["external", "sampler", "training"]
@@ -168,7 +170,7 @@ async def test_ephemeral_checkpoints_outlive_their_session_for_a_while(store: St
         await store.create_session(a_session(session_id), None)
         model = await store.add_model(a_model(session_id))
         for type in ("ephemeral", "sampler"):
-            await store.put_checkpoint(a_checkpoint(session_id, type, run_id=model.model_id))  # type: ignore[arg-type]
+            await store.put_checkpoint(a_checkpoint(session_id, type, run_id=model.model_id))
         if finished_at is not None:
             await store.finish_session(session_id, "success", None, finished_at)
 

@@ -1,14 +1,15 @@
 """What only a SQLite store can do wrong."""
 
 import asyncio
+import fcntl
 import sqlite3
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from support.store_records import a_session
-from tinsmith_server.store import database
+from tinsmith_server.store import database, migrate
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.errors import StoreUnavailable
@@ -45,7 +46,7 @@ async def test_transactions_that_read_before_they_write_wait_for_each_other(url:
     databases = [Database(parse_store_url(url)) for _ in range(2)]
 
     async def add_one(connection: AsyncConnection) -> int:
-        cursor = (await connection.execute(select(workers.c.event_cursor))).scalar_one()
+        cursor: int = (await connection.execute(select(workers.c.event_cursor))).scalar_one()
         await connection.execute(update(workers).values(event_cursor=cursor + 1))
         return cursor
 
@@ -66,6 +67,30 @@ async def test_readers_do_not_wait_for_a_writer(url: str) -> None:
     assert await database.write(look_meanwhile) is None
     await database.close()
     await store.close()
+
+
+async def test_a_file_is_migrated_under_a_lock(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that switch a new file to WAL at once fail now and then with "database is locked"."""
+    locked = []
+
+    def look(_connection: Connection) -> None:
+        with open(f"{url.removeprefix('sqlite:///')}.lock") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked.append(True)
+
+    monkeypatch.setattr(migrate, "upgrade", look)
+    await (await open_store(url)).close()
+
+    assert locked == [True]
+
+
+async def test_stores_in_several_files_can_be_opened_at_once(tmp_path: Path) -> None:
+    """Alembic keeps the running migration in globals of the process."""
+    stores = await asyncio.gather(*(open_store(f"sqlite:///{tmp_path}/{number}.db") for number in range(8)))
+
+    for store in stores:
+        assert await store.create_session(a_session(), None) == a_session()
+        await store.close()
 
 
 async def test_a_file_locked_for_too_long_is_one_clear_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
