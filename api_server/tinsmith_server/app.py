@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Response
 
-from tinsmith_server.errors import TinsmithError
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.fleet.local import LocalFleet
 from tinsmith_server.metrics import CONTENT_TYPE, Metrics
@@ -15,7 +14,7 @@ from tinsmith_server.routes import checkpoints, futures, sampling, service, sess
 from tinsmith_server.routes.documentation import install_openapi
 from tinsmith_server.routes.observing import Observing
 from tinsmith_server.routes.problems import install_problem_handlers
-from tinsmith_server.services.assembly import build_services
+from tinsmith_server.services.assembly import Services, build_services
 from tinsmith_server.services.clock import Clock, utc_now
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.engine import open_store
@@ -70,26 +69,39 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.startup_error = None
-        try:
-            settings.data.mkdir(parents=True, exist_ok=True)
-            store = await open_store(settings.store_url)
-            await fleet.open(store)
-        except (TinsmithError, OSError) as error:
-            app.state.startup_error = error
-            raise
-        services = build_services(settings, store, fleet, clock)
-        names = {model.worker_id: model.name for model in reversed(fleet.models)}
-        inspection = services.inspection
-        metrics.watch(lambda: inspection.workers, lambda: inspection.rows, lambda: len(services.holds), names)
-        app.state.services = services
-        app.state.first_key = await services.keys.create_first()
-        await services.binding.resume()
-        services.background.start()
+        async with AsyncExitStack() as opened:
+            try:
+                settings.data.mkdir(parents=True, exist_ok=True)
+                store = await open_store(settings.store_url)
+                opened.push_async_callback(store.close)
+                opened.push_async_callback(fleet.close)
+                await fleet.open(store)
+                services = build_services(settings, store, fleet, clock)
+                app.state.services = services
+                app.state.first_key = await services.keys.create_first()
+            except Exception as error:
+                app.state.startup_error = error
+                raise
+            _watch(metrics, services, fleet)
+            async with _at_work(services):
+                yield
+
+    return lifespan
+
+
+def _watch(metrics: Metrics, services: Services, fleet: Fleet) -> None:
+    names = {model.worker_id: model.name for model in reversed(fleet.models)}
+    inspection = services.inspection
+    metrics.watch(lambda: inspection.workers, lambda: inspection.rows, lambda: len(services.holds), names)
+
+
+@asynccontextmanager
+async def _at_work(services: Services) -> AsyncIterator[None]:
+    await services.binding.resume()
+    services.background.start()
+    try:
         yield
+    finally:
         services.holds.release()
         await services.background.stop()
         await services.binding.close()
-        await fleet.close()
-        await store.close()
-
-    return lifespan

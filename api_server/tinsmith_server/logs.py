@@ -54,8 +54,9 @@ def configure_logs(level: str, style: Literal["json", "console"]) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # uvicorn's own start and stop messages say nothing that ours do not.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # Its messages repeat ours; a failed start would come as a traceback instead of our sentence.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

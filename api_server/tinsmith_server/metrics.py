@@ -14,7 +14,7 @@ from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-POLL_ROUTE = "/api/v1/retrieve_future"
+POLL_ROUTE = "/retrieve_future"
 
 
 class Metrics:
@@ -34,7 +34,7 @@ class Metrics:
 
     def note_request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
-        if route != POLL_ROUTE:
+        if not route.endswith(POLL_ROUTE):
             self._seconds.labels(route).observe(seconds)
 
     def watch(

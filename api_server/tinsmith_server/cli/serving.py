@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -87,9 +88,9 @@ def run_server(settings: Settings) -> None:
         ),
         announce=lambda: _announce(app.state, listener),
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stopped)
     server.run(sockets=[listener])
-    if app.state.startup_error is not None:
-        raise StartupError(str(app.state.startup_error)) from app.state.startup_error
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -103,6 +104,10 @@ def listen(host: str, port: int) -> socket.socket:
                 f"port {port} on {host} is in use; stop the other program, or give --port (0 takes a free one)"
             ) from error
         raise StartupError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def _stopped(_number: int, _frame: object) -> None:
+    """uvicorn repeats the signal after a clean stop; without this the exit status would say "killed"."""
 
 
 def _announce(state: Any, listener: socket.socket) -> None:

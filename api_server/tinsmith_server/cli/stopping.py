@@ -21,12 +21,20 @@ class StoppingServer(uvicorn.Server):
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            # uvicorn has logged the cause and thrown it away; the application has kept it.
+            raise _application(self).state.startup_error from None
         if self.started:
             self._announce()
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        assert isinstance(self.config.app, FastAPI)
-        release_polls(self.config.app)
+        release_polls(_application(self))
         await super().shutdown(sockets)
+
+
+def _application(server: uvicorn.Server) -> FastAPI:
+    assert isinstance(server.config.app, FastAPI)
+    return server.config.app

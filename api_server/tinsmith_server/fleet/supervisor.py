@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -57,7 +58,9 @@ class Supervisor(WorkerHandle):
     @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:
         if self._life is None:
-            self._life = asyncio.create_task(self._live(), name=f"worker {self._worker_id}")
+            self._life = asyncio.create_task(
+                self._live(), name=f"worker {self._worker_id}", context=contextvars.Context()
+            )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), timeout_seconds)
         if self._running is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 
 from tinsmith_rpc import worker_pb2
 
@@ -42,7 +43,7 @@ class Binding:
     def _task(self, model: Model) -> asyncio.Task[None]:
         task = self._tasks.get(model.model_id)
         if task is None:
-            task = asyncio.create_task(self._bind(model), name=f"bind {model.model_id}")
+            task = asyncio.create_task(self._bind(model), name=f"bind {model.model_id}", context=contextvars.Context())
             self._tasks[model.model_id] = task
             task.add_done_callback(lambda _: self._tasks.pop(model.model_id, None))
         return task
