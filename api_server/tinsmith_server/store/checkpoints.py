@@ -16,9 +16,7 @@ from tinsmith_server.store.tables import checkpoints, models, sessions
 
 _NOT_DELETED = checkpoints.c.deleted_at.is_(None)
 _EPHEMERAL = checkpoints.c.type == "ephemeral"
-_NEWEST_FIRST = newest_first(
-    checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, checkpoints.c.run_id
-)
+_AGE = (checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, checkpoints.c.run_id)
 
 
 class CheckpointQueries(Queries):
@@ -32,10 +30,10 @@ class CheckpointQueries(Queries):
 
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
         query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
-        return await self._read_all(Checkpoint, query.order_by(*_NEWEST_FIRST))
+        return await self._read_all(Checkpoint, query.order_by(*newest_first(*_AGE)))
 
     async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
-        query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*_NEWEST_FIRST)
+        query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
         return await self._read_page(Checkpoint, query, limit, offset)
 
     async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
@@ -64,7 +62,7 @@ class CheckpointQueries(Queries):
 
     async def ephemeral_checkpoints(self, tenant: str) -> Sequence[Checkpoint]:
         query = _select().where(checkpoints.c.tenant == tenant, _EPHEMERAL)
-        return await self._read_all(Checkpoint, query.order_by(*_oldest_first()))
+        return await self._read_all(Checkpoint, query.order_by(*_AGE))
 
     async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]:
         # By the model and not by the sampling session: its row is missing when nobody asked for the save's result.
@@ -73,7 +71,7 @@ class CheckpointQueries(Queries):
             .join(models, models.c.model_id == checkpoints.c.run_id)
             .join(sessions, sessions.c.session_id == models.c.session_id)
             .where(_EPHEMERAL, sessions.c.finished_at < finished_before)
-            .order_by(*_oldest_first())
+            .order_by(*_AGE)
         )
         return await self._read_all(Checkpoint, query)
 
@@ -84,10 +82,6 @@ def _select() -> Select[Any]:
 
 def _named(run_id: str, type: CheckpointType, name: str) -> ColumnElement[bool]:
     return (checkpoints.c.run_id == run_id) & (checkpoints.c.type == type) & (checkpoints.c.name == name)
-
-
-def _oldest_first() -> list[ColumnElement[Any]]:
-    return [checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, checkpoints.c.run_id]
 
 
 async def _put(connection: AsyncConnection, checkpoint: Checkpoint) -> Checkpoint | None:

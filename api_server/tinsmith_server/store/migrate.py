@@ -70,7 +70,7 @@ def _migrate_sqlite(url: URL) -> None:
     prepare_sqlite(engine, "BEGIN IMMEDIATE", "journal_mode=WAL")
     # BEGIN IMMEDIATE alone would do for the steps, but two processes that switch a new file to WAL at once
     # fail with "database is locked", whatever the busy timeout.
-    with _file_lock(path.with_name(path.name + ".lock")):
+    with _locked_file(path):
         _upgrade_in_one_transaction(engine)
 
 
@@ -92,11 +92,16 @@ def _upgrade_in_one_transaction(engine: Engine) -> None:
 
 
 @contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
+def _locked_file(path: Path) -> Iterator[None]:
+    """Holds the lock beside the database file, which is there from then on and its owner's only: it has secrets.
+
+    SQLite gives its write-ahead log the mode of the database file.
+    """
     try:
-        file = path.open("a")
+        path.touch(mode=0o600)
+        file = path.with_name(path.name + ".lock").open("a")
     except OSError as error:
-        raise StoreUnavailable(f"The store's lock file cannot be opened: {error}.") from error
+        raise StoreUnavailable(f"The store's file cannot be written: {error}.") from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

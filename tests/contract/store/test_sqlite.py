@@ -93,6 +93,23 @@ async def test_stores_in_several_files_can_be_opened_at_once(tmp_path: Path) -> 
         await store.close()
 
 
+async def test_only_its_owner_reads_the_file(url: str, tmp_path: Path) -> None:
+    store = await open_store(url)
+    await store.secret("urls")
+
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("store.db*") if file.suffix != ".lock"}
+
+    await store.close()
+    assert modes == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
+
+
+async def test_a_path_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "store.db.lock").mkdir()
+
+    with pytest.raises(StoreUnavailable, match=r"cannot be written: .*store\.db\.lock"):
+        await open_store(f"sqlite:///{tmp_path}/store.db")
+
+
 async def test_a_file_locked_for_too_long_is_one_clear_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "SQLITE_BUSY_TIMEOUT_MILLISECONDS", 0)
     store = await open_store(url)
