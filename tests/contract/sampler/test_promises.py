@@ -1,0 +1,265 @@
+"""What every sampler promises about a job: lengths, stops, seeds, errors, life cycle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.sampling import ask, ask_all, bits, job, prompt_of, random_adapter, submit
+from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.sampling.base import SampleJob, Sampler
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+PROMPT = prompt_of(20)
+CONTEXT = 1024
+
+
+def greedy_tokens(sampler: Sampler, length: int = 30) -> list[int]:
+    """What the model says to `PROMPT`, to choose stops from."""
+    return ask(sampler, job(PROMPT, max_tokens=length, temperature=0.0)).sequences[0].tokens.tolist()
+
+
+# --- lengths ---
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 7])
+def test_max_tokens_is_the_length_when_nothing_stops(sampler: Sampler, max_tokens: int) -> None:
+    sequence = ask(sampler, job(PROMPT, max_tokens=max_tokens)).sequences[0]
+    assert (len(sequence.tokens), len(sequence.logprobs), sequence.stopped) == (max_tokens, max_tokens, False)
+
+
+@pytest.mark.parametrize("max_tokens", [None, 5000], ids=["unset", "beyond the context"])
+def test_a_sequence_ends_with_the_context(sampler: Sampler, max_tokens: int | None) -> None:
+    sequence = ask(sampler, job(prompt_of(CONTEXT - 10), max_tokens=max_tokens)).sequences[0]
+    assert (len(sequence.tokens), sequence.stopped) == (10, False)
+
+
+def test_dtypes_are_those_of_the_wire(sampler: Sampler) -> None:
+    outcome = ask(sampler, job(PROMPT, prompt_logprobs=True))
+    dtypes = (outcome.sequences[0].tokens.dtype, outcome.sequences[0].logprobs.dtype, outcome.prompt_logprobs.dtype)
+    assert dtypes == (np.int32, np.float32, np.float32)
+
+
+def test_prompt_logprobs_come_without_a_sequence_too(sampler: Sampler) -> None:
+    outcome = ask(sampler, job(PROMPT, max_tokens=0, prompt_logprobs=True))
+    assert len(outcome.sequences[0].tokens) == 0
+    assert np.isfinite(outcome.prompt_logprobs[1:]).all()
+
+
+def test_prompt_logprobs_come_only_when_asked_for(sampler: Sampler) -> None:
+    assert ask(sampler, job(PROMPT)).prompt_logprobs is None
+
+
+# --- stops ---
+
+
+def test_a_stop_id_ends_the_sequence_and_stays_in_it(sampler: Sampler) -> None:
+    said = greedy_tokens(sampler)
+    stop = said[12]
+    sequence = ask(sampler, job(PROMPT, max_tokens=30, temperature=0.0, stop_tokens=(stop,))).sequences[0]
+    assert sequence.tokens.tolist() == said[: said.index(stop) + 1]
+    assert sequence.stopped
+
+
+def test_a_stop_string_ends_the_sequence_and_its_tokens_stay(sampler: Sampler, model: TorchModel) -> None:
+    asked = job(PROMPT, max_tokens=200, temperature=1.0, seed=3)
+    text = model.tokenizer.decode(ask(sampler, asked).sequences[0].tokens, clean_up_tokenization_spaces=False)
+    stop = next(text[i : i + 2] for i in range(20, len(text)) if "\ufffd" not in text[i : i + 2])
+    params = replace(asked.params, stop_tokens=None, stop_strings=("never said", stop))
+    sequence = ask(sampler, replace(asked, params=params)).sequences[0]
+    decoded = model.tokenizer.decode(sequence.tokens, clean_up_tokenization_spaces=False)
+    shorter = model.tokenizer.decode(sequence.tokens[:-1], clean_up_tokenization_spaces=False)
+    assert sequence.stopped
+    assert stop in decoded
+    assert stop not in shorter
+
+
+def test_unset_stops_mean_the_end_of_sequence_tokens(sampler: Sampler, model: TorchModel) -> None:
+    unset = job(PROMPT, max_tokens=900, temperature=2.0, stop_tokens=None)
+    sequences = [s for outcome in ask_all(sampler, [unset] * 2) for s in outcome.sequences]
+    for sequence in sequences:
+        assert sequence.stopped
+        assert sequence.tokens[-1] in model.eos_token_ids
+        assert not set(sequence.tokens[:-1]) & set(model.eos_token_ids)
+
+
+@pytest.mark.parametrize("empty", ["stop_tokens", "stop_strings"])
+def test_an_empty_stop_list_lets_nothing_stop(sampler: Sampler, model: TorchModel, empty: str) -> None:
+    asked = job(PROMPT, max_tokens=900, temperature=2.0, **({"stop_tokens": None} | {empty: ()}))
+    sequence = ask(sampler, asked).sequences[0]
+    assert set(sequence.tokens) & set(model.eos_token_ids)
+    assert (len(sequence.tokens), sequence.stopped) == (900, False)
+
+
+# --- seeds ---
+
+
+def test_a_seed_repeats_its_samples(sampler: Sampler) -> None:
+    asked = job(PROMPT, num_samples=3, seed=5)
+    first, second = ask(sampler, asked), ask(sampler, asked)
+    assert [s.tokens.tolist() for s in first.sequences] == [s.tokens.tolist() for s in second.sequences]
+
+
+def test_samples_of_a_job_differ(sampler: Sampler) -> None:
+    sequences = ask(sampler, job(PROMPT, num_samples=4)).sequences
+    assert len({tuple(s.tokens) for s in sequences}) == 4
+
+
+def test_seeds_differ(sampler: Sampler) -> None:
+    outcomes = ask_all(sampler, [job(PROMPT, seed=seed) for seed in (None, None, 0, 1, -1, 2**63)])
+    assert len({tuple(outcome.sequences[0].tokens) for outcome in outcomes}) == 6
+
+
+def test_greedy_ignores_the_seed(sampler: Sampler) -> None:
+    outcomes = ask_all(sampler, [job(PROMPT, seed=seed, temperature=0.0, num_samples=2) for seed in (None, 1)])
+    assert len({tuple(s.tokens) for outcome in outcomes for s in outcome.sequences}) == 1
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-30}], ids=lambda n: next(iter(n)))
+def test_the_narrowest_draw_is_greedy(sampler: Sampler, narrow: dict[str, float]) -> None:
+    assert ask(sampler, job(PROMPT, max_tokens=30, **narrow)).sequences[0].tokens.tolist() == greedy_tokens(sampler)
+
+
+# --- prefixes ---
+
+
+def test_an_equal_prompt_is_computed_once(sampler: Sampler) -> None:
+    prompt = prompt_of(70, seed=9)
+    outcomes = ask_all(sampler, [job(prompt, seed=seed) for seed in range(6)])
+    assert [outcome.prompt_cache_hit_tokens for outcome in outcomes] == [0, 69, 69, 69, 69, 69]
+    assert sampler.stats().prefilled_tokens == 69
+    assert sampler.stats().prefix_hit_tokens == 5 * 69
+
+
+def test_samples_of_a_job_share_its_prompt(sampler: Sampler) -> None:
+    ask(sampler, job(prompt_of(50), num_samples=12))
+    assert sampler.stats().prefilled_tokens == 49
+
+
+def test_a_prompt_that_goes_on_reuses_whole_blocks(sampler: Sampler) -> None:
+    ask(sampler, job(PROMPT))
+    assert ask(sampler, job([*PROMPT, 1, 2, 3])).prompt_cache_hit_tokens == 16
+
+
+def test_a_prefix_belongs_to_its_adapter_version(sampler: Sampler, model: TorchModel) -> None:
+    sampler.load_adapter("v1", random_adapter(model, seed=1))
+    ask(sampler, job(PROMPT))
+    assert ask(sampler, job(PROMPT, adapter="v1")).prompt_cache_hit_tokens == 0
+    sampler.drop_adapter("v1")
+    sampler.load_adapter("v1", random_adapter(model, seed=2))
+    assert ask(sampler, job(PROMPT, adapter="v1")).prompt_cache_hit_tokens == 0
+
+
+# --- bad jobs ---
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        (job([]), "The prompt is empty"),
+        (job([1, 512]), "token 512; the model's vocabulary is 0 to 511"),
+        (job([-1, 5]), "token -1"),
+        (job(prompt_of(CONTEXT)), "1024 tokens and leaves no room"),
+        (job(PROMPT, adapter="gone"), "Adapter gone is not loaded"),
+        (job(PROMPT, temperature=-0.1), "temperature is -0.1"),
+        (job(PROMPT, temperature=float("nan")), "temperature is nan"),
+        (job(PROMPT, temperature=float("inf")), "temperature is inf"),
+        (job(PROMPT, top_k=0), "top_k is 0"),
+        (job(PROMPT, top_k=-2), "top_k is -2"),
+        (job(PROMPT, top_p=0.0), "top_p is 0.0"),
+        (job(PROMPT, top_p=1.01), "top_p is 1.01"),
+        (job(PROMPT, top_p=float("nan")), "top_p is nan"),
+        (job(PROMPT, num_samples=0), "num_samples is 0"),
+        (job(PROMPT, max_tokens=-1), "max_tokens is -1"),
+        (job(PROMPT, stop_tokens=None, stop_strings=("",)), "A stop string is empty"),
+        (job(PROMPT, prompt_logprobs=True, last_n=-1), "prompt_logprobs_last_n is -1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_job_gets_one_clear_user_error(sampler: Sampler, bad: SampleJob, sentence: str) -> None:
+    answer = submit(sampler, bad)
+    outcome = answer.get()
+    assert isinstance(outcome.error, UserError)
+    assert sentence in str(outcome.error)
+    assert (outcome.sequences, len(answer.outcomes)) == ((), 1)
+    ask(sampler, job(PROMPT))
+
+
+# --- life cycle ---
+
+
+def test_a_known_adapter_version_is_left_alone(sampler: Sampler, model: TorchModel) -> None:
+    asked = job(PROMPT, adapter="v1")
+    sampler.load_adapter("v1", random_adapter(model, seed=1))
+    before = ask(sampler, asked)
+    sampler.load_adapter("v1", random_adapter(model, seed=2))
+    assert bits(ask(sampler, asked)) == bits(before)
+
+
+def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: TorchModel) -> None:
+    sampler.load_adapter("v1", random_adapter(model))
+    expected = ask(sampler, job(PROMPT, adapter="v1", max_tokens=30))
+    with model.turn.taken():
+        running = submit(sampler, job(PROMPT, adapter="v1", max_tokens=30))
+        sampler.drop_adapter("v1")
+        assert not sampler.has_adapter("v1")
+        late = submit(sampler, job(PROMPT, adapter="v1"))
+    np.testing.assert_array_equal(running.get().sequences[0].tokens, expected.sequences[0].tokens)
+    assert isinstance(late.get().error, UserError)
+
+
+def test_dropping_an_unknown_adapter_is_ignored(sampler: Sampler) -> None:
+    sampler.drop_adapter("never loaded")
+    sampler.drop_adapter("")
+    ask(sampler, job(PROMPT))
+
+
+def test_an_adapter_of_another_base_model_is_refused(sampler: Sampler, model: TorchModel) -> None:
+    state = random_adapter(model)
+    name = next(name for name in state.tensors if name.endswith("lora_A"))
+    narrow = replace(state, tensors={**state.tensors, name: state.tensors[name][:, 1:]})
+    with pytest.raises(ServerError, match="the base model needs"):
+        sampler.load_adapter("narrow", narrow)
+    foreign = replace(state, tensors={"weights/vision.lora_A": np.zeros((8, 4), np.float32)})
+    with pytest.raises(ServerError, match="weights for vision"):
+        sampler.load_adapter("foreign", foreign)
+    assert not sampler.has_adapter("narrow")
+
+
+def test_a_cancelled_job_ends_with_an_error_and_others_go_on(sampler: Sampler, model: TorchModel) -> None:
+    with model.turn.taken():
+        jobs = [job(prompt_of(20 + n), max_tokens=900, request_id=f"job-{n}") for n in range(20)]
+        answers = [submit(sampler, asked) for asked in jobs]
+        for cancelled in jobs[1:]:
+            sampler.cancel(cancelled.request_id)
+        sampler.cancel("unknown")
+    assert all("cancelled" in str(answer.get().error) for answer in answers[1:])
+    assert len(answers[0].get().sequences[0].tokens) == 900
+    assert all(len(answer.outcomes) == 1 for answer in answers)
+
+
+def test_close_ends_running_and_later_jobs_with_an_error(sampler: Sampler, model: TorchModel) -> None:
+    with model.turn.taken():
+        running = [submit(sampler, job(PROMPT, max_tokens=900)) for _ in range(20)]
+        closing = submit(sampler, job(PROMPT))
+    sampler.close()
+    sampler.close()
+    late = submit(sampler, job(PROMPT))
+    assert isinstance(late.get().error, ServerError)
+    for answer in [*running, closing]:
+        assert isinstance(answer.get().error, ServerError) or answer.get().sequences
+        assert len(answer.outcomes) == 1
+    assert isinstance(running[-1].get().error, ServerError)
+
+
+def test_stats_count_what_was_done(sampler: Sampler, model: TorchModel) -> None:
+    with model.turn.taken():
+        answers = [submit(sampler, job(prompt_of(10, seed=n), max_tokens=4)) for n in range(20)]
+        stats = sampler.stats()
+        assert stats.active + stats.waiting == 20
+    for answer in answers:
+        answer.get()
+    stats = sampler.stats()
+    assert (stats.active, stats.waiting, stats.sampled_tokens, stats.prefilled_tokens) == (0, 0, 80, 180)
+    assert stats.busy_seconds > 0

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens, keep_likely, uniform
+
+LOGITS = torch.tensor([0.0, 1.0, -1.0, 2.5, 0.3, 1.7])
+DRAWS = 20_000
+
+weights = hnp.arrays(np.float32, st.integers(1, 40), elements=st.integers(0, 20).map(float)).filter(
+    lambda w: w.sum() > 0
+)
+
+
+def frequencies(draw: Draw, count: int = DRAWS) -> np.ndarray:
+    """Shares of each token over draws with the stream of one seed."""
+    rows = [Draw(draw.temperature, draw.top_k, draw.top_p, uniform(11, 0, position)) for position in range(count)]
+    tokens, _ = draw_tokens(LOGITS.repeat(count, 1), rows)
+    return np.bincount(tokens, minlength=len(LOGITS)) / count
+
+
+def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
+    possible = expected > 0
+    assert not found[~possible].any()
+    return float(DRAWS * ((found - expected)[possible] ** 2 / expected[possible]).sum())
+
+
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [
+        (Draw(temperature=1.0), torch.softmax(LOGITS, 0)),
+        (Draw(temperature=0.5), torch.softmax(LOGITS / 0.5, 0)),
+        (Draw(temperature=3.0), torch.softmax(LOGITS / 3.0, 0)),
+        (Draw(temperature=1.0, top_k=2), torch.softmax(LOGITS.masked_fill(LOGITS < 1.5, -math.inf), 0)),
+        (Draw(temperature=1.0, top_p=0.8), torch.softmax(LOGITS.masked_fill(LOGITS < 0.9, -math.inf), 0)),
+    ],
+    ids=["temperature 1", "cold", "hot", "top-k", "top-p"],
+)
+def test_draws_follow_the_distribution(draw: Draw, expected: torch.Tensor) -> None:
+    """Chi-square of at most 5 degrees of freedom; 20.5 is exceeded once in a thousand seeds."""
+    assert chi_square(frequencies(draw), expected.numpy()) < 20.5
+
+
+@given(weights, st.integers(1, 45))
+def test_top_k_keeps_the_k_most_likely_and_the_lower_id_of_equals(values: np.ndarray, k: int) -> None:
+    kept = keep_likely(torch.from_numpy(values)[None], torch.tensor([k]), torch.tensor([1.0]))[0].numpy()
+    best = sorted(range(len(values)), key=lambda token: (-values[token], token))[:k]
+    expected = np.where(np.isin(np.arange(len(values)), best), values, 0)
+    np.testing.assert_array_equal(kept, expected)
+
+
+@given(weights, st.floats(0.01, 0.99))
+def test_top_p_keeps_the_smallest_most_likely_set_with_that_share(values: np.ndarray, p: float) -> None:
+    kept = keep_likely(torch.from_numpy(values)[None], torch.tensor([-1]), torch.tensor([p]))[0].numpy()
+    order = sorted(range(len(values)), key=lambda token: (-values[token], token))
+    shares = np.cumsum(values[order].astype(np.float64))
+    size = int(np.searchsorted(shares, np.float64(np.float32(p)) * shares[-1])) + 1
+    expected = np.where(np.isin(np.arange(len(values)), order[:size]), values, 0)
+    np.testing.assert_array_equal(kept, expected)
+
+
+@given(weights, st.integers(1, 10), st.floats(0.01, 0.99))
+def test_top_p_takes_its_share_of_what_top_k_left(values: np.ndarray, k: int, p: float) -> None:
+    probabilities, top_p = torch.from_numpy(values)[None], torch.tensor([p])
+    by_k = keep_likely(probabilities, torch.tensor([k]), torch.tensor([1.0]))
+    both = keep_likely(probabilities, torch.tensor([k]), top_p)
+    assert torch.equal(both, keep_likely(by_k, torch.tensor([-1]), top_p))
+    assert both.sum() > 0
+
+
+@given(
+    hnp.arrays(np.float32, st.integers(1, 30), elements=st.floats(-30, 30, width=32)),
+    st.floats(0, 1, exclude_max=True),
+    st.floats(1e-6, 100),
+    st.sampled_from([-1, 1, 3]),
+    st.sampled_from([1.0, 0.5]),
+)
+def test_a_draw_never_picks_what_is_impossible(
+    logits: np.ndarray, number: float, temperature: float, top_k: int, top_p: float
+) -> None:
+    row = torch.from_numpy(np.append(logits, np.float32(-np.inf)))
+    (token,), (logprob,) = draw_tokens(row[None], [Draw(temperature, top_k, top_p, number)])
+    assert 0 <= token < len(logits)
+    assert math.isfinite(logprob)
+
+
+def test_the_ends_of_the_interval_pick_the_first_and_last_possible_tokens() -> None:
+    row = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]])
+    assert draw_tokens(row, [Draw(1.0, uniform=0.0)])[0] == [1]
+    assert draw_tokens(row, [Draw(1.0, uniform=1 - 2**-53)])[0] == [2]
+
+
+def test_greedy_takes_the_lowest_of_equal_ids() -> None:
+    row = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0]])
+    assert draw_tokens(row, [Draw(temperature=0.0)])[0] == [1]
+
+
+def test_logprobs_are_at_temperature_one_before_filters() -> None:
+    draws = [Draw(0.0), Draw(1.0, uniform=0.5), Draw(0.2, top_k=2, uniform=0.5), Draw(5.0, top_p=0.5, uniform=0.5)]
+    tokens, logprobs = draw_tokens(LOGITS.repeat(4, 1), draws)
+    expected = torch.log_softmax(LOGITS, 0)[tokens]
+    np.testing.assert_allclose(logprobs, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("vocab_size", [7, 512, 1003])
+def test_a_row_draws_the_same_whatever_the_other_rows_are(vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, vocab_size, generator=generator) * 4
+    draws = [
+        Draw([0.0, 0.7, 1.0][row % 3], [-1, 5][row % 2], [1.0, 0.9][row // 5], uniform(3, row, 0)) for row in range(9)
+    ]
+    together = draw_tokens(logits, draws)
+    alone = [draw_tokens(logits[row : row + 1], draws[row : row + 1]) for row in range(9)]
+    assert repr(together) == repr(([tokens[0] for tokens, _ in alone], [logprobs[0] for _, logprobs in alone]))
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "random"])
+def test_logits_that_are_not_finite_show_as_a_nan_logprob_of_their_row_only(poison: float, temperature: float) -> None:
+    logits = LOGITS.repeat(2, 1)
+    logits[0, 2] = poison
+    _, logprobs = draw_tokens(logits, [Draw(temperature, uniform=0.3)] * 2)
+    assert math.isnan(logprobs[0])
+    assert math.isfinite(logprobs[1])
+
+
+@given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 1000), st.integers(0, 10**6))
+def test_a_stream_number_is_a_function_of_its_counter(seed: int, sample: int, position: int) -> None:
+    number = uniform(seed, sample, position)
+    assert 0 <= number < 1
+    assert number == uniform(seed, sample, position)
+    assert number not in (uniform(seed + 1, sample, position), uniform(seed, sample + 1, position))
+
+
+def test_the_stream_never_changes() -> None:
+    """Seeds in use must keep their samples across releases."""
+    numbers = [uniform(0, 0, 0), uniform(1, 2, 3), uniform(-1, 0, 0)]
+    assert numbers == [0.6793214721926347, 0.1048096692999908, 0.11514297902826032]

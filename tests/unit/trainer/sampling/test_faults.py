@@ -1,0 +1,101 @@
+"""What goes wrong inside the loop hurts the jobs it concerns, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.sampling import ask, ask_all, bits, job, prompt_of, random_adapter, submit
+from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.sampling.base import SampleOutcome
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.batch import DecodeBatch
+from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
+from tinsmith_trainer.sampling.builtin.prefill import Prefill
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+SETTINGS = BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16)
+
+
+@pytest.fixture
+def sampler(model: TorchModel) -> Iterator[BuiltinSampler]:
+    sampler = BuiltinSampler(model, SETTINGS)
+    yield sampler
+    sampler.close()
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
+    """The next call of a method raises, later ones work."""
+    working = getattr(owner, method)
+
+    def failing(*args: object, **kwargs: object) -> object:
+        monkeypatch.setattr(owner, method, working)
+        raise RuntimeError("a made-up fault")
+
+    monkeypatch.setattr(owner, method, failing)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(DecodeBatch, "step"), (Prefill, "run_block"), (Prefill, "__init__"), (SamplingLoop, "_round")],
+    ids=["a decode step", "a prompt block", "a prompt's start", "the loop itself"],
+)
+def test_a_fault_fails_its_jobs_and_the_sampler_lives_on(
+    sampler: BuiltinSampler, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    asked = job(prompt_of(20))
+    before = ask(sampler, asked)
+    fail_once(monkeypatch, owner, method)
+    error = submit(sampler, job(prompt_of(30, seed=1))).get().error
+    assert isinstance(error, ServerError)
+    assert "a made-up fault" in str(error)
+    assert bits(ask(sampler, asked)) == bits(before)
+    assert sampler.stats().active == 0
+
+
+def test_a_fault_in_a_prompt_spares_the_other_jobs(
+    sampler: BuiltinSampler, model: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [job(prompt_of(20, seed=n)) for n in range(3)]
+    with model.turn.taken():
+        fail_once(monkeypatch, Prefill, "__init__")
+        answers = [submit(sampler, asked) for asked in jobs]
+    assert isinstance(answers[0].get().error, ServerError)
+    assert [len(answer.get().sequences) for answer in answers[1:]] == [1, 1]
+
+
+def test_a_callback_that_raises_spares_the_sampler(sampler: BuiltinSampler) -> None:
+    def broken(outcome: SampleOutcome) -> None:
+        raise RuntimeError("a made-up fault of the caller")
+
+    sampler.submit(job(prompt_of(20)), broken)
+    ask(sampler, job(prompt_of(20)))
+
+
+def test_closing_from_a_callback_does_not_hang(model: TorchModel) -> None:
+    sampler = BuiltinSampler(model, SETTINGS)
+    sampler.submit(job(prompt_of(20)), lambda outcome: sampler.close())
+    sampler._thread.join(60)
+    assert not sampler._thread.is_alive()
+
+
+@pytest.mark.parametrize("prompt_logprobs", [False, True], ids=["sampled", "scored"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_diverged_adapter_fails_its_own_jobs_only(
+    sampler: BuiltinSampler, model: TorchModel, poison: float, prompt_logprobs: bool
+) -> None:
+    healthy = random_adapter(model)
+    name = next(name for name in healthy.tensors if "layers.0.self_attn.v_proj.lora_B" in name)
+    diverged = replace(healthy, tensors=healthy.tensors | {name: np.full_like(healthy.tensors[name], poison)})
+    sampler.load_adapter("healthy", healthy)
+    sampler.load_adapter("diverged", diverged)
+    asked = [job(prompt_of(20, seed=n), adapter="healthy", max_tokens=20 + n) for n in range(8)]
+    alone = [bits(ask(sampler, each)) for each in asked]
+    bad = [job(prompt_of(20), adapter="diverged", prompt_logprobs=prompt_logprobs) for _ in range(8)]
+    outcomes = ask_all(sampler, [each for pair in zip(bad, asked, strict=True) for each in pair])
+    for outcome in outcomes[::2]:
+        assert isinstance(outcome.error, UserError)
+        assert "adapter diverged are not finite" in str(outcome.error)
+    assert [bits(outcome) for outcome in outcomes[1::2]] == alone
