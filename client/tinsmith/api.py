@@ -1,0 +1,93 @@
+"""The few questions that the `tinsmith` command asks a server, over plain HTTP."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+BASE_URL_VARIABLE = "TINKER_BASE_URL"
+API_KEY_VARIABLE = "TINKER_API_KEY"
+LOCAL_SERVER = "http://127.0.0.1:8000"
+TIMEOUT_SECONDS = 10.0
+
+
+class ApiError(Exception):
+    """No usable answer. `str(error)` says from where, and what came instead."""
+
+
+class Unreachable(ApiError):
+    """Nothing answers at that address."""
+
+
+class KeyRefused(ApiError):
+    """The server does not know the key, or it was revoked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A base model by the name that clients use; the longest sequence in tokens, if the server says it."""
+
+    name: str
+    max_context_length: int | None
+
+
+def base_url_from_environment() -> str:
+    return os.environ.get(BASE_URL_VARIABLE) or LOCAL_SERVER
+
+
+def api_key_from_environment() -> str | None:
+    return os.environ.get(API_KEY_VARIABLE) or None
+
+
+class Api:
+    """A server at `base_url`. Each call raises ApiError when the server cannot do its part."""
+
+    def __init__(self, base_url: str, api_key: str | None) -> None:
+        headers = {"X-API-Key": api_key} if api_key else {}
+        self.base_url = base_url.rstrip("/")
+        self._http = httpx.Client(base_url=f"{self.base_url}/api/v1", headers=headers, timeout=TIMEOUT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def check_health(self) -> None:
+        answer = self._call("GET", "/healthz")
+        if answer.get("status") != "ok":
+            raise ApiError(f"{self.base_url} says that it is not well: {answer}")
+
+    def send_client_config(self, sdk_version: str) -> None:
+        """The first request of every SDK client, and the first that needs the key."""
+        self._call("POST", "/client/config", {"sdk_version": sdk_version})
+
+    def served_models(self) -> list[ServedModel]:
+        models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
+        return [ServedModel(model["model_name"], model.get("max_context_length")) for model in models]
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"nothing answers at {self.base_url}: {error or type(error).__name__}") from error
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise KeyRefused(f"{self.base_url} refuses the key: {response.text}")
+        try:
+            content = response.raise_for_status().json()
+        except (httpx.HTTPStatusError, ValueError) as error:
+            raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}") from error
+        if not isinstance(content, dict):
+            raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
+        return content
+
+
+def _summary(response: httpx.Response) -> str:
+    first_line = next(iter(response.text.splitlines()), "")
+    return f"{response.request.method} {response.request.url.path} answers {response.status_code} {first_line[:100]}"

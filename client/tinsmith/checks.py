@@ -1,0 +1,139 @@
+"""What must be right before an SDK program can reach a server, and the cure for each thing that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tinsmith.api import API_KEY_VARIABLE, BASE_URL_VARIABLE, Api, ApiError, KeyRefused, Unreachable
+from tinsmith.tokenizers import find_tokenizer, tokenizer_id
+
+OLDEST_SDK = (0, 38)
+"""Older ones send what this release of the server does not read yet."""
+
+KEY_PREFIXES = ("tml-", "eyJ")
+"""The SDK refuses every other key before it sends a request."""
+
+
+class Status(StrEnum):
+    OK = "ok"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. A failure has a cure: what to type or change."""
+
+    check: str
+    status: Status
+    detail: str
+    cure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a program would run with. `environment_url` is TINKER_BASE_URL, if it is set."""
+
+    base_url: str
+    environment_url: str | None
+    api_key: str | None
+
+
+def diagnose(surroundings: Surroundings) -> Iterator[Finding]:
+    """Every check in the order in which a program would stumble; what cannot be judged is skipped."""
+    yield _check_address(surroundings)
+    yield _check_sdk()
+    with Api(surroundings.base_url, surroundings.api_key) as api:
+        yield (server := _check_server(api))
+        if server.status is not Status.OK:
+            yield Finding("key", Status.SKIPPED, "needs a server that answers")
+            return
+        yield (key := _check_key(api, surroundings.api_key))
+        if key.status is not Status.OK:
+            yield Finding("tokenizers", Status.SKIPPED, "the server lists its models only for a key that works")
+            return
+        yield from _check_tokenizers(api)
+
+
+def _check_address(surroundings: Surroundings) -> Finding:
+    url = surroundings.base_url
+    if surroundings.environment_url is None:
+        cure = f"export {BASE_URL_VARIABLE}={url}, or ServiceClient(base_url={url!r})"
+        return Finding("address", Status.FAILED, f"{BASE_URL_VARIABLE} is not set: programs go to the vendor", cure)
+    return Finding("address", Status.OK, f"programs go to {surroundings.environment_url}")
+
+
+def _check_sdk() -> Finding:
+    wanted = ".".join(map(str, OLDEST_SDK))
+    installed = _sdk_version()
+    if installed is None:
+        return Finding("SDK", Status.FAILED, "tinker is not installed", f"pip install 'tinker>={wanted}'")
+    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST_SDK:
+        detail = f"tinker {installed} is older than what the server speaks ({wanted})"
+        return Finding("SDK", Status.FAILED, detail, f"pip install 'tinker>={wanted}'")
+    return Finding("SDK", Status.OK, f"tinker {installed}")
+
+
+def _sdk_version() -> str | None:
+    try:
+        return version("tinker")
+    except PackageNotFoundError:
+        return None
+
+
+def _check_server(api: Api) -> Finding:
+    try:
+        api.check_health()
+    except Unreachable as error:
+        cure = f"start one with `tinsmith serve`, or correct {BASE_URL_VARIABLE}; behind a proxy, set NO_PROXY"
+        return Finding("server", Status.FAILED, str(error), cure)
+    except ApiError as error:
+        return Finding(
+            "server", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: another program has that port"
+        )
+    return Finding("server", Status.OK, f"{api.base_url} answers")
+
+
+def _check_key(api: Api, api_key: str | None) -> Finding:
+    if api_key is None:
+        cure = f"make one with `tinsmith keys create` beside the server, and export {API_KEY_VARIABLE}"
+        return Finding("key", Status.FAILED, f"{API_KEY_VARIABLE} is not set", cure)
+    if not api_key.startswith(KEY_PREFIXES):
+        cure = "use a key of `tinsmith keys create`; static ones (TINSMITH_API_KEY) must start with tml- too"
+        return Finding("key", Status.FAILED, "the SDK refuses keys that do not start with tml-", cure)
+    try:
+        api.send_client_config(_sdk_version() or "none")
+    except KeyRefused:
+        cure = "`tinsmith keys list` beside the server shows the living ones; `tinsmith keys create` makes another"
+        return Finding("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
+    except ApiError as error:
+        return Finding("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")
+    return Finding("key", Status.OK, "the server knows it")
+
+
+def _check_tokenizers(api: Api) -> Iterator[Finding]:
+    try:
+        served = api.served_models()
+    except ApiError as error:
+        yield Finding("tokenizers", Status.FAILED, str(error), "look into the server's log")
+        return
+    for model in served:
+        yield _check_tokenizer(model.name)
+
+
+def _check_tokenizer(model_name: str) -> Finding:
+    check = f"tokenizer of {model_name}"
+    identifier = tokenizer_id(model_name)
+    found = find_tokenizer(identifier)
+    if found is not None:
+        return Finding(check, Status.OK, str(found))
+    detail = f"{identifier} is neither a directory in {Path.cwd()} nor in the hub's cache"
+    cure = (
+        f"`hf download {identifier}` if it is on the hub; else run programs where {identifier} is the model's "
+        f"directory, or serve it as --model ORG/NAME=PATH under a name that is"
+    )
+    return Finding(check, Status.FAILED, detail, cure)

@@ -1,0 +1,85 @@
+"""`tinsmith demo`: a model, a server and an SDK program that trains it, on this machine, from nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tinsmith.local_server import ServerFailed, running_server, tinsmith_command
+
+MODEL = "demo/tiny"
+"""Its name and, in the output directory, its directory: so the SDK finds the tokenizer."""
+
+PROGRAM = "first_steps.py"
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where everything goes; made if it is not there.")] = Path("demo-output"),
+) -> None:
+    """Train a tiny model through a server on this machine, in a minute and without downloads."""
+    started = time.monotonic()
+    console = Console(highlight=False, soft_wrap=True)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        _make_model(console, out)
+        api_key = f"tml-{secrets.token_urlsafe(24)}"
+        console.print(f"[bold]Starting[/bold] tinsmith serve --model {MODEL}")
+        with running_server([f"--data={out / 'server'}", f"--model={MODEL}={out / MODEL}"], api_key, out) as base_url:
+            console.print(f"  it answers at {base_url}; its log is {out / 'server.log'}")
+            _run_program(console, out, base_url, api_key)
+        _write_environment(out / "environment", api_key)
+    except (ServerFailed, subprocess.CalledProcessError) as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"tinsmith demo: {error}", markup=False)
+        raise typer.Exit(1) from error
+    _say_what_next(console, out, time.monotonic() - started)
+
+
+def find_program() -> Path:
+    """`examples/first_steps.py`: beside this package in a wheel, in the checkout otherwise."""
+    installed = Path(__file__).parent / "examples" / PROGRAM
+    return installed if installed.exists() else Path(__file__).parents[2] / "examples" / PROGRAM
+
+
+def _make_model(console: Console, out: Path) -> None:
+    console.print(f"[bold]Making[/bold] a random model of 0.2 million parameters in {out / MODEL}")
+    subprocess.run([*tinsmith_command(), "make-tiny-model", out / MODEL], check=True, stdout=subprocess.DEVNULL)
+
+
+def _run_program(console: Console, out: Path, base_url: str, api_key: str) -> None:
+    program = find_program()
+    console.print(f"[bold]Running[/bold] {program}")
+    environment = os.environ | {
+        "TINKER_BASE_URL": base_url,
+        "TINKER_API_KEY": api_key,
+        "HF_HUB_OFFLINE": "1",
+        "NO_PROXY": "127.0.0.1",
+        # peft reads an attribute that transformers 5 has renamed.
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+    }
+    arguments = ["--model", MODEL, "--base-model-dir", MODEL, "--out", str(out.absolute())]
+    subprocess.run([sys.executable, program, *arguments], check=True, cwd=out, env=environment)
+
+
+def _write_environment(file: Path, api_key: str) -> None:
+    """What a shell needs to speak to the demo's server: the next one gets the same key."""
+    file.touch(mode=0o600)
+    file.write_text(
+        f"export PATH={Path(sys.executable).parent}:$PATH\n"
+        f"export TINSMITH_API_KEY={api_key} TINKER_API_KEY={api_key} TINKER_BASE_URL=http://127.0.0.1:8000\n"
+    )
+
+
+def _say_what_next(console: Console, out: Path, seconds: float) -> None:
+    console.print(f"\nThat took {seconds:.0f} seconds. The server has stopped; what it keeps is in {out / 'server'}.")
+    console.print("\n[bold]Next[/bold]")
+    console.print(f"  cd {out} && source environment")
+    console.print(f"  tinsmith serve --data server --model {MODEL} --log-level warning &")
+    console.print("  tinsmith doctor && tinker checkpoint list")

@@ -1,0 +1,55 @@
+"""`tinsmith doctor`: why a program does not reach its server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tinsmith.api import BASE_URL_VARIABLE, api_key_from_environment, base_url_from_environment
+from tinsmith.checks import Finding, Status, Surroundings, diagnose
+
+MARKS = {Status.OK: "[green]✓[/green]", Status.FAILED: "[red]✗[/red]", Status.SKIPPED: "[yellow]-[/yellow]"}
+
+
+def doctor(
+    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON object.")] = False,
+) -> None:
+    """Check address, SDK, server, key and tokenizers, and say how to cure what fails.
+
+    Exits with 1 when a check fails.
+    """
+    surroundings = Surroundings(
+        base_url=base_url or base_url_from_environment(),
+        environment_url=base_url or os.environ.get(BASE_URL_VARIABLE),
+        api_key=api_key_from_environment(),
+    )
+    findings = diagnose(surroundings)
+    healthy = _print_json(findings) if as_json else _print_lines(findings)
+    raise typer.Exit(0 if healthy else 1)
+
+
+def _print_lines(findings: Iterable[Finding]) -> bool:
+    """Each as it is found: an unreachable server takes its time."""
+    console = Console(highlight=False, soft_wrap=True)
+    healthy = True
+    for finding in findings:
+        console.print(f"{MARKS[finding.status]} {finding.check}: ", end="")
+        console.print(finding.detail, markup=False)
+        if finding.cure is not None:
+            console.print(f"    cure: {finding.cure}", markup=False)
+        healthy = healthy and finding.status is not Status.FAILED
+    return healthy
+
+
+def _print_json(findings: Iterable[Finding]) -> bool:
+    listed = list(findings)
+    healthy = all(finding.status is not Status.FAILED for finding in listed)
+    print(json.dumps({"healthy": healthy, "checks": [asdict(finding) for finding in listed]}))
+    return healthy

@@ -1,0 +1,79 @@
+"""A `tinsmith serve` of one's own: started, waited for, stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
+LOG_LINES_SHOWN = 5
+
+
+class ServerFailed(Exception):
+    """The server did not start, or did not stop by itself. `str(error)` ends with its last words."""
+
+
+def tinsmith_command() -> list[str]:
+    """Runs the installation that this module belongs to, whatever is on the PATH."""
+    return [sys.executable, "-m", "tinsmith"]
+
+
+@contextmanager
+def running_server(
+    arguments: Sequence[str], api_key: str, directory: Path, *, start_seconds: float = START_SECONDS
+) -> Iterator[str]:
+    """Yields the URL once the server answers; stops it on the way out. Its log is `directory/server.log`.
+
+    Raises ServerFailed when it does not come up, or ends with another status than 0.
+    """
+    log = directory / "server.log"
+    command = [*tinsmith_command(), "serve", "--port=0", *arguments]
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=os.environ | {"TINSMITH_API_KEY": api_key},
+        )
+    try:
+        yield _wait_for_url(process, log, start_seconds)
+    finally:
+        process.terminate()
+        status = _wait_for_end(process)
+    if status != 0:
+        raise ServerFailed(f"the server stopped with status {status}. {_last_words(log)}")
+
+
+def _wait_for_url(process: subprocess.Popen[str], log: Path, start_seconds: float) -> str:
+    """The one line on standard output. A server that never prints it is killed, which ends the wait."""
+    assert process.stdout is not None
+    deadline = threading.Timer(start_seconds, process.kill)
+    deadline.start()
+    try:
+        url = process.stdout.readline().strip()
+    finally:
+        deadline.cancel()
+    if not url:
+        raise ServerFailed(f"the server did not start within {start_seconds:.0f} s. {_last_words(log)}")
+    return url
+
+
+def _wait_for_end(process: subprocess.Popen[str]) -> int:
+    try:
+        return process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    return "\n".join([f"Its log, {log}, ends with:", *lines])
