@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid
@@ -43,6 +44,7 @@ def load_torch_model(source: str, *, dtype: torch.dtype = torch.float32, device:
 
     Raises ModelDirectoryInvalid with the file or repository that is at fault.
     """
+    disable_progress_bar()
     directory = resolve_directory(source)
     _check_files(directory)
     try:

@@ -17,9 +17,13 @@ from tinsmith_trainer.batching import MicrobatchArrays, MicrobatchShape
 from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
+from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.losses import VALID, PreparedLoss
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, Route, StackedDelta, routed
+
+PROBE_TOKENS = 8
+PROBE_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,7 @@ def run_shares(
     """
     trains = shares[0].scratch is not None
     with torch_model.turn.taken(), torch.set_grad_enabled(trains):
-        leaves = [_leaves(share) for share in shares]
-        route = _stack(shares, leaves)
+        route = _stack(shares, [_leaves(share) for share in shares])
         with routed(route):
             hidden = _hidden_states(torch_model, shape, shares, route, settings)
             computed = [
@@ -60,7 +63,32 @@ def run_shares(
             ]
             if trains:
                 torch.autograd.backward([loss.sum() for _, loss, _ in computed])
-    return [_to_numpy(logprobs, loss, metrics) for logprobs, loss, metrics in computed]
+        return [_to_numpy(logprobs, loss, metrics) for logprobs, loss, metrics in computed]
+
+
+def check_architecture(torch_model: TorchModel) -> None:
+    """Raises ModelDirectoryInvalid for a model that is not layers, then one output projection, then softmax.
+
+    Some architectures scale or cap their logits after the projection; training them as if they did not
+    would be wrong without a sign, so a few tokens are compared with the model's own forward.
+    """
+    model, info = torch_model.model, torch_model.info
+    if UNEMBED_NAME not in torch_model.layers or not hasattr(model.get_decoder(), "layers"):
+        raise ModelDirectoryInvalid(
+            f"{info.path} is a {info.architecture}, which has no decoder layers followed by {UNEMBED_NAME}; "
+            f"the peft engine cannot train it."
+        )
+    tokens = torch.arange(PROBE_TOKENS, device=torch_model.device).unsqueeze(0) % info.vocab_size
+    with torch_model.turn.taken(), torch.no_grad():
+        own = model(input_ids=tokens, use_cache=False).logits.float()
+        ours = torch_model.layers[UNEMBED_NAME](
+            model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        )
+    if not torch.allclose(own, ours.float(), rtol=PROBE_TOLERANCE, atol=PROBE_TOLERANCE):
+        raise ModelDirectoryInvalid(
+            f"{info.path} is a {info.architecture}, which changes its logits after {UNEMBED_NAME}; "
+            f"the peft engine cannot train it."
+        )
 
 
 def _leaves(share: Share) -> dict[str, Tensor]:
@@ -78,13 +106,17 @@ def _stack(shares: Sequence[Share], leaves: Sequence[Mapping[str, Tensor]]) -> R
     scale = torch.tensor([share.adapter.scaling for share in shares], device=first.weights.device).view(-1, 1, 1)
     return {
         module: StackedDelta(
-            torch.stack([own[f"{module}.lora_A"] for own in leaves]),
-            torch.stack([own[f"{module}.lora_B"] for own in leaves]),
+            _stacked([own[f"{module}.lora_A"] for own in leaves]),
+            _stacked([own[f"{module}.lora_B"] for own in leaves]),
             scale,
             isolated=True,
         )
         for module in first.layout.modules
     }
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
 
 
 def _one(route: Route, index: int) -> StackedDelta | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from tinsmith_trainer.engines.base import (
     Work,
 )
 from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout
-from tinsmith_trainer.engines.peft.compute import Share, ShareResult, run_shares
+from tinsmith_trainer.engines.peft.compute import Share, ShareResult, check_architecture, run_shares
 from tinsmith_trainer.engines.peft.export import export_adapter
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.state import read_state, write_state
@@ -33,11 +34,19 @@ from tinsmith_trainer.errors import ServerError, TrainerError, UserError
 from tinsmith_trainer.losses import PreparedLoss, loss_names, prepare_loss
 from tinsmith_trainer.torch_model.loading import TorchModel
 
+logger = logging.getLogger(__name__)
+
+SEEDS = range(-(2**63), 2**64)
+
 
 class PeftEngine(Engine):
-    """Adapters over one TorchModel. `batch_invariant` on the CPU in float32, where it was measured to hold."""
+    """Adapters over one TorchModel; raises ModelDirectoryInvalid for an architecture it cannot train.
+
+    `batch_invariant` on the CPU in float32, where it was measured to hold (docs/design.md).
+    """
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
+        check_architecture(torch_model)
         self._torch_model = torch_model
         self._settings = settings
         self._adapters: dict[str, Adapter] = {}
@@ -68,6 +77,8 @@ class PeftEngine(Engine):
     def _new_adapter(self, adapter_id: str, lora: LoraSpec) -> Adapter:
         if not 1 <= lora.rank <= self._settings.max_rank:
             raise UserError(f"Rank {lora.rank} is not possible here; choose 1 to {self._settings.max_rank}.")
+        if lora.seed not in SEEDS:
+            raise UserError(f"Seed {lora.seed} does not fit in 64 bits.")
         if adapter_id not in self._adapters and len(self._adapters) >= self._settings.adapter_slots:
             raise ServerError(
                 f"All {self._settings.adapter_slots} adapter slots are in use; try again when a model is unloaded."
@@ -110,7 +121,13 @@ class PeftEngine(Engine):
 
     def _run_group(self, group: Sequence[_Run]) -> None:
         shape = group[0].key().shape
-        results = run_shares(self._torch_model, shape, [run.share() for run in group], self._settings)
+        try:
+            results = run_shares(self._torch_model, shape, [run.share() for run in group], self._settings)
+        except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
+            logger.exception("A microbatch of %s failed", [run.work.adapter_id for run in group])
+            for run in group:
+                run.fail(ServerError(f"The computation failed in this worker and left no trace: {error}"))
+            return
         for run, result in zip(group, results, strict=True):
             run.take(result)
 
@@ -168,6 +185,7 @@ class _Run:
     loss: PreparedLoss
     remaining: list[Microbatch]
     scratch: Tensor | None
+    error: TrainerError | None = None
     logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -189,11 +207,17 @@ class _Run:
             for name, values in result.metrics.items():
                 self.metrics.setdefault(name, {})[index] = float(values[row])
 
+    def fail(self, error: TrainerError) -> None:
+        self.error = error
+        self.remaining.clear()
+
     def commit(self) -> None:
-        if self.scratch is not None:
+        if self.scratch is not None and self.error is None:
             self.adapter.accumulate(self.scratch)
 
     def outcome(self) -> Outcome:
+        if self.error is not None:
+            return Outcome(error=self.error)
         indices = range(len(self.work.datums))
         metrics = {"loss:sum": sum(self.losses[index] for index in indices)}
         for name, by_datum in self.metrics.items():

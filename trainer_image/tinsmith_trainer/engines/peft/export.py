@@ -2,80 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM
 
+from tinsmith_trainer import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, ExportLayout
 from tinsmith_trainer.torch_model.loading import TorchModel, resolve_directory
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
 
-PEFT_PREFIX = "base_model.model."
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+WEIGHTS_PREFIX = "weights/"
+A_SUFFIX = ".lora_A"
 
 
 def export_adapter(torch_model: TorchModel, state: AdapterState, target: Path, layout: ExportLayout) -> None:
     """Writes into the existing directory `target`."""
     if layout == "peft":
-        _export_peft(torch_model, state, target)
+        files = peft_layout.encode_adapter(state.lora, state.tensors, torch_model.info.path)
+        for name, content in files.items():
+            (target / name).write_bytes(content)
     else:
         _export_merged(torch_model, state, target)
 
 
-def _weights(state: AdapterState) -> dict[str, Tensor]:
-    prefix = "weights/"
-    return {
-        name.removeprefix(prefix): torch.from_numpy(array.copy())
-        for name, array in state.tensors.items()
-        if name.startswith(prefix)
-    }
+def _export_merged(torch_model: TorchModel, state: AdapterState, target: Path) -> None:
+    """Merges into a second copy of the base, because the loaded one serves other adapters."""
+    directory = resolve_directory(torch_model.info.path)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch_model.model.dtype)
+    modules = _modules(state)
+    if torch_model.tied_embeddings and UNEMBED_NAME in modules:
+        _untie(model)
+    scaling = state.lora.alpha / state.lora.rank
+    for module in modules:
+        lora_A, lora_B = (torch.from_numpy(state.tensors[f"{WEIGHTS_PREFIX}{module}.lora_{part}"]) for part in "AB")
+        weight = model.get_submodule(module).weight.data
+        weight.copy_(weight.float() + scaling * (lora_B @ lora_A))
+    model.save_pretrained(target)
+    torch_model.tokenizer.save_pretrained(target)
 
 
 def _modules(state: AdapterState) -> list[str]:
-    suffix = ".lora_A"
-    return sorted(name.removesuffix(suffix) for name in _weights(state) if name.endswith(suffix))
-
-
-def _export_peft(torch_model: TorchModel, state: AdapterState, target: Path) -> None:
-    modules = _modules(state)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": torch_model.info.path,
-        "r": state.lora.rank,
-        "lora_alpha": state.lora.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": modules,
-        "inference_mode": True,
-        "fan_in_fan_out": False,
-        "init_lora_weights": True,
-    }
-    (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    tensors = {f"{PEFT_PREFIX}{name}.weight": tensor for name, tensor in _weights(state).items()}
-    save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-
-
-def _export_merged(torch_model: TorchModel, state: AdapterState, target: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(
-        resolve_directory(torch_model.info.path), dtype=torch_model.model.dtype
+    return sorted(
+        name.removeprefix(WEIGHTS_PREFIX).removesuffix(A_SUFFIX)
+        for name in state.tensors
+        if name.startswith(WEIGHTS_PREFIX) and name.endswith(A_SUFFIX)
     )
-    weights = _weights(state)
-    if torch_model.tied_embeddings and f"{UNEMBED_NAME}.lora_A" in weights:
-        _untie(model)
-    scaling = state.lora.alpha / state.lora.rank
-    for module in _modules(state):
-        weight = model.get_submodule(module).weight
-        delta = scaling * (weights[f"{module}.lora_B"] @ weights[f"{module}.lora_A"])
-        weight.data.copy_(weight.data.float() + delta)
-    model.save_pretrained(target)
-    torch_model.tokenizer.save_pretrained(target)
 
 
 def _untie(model: Any) -> None:
