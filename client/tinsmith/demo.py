@@ -35,7 +35,7 @@ def demo(
         with running_server([f"--data={out / 'server'}", f"--model={MODEL}={out / MODEL}"], api_key, out) as base_url:
             console.print(f"  it answers at {base_url}; its log is {out / 'server.log'}")
             _run_program(console, out, base_url, api_key)
-        _write_environment(out / "environment", api_key)
+        write_environment(out / "environment", api_key)
     except (ServerFailed, subprocess.CalledProcessError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"tinsmith demo: {error}", markup=False)
         raise typer.Exit(1) from error
@@ -68,7 +68,7 @@ def _run_program(console: Console, out: Path, base_url: str, api_key: str) -> No
     subprocess.run([sys.executable, program, *arguments], check=True, cwd=out, env=environment)
 
 
-def _write_environment(file: Path, api_key: str) -> None:
+def write_environment(file: Path, api_key: str) -> None:
     """What a shell needs to speak to the demo's server: the next one gets the same key."""
     file.touch(mode=0o600)
     file.write_text(

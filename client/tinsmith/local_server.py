@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
@@ -34,22 +35,25 @@ def running_server(
     """
     log = directory / "server.log"
     command = [*tinsmith_command(), "serve", "--port=0", *arguments]
-    with log.open("w") as stderr:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=os.environ | {"TINSMITH_API_KEY": api_key},
-        )
-    try:
-        yield _wait_for_url(process, log, start_seconds)
-    finally:
-        process.terminate()
-        status = _wait_for_end(process)
+    with log.open("w") as stderr, _start(command, api_key, stderr) as process:
+        try:
+            yield _wait_for_url(process, log, start_seconds)
+        finally:
+            process.terminate()
+            status = _wait_for_end(process)
     if status != 0:
         raise ServerFailed(f"the server stopped with status {status}. {_last_words(log)}")
+
+
+def _start(command: Sequence[str], api_key: str, stderr: IO[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=os.environ | {"TINSMITH_API_KEY": api_key},
+    )
 
 
 def _wait_for_url(process: subprocess.Popen[str], log: Path, start_seconds: float) -> str:
@@ -62,7 +66,7 @@ def _wait_for_url(process: subprocess.Popen[str], log: Path, start_seconds: floa
     finally:
         deadline.cancel()
     if not url:
-        raise ServerFailed(f"the server did not start within {start_seconds:.0f} s. {_last_words(log)}")
+        raise ServerFailed(f"the server did not start within {start_seconds:g} s. {_last_words(log)}")
     return url
 
 

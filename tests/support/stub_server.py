@@ -1,0 +1,65 @@
+"""An HTTP server that says what a test tells it to say: for clients that must understand any answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from typing_extensions import override
+
+GOOD_KEY = "tml-good"
+
+Answer = tuple[int, object]
+"""Status and body: a text as it is, everything else as JSON."""
+
+NOT_FOUND: Answer = (404, {"detail": "Not Found"})
+WELL: Mapping[str, Answer] = {
+    "/api/v1/healthz": (200, {"status": "ok"}),
+    "/api/v1/client/config": (200, {}),
+    "/api/v1/get_server_capabilities": (
+        200,
+        {"supported_models": [{"model_name": "org/tiny", "max_context_length": 4096}]},
+    ),
+}
+
+
+@contextmanager
+def stub_server(answers: Mapping[str, Answer] = WELL) -> Iterator[str]:
+    """Yields the base URL. Every path but healthz answers 401 to all keys but GOOD_KEY."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(answers))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _handler_for(answers: Mapping[str, Answer]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            refused = not self.path.endswith("/healthz") and self.headers["X-API-Key"] != GOOD_KEY
+            self._answer((401, {"detail": "no such key"}) if refused else answers.get(self.path, NOT_FOUND))
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def _answer(self, answer: Answer) -> None:
+            status, content = answer
+            body = (content if isinstance(content, str) else json.dumps(content)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        @override
+        def log_message(self, format: str, *args: object) -> None:
+            """Tests print nothing."""
+
+    return Handler

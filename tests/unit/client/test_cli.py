@@ -1,0 +1,116 @@
+"""The `tinsmith` command: found commands, cheap help, and one sentence for a missing extra."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import typer
+from tinsmith.cli import MissingExtra, main, run
+from tinsmith.discovery import GROUP, find_commands, summary_of
+
+HEAVY_MODULES = ("torch", "transformers", "tinker", "fastapi", "sqlalchemy", "grpc", "httpx", "matplotlib")
+PRINT_HEAVY_IMPORTS = f"""
+import sys
+from tinsmith.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code, end.code
+print(",".join(name for name in {HEAVY_MODULES!r} if name in sys.modules))
+"""
+
+
+def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> dict[str, EntryPoint]:
+    """One command, `paint`, whose module has this source; it needs the extra `brushes`."""
+    module = f"painting_{folder.name.replace('-', '_')}"
+    (folder / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    return {"paint": EntryPoint("paint", f"{module}:paint [brushes]", GROUP)}
+
+
+def test_all_packages_register_their_commands() -> None:
+    found = set(find_commands())
+    assert found == {"demo", "doctor", "export", "keys", "make-tiny-model", "models", "serve", "version"}
+
+
+@pytest.mark.parametrize("name", find_commands())
+def test_a_summary_read_from_the_source_is_the_commands_own(name: str) -> None:
+    command = find_commands()[name]
+    target = command.load()
+    own = target.info.help if isinstance(target, typer.Typer) else target.__doc__
+    assert summary_of(command)
+    assert summary_of(command) == own.partition("\n")[0]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["version", "--json"]], ids=" ".join)
+def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
+    program = [sys.executable, "-c", PRINT_HEAVY_IMPORTS, *arguments]
+    output = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+    assert output.splitlines()[-1] == ""
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in find_commands())
+
+
+def test_version_speaks_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["version", "--json"])
+    versions = json.loads(capsys.readouterr().out)
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert versions["tinsmith"]
+
+
+def test_an_unknown_command_is_a_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["no-such-command"])
+    assert end.value.code == 2
+    assert "no-such-command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import brushes_of_hair\ndef paint(): pass", "def paint():\n    import brushes_of_hair"],
+    ids=["imported with the command", "imported by the command as it runs"],
+)
+def test_a_missing_extra_is_named_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    commands = command_in(tmp_path, monkeypatch, source)
+    with pytest.raises(MissingExtra) as missing:
+        run(commands, ["paint"])
+    assert str(missing.value) == (
+        "tinsmith paint needs the module brushes_of_hair, which is not installed: pip install 'tinsmith[brushes]'"
+    )
+
+
+def test_a_missing_extra_ends_with_its_sentence_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = command_in(tmp_path, monkeypatch, "import brushes_of_hair")
+    monkeypatch.setattr("tinsmith.cli.find_commands", lambda: commands)
+    with pytest.raises(SystemExit) as end:
+        main(["paint"])
+    assert end.value.code == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_module_missing_from_tinsmith_itself_is_not_blamed_on_an_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = command_in(tmp_path, monkeypatch, "import tinsmith.no_such_module")
+    with pytest.raises(ModuleNotFoundError, match=r"tinsmith\.no_such_module"):
+        run(commands, ["paint"])
+
+
+def test_a_command_whose_source_cannot_be_read_has_no_summary() -> None:
+    assert summary_of(EntryPoint("paint", "no_such_package.module:paint", GROUP)) == ""

@@ -1,0 +1,144 @@
+"""Doctor: each thing that keeps a program from its server is named, with its cure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.stub_server import GOOD_KEY, NOT_FOUND, WELL, stub_server
+from tinsmith.checks import Finding, Status, Surroundings, diagnose
+from tinsmith.cli import main
+
+
+@pytest.fixture
+def tokenizer_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs run where the served model's name is a directory with a tokenizer."""
+    (tmp_path / "org" / "tiny").mkdir(parents=True)
+    (tmp_path / "org" / "tiny" / "tokenizer.json").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def well_server() -> Iterator[str]:
+    with stub_server() as url:
+        yield url
+
+
+def examine(url: str, api_key: str | None = GOOD_KEY, environment_url: str | None = "set") -> dict[str, Finding]:
+    return {finding.check: finding for finding in diagnose(Surroundings(url, environment_url, api_key))}
+
+
+def failures(findings: dict[str, Finding]) -> list[str]:
+    return [check for check, finding in findings.items() if finding.status is Status.FAILED]
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+def test_a_healthy_installation_passes_every_check(well_server: str) -> None:
+    findings = examine(well_server)
+    assert list(findings) == ["address", "SDK", "server", "key", "tokenizer of org/tiny"]
+    assert {finding.status for finding in findings.values()} == {Status.OK}
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+def test_an_unset_address_sends_programs_to_the_vendor(well_server: str) -> None:
+    findings = examine(well_server, environment_url=None)
+    assert failures(findings) == ["address"]
+    assert f"export TINKER_BASE_URL={well_server}" in (findings["address"].cure or "")
+
+
+def test_a_server_that_is_not_there_leaves_the_rest_unjudged() -> None:
+    with stub_server() as url:
+        pass
+    findings = examine(url)
+    assert failures(findings) == ["server"]
+    assert "tinsmith serve" in (findings["server"].cure or "")
+    assert findings["key"].status is Status.SKIPPED
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [NOT_FOUND, (200, "<html>A router</html>"), (200, ["ok"]), (200, {"status": "ill"}), (503, {})],
+    ids=["404", "HTML", "a list", "an ill server", "503"],
+)
+def test_another_program_on_the_port_is_told_from_a_server(answer: tuple[int, object]) -> None:
+    with stub_server({"/api/v1/healthz": answer}) as url:
+        assert failures(examine(url)) == ["server"]
+
+
+@pytest.mark.parametrize(
+    ("api_key", "cure"),
+    [
+        (None, "export TINKER_API_KEY"),
+        ("sk-of-another-service", "must start with tml-"),
+        ("tml-revoked", "tinsmith keys create"),
+    ],
+    ids=["no key", "a key without the prefix", "a key that the server refuses"],
+)
+def test_a_key_that_does_not_work_has_a_cure(well_server: str, api_key: str | None, cure: str) -> None:
+    findings = examine(well_server, api_key=api_key)
+    assert failures(findings) == ["key"]
+    assert cure in (findings["key"].cure or "")
+    assert findings["tokenizers"].status is Status.SKIPPED
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_tokenizer_that_programs_would_not_find_has_a_cure(well_server: str) -> None:
+    findings = examine(well_server)
+    assert failures(findings) == ["tokenizer of org/tiny"]
+    assert "hf download org/tiny" in (findings["tokenizer of org/tiny"].cure or "")
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+@pytest.mark.parametrize(
+    ("installed", "status"), [("0.37.1", Status.FAILED), ("0.38.0", Status.OK), ("1.2.0", Status.OK)]
+)
+def test_an_sdk_older_than_the_server_speaks_is_named(
+    well_server: str, monkeypatch: pytest.MonkeyPatch, installed: str, status: Status
+) -> None:
+    monkeypatch.setattr("tinsmith.checks.version", lambda _package: installed)
+    assert examine(well_server)["SDK"].status is status
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+def test_a_server_that_lists_no_models_is_reported() -> None:
+    answers = {**WELL, "/api/v1/get_server_capabilities": (500, "oh")}
+    with stub_server(answers) as url:
+        assert failures(examine(url)) == ["tokenizers"]
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+@pytest.mark.parametrize(("api_key", "status"), [(GOOD_KEY, 0), ("tml-revoked", 1)], ids=["healthy", "a bad key"])
+def test_the_exit_status_and_the_json_agree(
+    well_server: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    api_key: str,
+    status: int,
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", well_server)
+    monkeypatch.setenv("TINKER_API_KEY", api_key)
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert end.value.code == status
+    assert report["healthy"] is (status == 0)
+
+
+def test_the_report_for_people_shows_the_cure_and_never_the_key(
+    well_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", well_server)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-a-secret-that-was-revoked")
+    with pytest.raises(SystemExit):
+        main(["doctor"])
+    shown = capsys.readouterr().out
+    assert "✗ key" in shown
+    assert "cure:" in shown
+    assert "a-secret" not in shown

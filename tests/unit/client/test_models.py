@@ -1,0 +1,38 @@
+"""`tinsmith models`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.stub_server import GOOD_KEY, stub_server
+from tinsmith.cli import main
+
+
+@pytest.fixture(autouse=True)
+def good_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", GOOD_KEY)
+
+
+def test_models_lists_names_and_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_server() as url, pytest.raises(SystemExit) as end:
+        main(["models", "--base-url", url])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert "org/tiny" in shown
+    assert "4096 tokens" in shown
+
+
+def test_models_speaks_json_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_server() as url, pytest.raises(SystemExit):
+        main(["models", "--base-url", url, "--json"])
+    assert json.loads(capsys.readouterr().out) == [{"name": "org/tiny", "max_context_length": 4096}]
+
+
+def test_a_server_that_does_not_answer_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_server() as url:
+        pass
+    with pytest.raises(SystemExit) as end:
+        main(["models", "--base-url", url])
+    assert end.value.code == 1
+    assert f"nothing answers at {url}" in capsys.readouterr().err
