@@ -770,16 +770,20 @@ class Pending(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
+    PAUSED_CAPACITY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """empty: simply not its turn yet"""
+    paused_capacity: _builtins.bool
+    """every adapter slot is taken"""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
+        paused_capacity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paused_capacity", b"paused_capacity", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1079,7 +1083,6 @@ class Event(_message.Message):
     MODEL_CREATED_FIELD_NUMBER: _builtins.int
     MODEL_RELEASED_FIELD_NUMBER: _builtins.int
     MODEL_CORRUPTED_FIELD_NUMBER: _builtins.int
-    TOKENS_TRAINED_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     epoch: _builtins.int
     time: _builtins.float
@@ -1092,8 +1095,6 @@ class Event(_message.Message):
     def model_released(self) -> Global___ModelReleased: ...
     @_builtins.property
     def model_corrupted(self) -> Global___ModelCorrupted: ...
-    @_builtins.property
-    def tokens_trained(self) -> Global___TokensTrained: ...
     def __init__(
         self,
         *,
@@ -1104,13 +1105,12 @@ class Event(_message.Message):
         model_created: Global___ModelCreated | None = ...,
         model_released: Global___ModelReleased | None = ...,
         model_corrupted: Global___ModelCorrupted | None = ...,
-        tokens_trained: Global___TokensTrained | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "tokens_trained", b"tokens_trained", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "epoch", b"epoch", "event_id", b"event_id", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "time", b"time", "tokens_trained", b"tokens_trained", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_saved", b"checkpoint_saved", "epoch", b"epoch", "event_id", b"event_id", "model_corrupted", b"model_corrupted", "model_created", b"model_created", "model_released", b"model_released", "time", b"time", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["checkpoint_saved", "model_created", "model_released", "model_corrupted", "tokens_trained"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["checkpoint_saved", "model_created", "model_released", "model_corrupted"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -1258,28 +1258,6 @@ class ModelCorrupted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelCorrupted: _TypeAlias = ModelCorrupted  # noqa: Y015
-
-@_typing.final
-class TokensTrained(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MODEL_ID_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    model_id: _builtins.str
-    tokens: _builtins.int
-    def __init__(
-        self,
-        *,
-        model_id: _builtins.str = ...,
-        tokens: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_id", b"model_id", "tokens", b"tokens"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TokensTrained: _TypeAlias = TokensTrained  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 TESTS = Path(__file__).parents[1]
 API_KEY = "tml-test-key"
 START_SECONDS = 60.0
+HTTP_OPTIONS: dict[str, Any] = {"trust_env": False, "timeout": 60.0}
 REFERENCE_ENGINE = "support.reference_engine:build_reference"
 
 
@@ -43,13 +45,14 @@ class ServedInstallation:
     def start(self) -> ServedInstallation:
         """Returns when the URL was printed: from then on it answers."""
         models = [flag for name, path in self.models.items() for flag in ("--model", f"{name}={path}")]
-        command = [sys.executable, "-m", "tinsmith", "serve", "--port", str(self.port), "--data", str(self.data), *models]
+        command = [str(Path(sys.executable).with_name("tinsmith")), "serve", "--port", str(self.port), *models]
         settings = {f"TINSMITH_{name.upper()}": value for name, value in self.settings.items()}
         environment = {
             **os.environ,
             "PYTHONPATH": str(TESTS),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
+            "TINSMITH_DATA": str(self.data),
             "TINSMITH_API_KEY": API_KEY,
             "TINSMITH_DETERMINISTIC_SAMPLING": "true",
             "TINSMITH_LOG_LEVEL": "warning",
@@ -89,10 +92,13 @@ class ServedInstallation:
             os.kill(pid, signal.SIGKILL)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", headers={"X-API-Key": API_KEY}, trust_env=False)
+        return httpx.get(f"{self.url}{path}", headers={"X-API-Key": API_KEY}, **HTTP_OPTIONS)
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, headers={"X-API-Key": API_KEY}, **HTTP_OPTIONS)
 
     def metric(self, name: str) -> float:
         """The sum over a metric's series on /metrics."""
-        lines = httpx.get(f"{self.url}/metrics", trust_env=False).text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", **HTTP_OPTIONS).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
         return sum(values)

@@ -32,8 +32,11 @@ class UnknownModel(LookupError):
 class Lines:
     """Thread-safe. Callbacks of the journal keep the order of commits, and so does the order of a line."""
 
-    def __init__(self, journal: Journal, on_finished: OnFinished, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, journal: Journal, adapter_slots: int, on_finished: OnFinished, clock: Callable[[], float] = time.time
+    ) -> None:
         self._journal = journal
+        self._adapter_slots = adapter_slots
         self._on_finished = on_finished
         self._clock = clock
         self._changed = threading.Condition()
@@ -168,9 +171,20 @@ class Lines:
             line = self._lines[self._queue[0]]
             self._queue.rotate(-1)
             turn = line.order.next_turn() if line.is_open else None
-            if turn is not None:
+            if turn is not None and not self._needs_a_slot(line):
                 return line, turn, line.entries[turn.seq_id]
         return None
+
+    def _needs_a_slot(self, line: ModelLine) -> bool:
+        """A create waits, rather than fails, until another model is released."""
+        if line.has_adapter:
+            return False
+        return sum(other.is_open and other.has_adapter for other in self._lines.values()) >= self._adapter_slots
+
+    def waits_for_a_slot(self, model_id: str) -> bool:
+        with self._changed:
+            line = self._lines.get(model_id)
+            return line is not None and line.is_open and self._needs_a_slot(line)
 
     def finish(self, line: ModelLine, turn: Turn) -> None:
         with self._changed:
@@ -194,6 +208,7 @@ class Lines:
         """Nothing of this model runs any more; what waits fails with the reason."""
         with self._changed:
             line.phase, line.reason = phase, reason
+            self._changed.notify_all()  # its slot is free
         self._fail_waiting(line)
 
     def _fail_waiting(self, line: ModelLine) -> None:

@@ -77,6 +77,11 @@ class ModelLine:
     def is_open(self) -> bool:
         return self.phase in ("creating", "live")
 
+    @property
+    def has_adapter(self) -> bool:
+        """Its create has run: it holds a slot of the engine while it is open."""
+        return self.order.applied >= 0
+
     def unplaced(self) -> list[Entry]:
         """Accepted, never run, and out of the order: a crash came before they were told that they are late."""
         return [

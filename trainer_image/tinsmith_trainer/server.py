@@ -68,8 +68,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         except KeyError:
             return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
         if result is None:
-            reason = self._service.pending_reason(request.model_id, request.seq_id)
-            return worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=reason))
+            return worker_pb2.AwaitReply(pending=self._service.pending(request.model_id, request.seq_id))
         return _reply(_outcome(result), metadata_only=request.metadata_only)
 
     @override

@@ -74,7 +74,8 @@ class WorkerService:
         self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs)
         self._check_base_model()
         self.executor = Executor(parts.engine, parts.checkpoints)
-        self.lines = Lines(self.journal, self._announce)
+        slots = parts.engine.capabilities().adapter_slots
+        self.lines = Lines(self.journal, slots, self._announce)
         self.samples = Samples(parts.sampler, parts.checkpoints, parts.engine.base_model()) if parts.sampler else None
         self.scheduler = Scheduler(
             parts.engine,
@@ -156,13 +157,17 @@ class WorkerService:
             return None
         return await self._result(model_id, seq_id)
 
-    def pending_reason(self, model_id: str, seq_id: int) -> str:
+    def pending(self, model_id: str, seq_id: int) -> worker_pb2.Pending:
         """Why an operation has not run, when it is more than its turn."""
+        if self.lines.waits_for_a_slot(model_id):
+            slots = self.parts.engine.capabilities().adapter_slots
+            reason = f"all {slots} adapter slots of this worker are taken; waiting until a session ends"
+            return worker_pb2.Pending(reason=reason, paused_capacity=True)
         line = self.lines.find(model_id)
         gap_at = line.order.open_gap() if line is not None else None
         if line is None or gap_at is None or gap_at > seq_id:
-            return ""
-        return f"waiting for operation {line.order.applied + 1}, which has not arrived yet"
+            return worker_pb2.Pending()
+        return worker_pb2.Pending(reason=f"waiting for operation {line.order.applied + 1}, which has not arrived yet")
 
     async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
         """Events after the cursor; waits for the first."""

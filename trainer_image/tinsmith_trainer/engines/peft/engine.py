@@ -98,7 +98,7 @@ class PeftEngine(Engine):
     def _start(self, work: Work) -> _Run | TrainerError:
         try:
             return self._checked(work)
-        except UserError as error:
+        except TrainerError as error:
             return error
 
     def _checked(self, work: Work) -> _Run:

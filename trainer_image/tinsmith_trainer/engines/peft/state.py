@@ -67,8 +67,10 @@ def _flat(tensors: Arrays, group: str, layout: AdapterLayout, device: torch.devi
 
 def _check_names(state: AdapterState, layout: AdapterLayout) -> None:
     groups = [WEIGHTS, *(group for group in (EXP_AVG, EXP_AVG_SQ, GRADIENTS) if _has(state, group))]
-    if (EXP_AVG in groups) != (EXP_AVG_SQ in groups):
-        raise CheckpointInvalid("The saved optimizer state holds one of Adam's two moments only.")
+    if (EXP_AVG in groups) != (EXP_AVG_SQ in groups) or (state.optimizer_step > 0 and EXP_AVG not in groups):
+        raise CheckpointInvalid(
+            f"The saved optimizer state of step {state.optimizer_step} lacks one or both of Adam's moments."
+        )
     expected = {f"{group}/{slot.name}" for group in groups for slot in layout.slots}
     if missing := expected - set(state.tensors):
         raise CheckpointInvalid(f"The saved adapter lacks {_some(missing)}: it is of another base model or incomplete.")
