@@ -47,7 +47,6 @@ class Executed:
     saved: SavedWeights | None = None
     trained_tokens: int = 0
     releases: bool = False
-    bears_gradient: bool = False
 
 
 @dataclass(slots=True)
@@ -102,8 +101,13 @@ class Executor:
         raise UserError(f"Operation kind {operation.kind} is not known to this worker.")
 
     def bears_gradient(self, operation: Operation, payload: bytes) -> bool:
-        """Whether a replay must run it: a forward alone changes nothing."""
-        return not decode_forward_backward(payload, zstd=operation.zstd).forward_only
+        """Whether the next step depends on it: a forward alone changes nothing. What cannot be read may have been one."""
+        if not operation.is_forward_backward:
+            return False
+        try:
+            return not decode_forward_backward(payload, zstd=operation.zstd).forward_only
+        except UserError:
+            return True
 
     def _create(self, model_id: str, request: worker_pb2.CreateModel) -> Executed:
         lora = _lora_spec(request.lora)
@@ -134,7 +138,6 @@ class Executor:
         return Executed(
             Success(encode_forward_backward(outcome), protobuf=True),
             trained_tokens=outcome.trained_tokens,
-            bears_gradient=not call.forward_only,
         )
 
     def _optim_step(self, model_id: str, request: worker_pb2.OptimStep) -> Executed:

@@ -149,15 +149,14 @@ class Scheduler:
     def _replay(self, line: ModelLine, entry: Entry) -> None:
         """Runs again what ran before the crash, for its effect alone: its result stands."""
         operation = entry.operation
+        payload = self._payload(operation)
         if entry.failure is not None:
-            self._note_failure(line, operation, entry.failure)
+            self._note_failure(line, operation, payload, entry.failure)
             return
         if operation.kind not in (worker_pb2.FORWARD_BACKWARD, worker_pb2.OPTIM_STEP):
             raise AssertionError(f"operation {operation.seq_id} left no snapshot, and replay must not repeat it")
-        payload = self._payload(operation)
-        if operation.is_forward_backward and not self._executor.bears_gradient(operation, payload):
-            return
-        self._execute(line, operation, payload)
+        if operation.kind == worker_pb2.OPTIM_STEP or self._executor.bears_gradient(operation, payload):
+            self._execute(line, operation, payload)
 
     # ---- running
 
@@ -168,8 +167,9 @@ class Scheduler:
         committed.add_done_callback(lambda done: self._publish(line, entry, finding, done))
 
     def _find(self, line: ModelLine, operation: Operation) -> _Finding:
+        payload = self._payload(operation)
         try:
-            executed = self._execute(line, operation, self._payload(operation))
+            executed = self._execute(line, operation, payload)
         except TrainerError as error:
             failure = Failure(error.category, str(error))
         except Exception as error:
@@ -177,7 +177,7 @@ class Scheduler:
             failure = Failure("server", f"{type(error).__name__}: {error}")
         else:
             return _Finding(executed.success, executed, self._snapshot_if_due(line, operation.seq_id, executed))
-        self._note_failure(line, operation, failure)
+        self._note_failure(line, operation, payload, failure)
         return _Finding(failure)
 
     def _execute(self, line: ModelLine, operation: Operation, payload: bytes) -> Executed:
@@ -201,9 +201,9 @@ class Scheduler:
         if executed.releases:
             self._engine.drop(line.model_id)
 
-    def _note_failure(self, line: ModelLine, operation: Operation, failure: Failure) -> None:
+    def _note_failure(self, line: ModelLine, operation: Operation, payload: bytes, failure: Failure) -> None:
         """What a failed operation leaves behind, at its first run and at replay alike."""
-        if operation.is_forward_backward and line.window_failure is None:
+        if line.window_failure is None and self._executor.bears_gradient(operation, payload):
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"
             line.window_failure = WindowFailure(failure.category, message.rstrip("."))
         elif operation.kind == worker_pb2.OPTIM_STEP:
@@ -268,7 +268,11 @@ class Scheduler:
         file = self._try_snapshot(line, applied)
         if file is None:
             return
-        self._journal.write(lambda db: rows.record_snapshot(db, line.model_id, applied, file.name, file.digest))
+        recorded = self._journal.write(
+            lambda db: rows.record_snapshot(db, line.model_id, applied, file.name, file.digest), must_succeed=True
+        )
+        recorded.result()
+        self._replace_snapshot(line, file, applied)
 
     # ---- in the journal's thread
 

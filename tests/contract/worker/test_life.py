@@ -1,0 +1,178 @@
+"""A worker's life: fences, full disks, releases, corruption, restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.workers import MODEL, Call, create, save, save_ephemeral, step, train
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
+from tinsmith_trainer.errors import JournalFull, ModelChanged
+from tinsmith_trainer.service import Draining, NotActive
+
+from .conftest import StartWorker, Worker
+
+
+def release(final: str | None = None, model_id: str = MODEL) -> Call:
+    request = worker_pb2.ReleaseModel()
+    if final is not None:
+        request.final_checkpoint.kind, request.final_checkpoint.name = worker_pb2.TRAINING, final
+    return Call(RELEASE_SEQ_ID, worker_pb2.RELEASE_MODEL, request.SerializeToString(), model_id)
+
+
+async def test_an_older_epoch_is_fenced_out(worker: Worker) -> None:
+    await worker.submit(create())
+    await worker.service.activate(5)
+    with pytest.raises(NotActive, match="epoch 4"):
+        await worker.service.activate(4)
+    stale = worker_pb2.SubmitRequest(epoch=1, model_id=MODEL, seq_id=1, kind=worker_pb2.FORWARD_BACKWARD)
+    with pytest.raises(NotActive):
+        await worker.service.submit(stale)
+
+
+async def test_the_epoch_outlives_the_process(start: StartWorker) -> None:
+    worker = await start()
+    await worker.service.activate(7)
+    with pytest.raises(NotActive, match="epoch 7"):
+        await start()
+
+
+async def test_repeating_an_epoch_is_harmless(worker: Worker) -> None:
+    await worker.service.activate(1)
+    await worker.submit(create())
+    assert (await worker.finished(0)).failure is None
+
+
+async def test_a_full_volume_refuses_before_it_acknowledges(start: StartWorker) -> None:
+    worker = await start(reserved_bytes=2**60)
+    with pytest.raises(JournalFull, match="make room"):
+        await worker.submit(create())
+    assert worker.service.lines.find(MODEL) is None
+
+
+async def test_a_worker_that_drains_accepts_nothing(worker: Worker) -> None:
+    await worker.submit(create())
+    await worker.service.drain()
+    with pytest.raises(Draining):
+        await worker.submit(train(1))
+
+
+async def test_results_are_there_after_a_restart(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create(), train(1), step(2))
+    before = [await worker.finished(seq_id) for seq_id in (0, 1, 2)]
+    successor = await start()
+    assert [await successor.finished(seq_id) for seq_id in (0, 1, 2)] == before
+
+
+async def test_a_clean_stop_leaves_nothing_to_replay(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create(), train(1), step(2))
+    await worker.finished(2)
+    expected = worker.engine.state(MODEL).tensors
+    successor = await start()
+    await successor.recovered()
+    line = successor.service.lines.find(MODEL)
+    assert line is not None
+    assert line.snapshot_applied == 2
+    assert {name: value.tobytes() for name, value in successor.engine.state(MODEL).tensors.items()} == {
+        name: value.tobytes() for name, value in expected.items()
+    }
+
+
+async def test_a_released_model_frees_its_slot_and_keeps_its_results(start: StartWorker) -> None:
+    worker = await start(slots=1)
+    other = "sess:train:1"
+    await worker.submit(create(), train(1), step(2), create(model_id=other))
+    await worker.finished(2)
+    assert await worker.is_pending(0, other)
+    pending = worker.service.pending(other, 0)
+    assert pending.paused_capacity
+    assert "all 1 adapter slots" in pending.reason
+    await worker.submit(release())
+    assert (await worker.finished(0, other)).failure is None
+    assert (await worker.finished(1)).failure is None
+
+
+async def test_a_reaped_model_leaves_a_checkpoint(worker: Worker) -> None:
+    await worker.submit(create(), train(1), step(2), release(final="autosave"))
+    await worker.finished(RELEASE_SEQ_ID)
+    saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
+    assert [(event.name, event.kind) for event in saved] == [("autosave", worker_pb2.TRAINING)]
+
+
+async def test_work_for_a_released_model_fails_in_words(worker: Worker) -> None:
+    await worker.submit(create(), release())
+    await worker.finished(RELEASE_SEQ_ID)
+    await worker.submit(train(1))
+    assert "released when its session ended" in await worker.failure(1)
+
+
+async def test_the_end_of_a_session_closes_its_gaps(worker: Worker) -> None:
+    await worker.submit(create(), train(2), release())
+    assert (await worker.finished(2)).failure is None
+
+
+async def test_a_create_that_fails_is_one_failure_and_leaves_no_slot_taken(start: StartWorker) -> None:
+    worker = await start(slots=1)
+    lora = worker_pb2.LoraConfig(rank=999, alpha=32.0, seed=1)
+    bad = Call(0, worker_pb2.CREATE_MODEL, worker_pb2.CreateModel(lora=lora).SerializeToString(), "sess:train:9")
+    await worker.submit(bad, Call(1, worker_pb2.OPTIM_STEP, step(1).payload, "sess:train:9"))
+    assert "rank 999" in await worker.failure(0, "sess:train:9")
+    assert "could not be created" in await worker.failure(1, "sess:train:9")
+    await worker.submit(create())
+    assert (await worker.finished(0)).failure is None
+
+
+async def test_a_damaged_snapshot_corrupts_its_model_and_no_other(start: StartWorker, tmp_path: Path) -> None:
+    worker = await start()
+    other = "sess:train:1"
+    await worker.submit(create(), create(model_id=other), train(1))
+    await worker.finished(1)
+    await worker.service.drain()
+    [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")
+    snapshot.write_bytes(snapshot.read_bytes()[:-4])
+    successor = await start()
+    await successor.submit(train(2), Call(1, worker_pb2.OPTIM_STEP, step(1).payload, other))
+    assert "corrupted" in await successor.failure(2)
+    assert (await successor.finished(1, other)).failure is None
+    assert [
+        event.model_corrupted.model_id for event in await successor.events() if event.HasField("model_corrupted")
+    ] == [MODEL]
+
+
+async def test_other_base_weights_are_refused_while_models_depend_on_the_old(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create())
+    await worker.finished(0)
+    with pytest.raises(ModelChanged, match="Put the old files back"):
+        await start(seed=1)
+
+
+async def test_other_base_weights_are_welcome_when_nothing_depends_on_the_old(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create(), release())
+    await worker.finished(RELEASE_SEQ_ID)
+    await start(seed=1)
+
+
+async def test_events_come_once_in_order_with_their_epoch(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create(), save(1, "a"), save_ephemeral(2))
+    await worker.finished(2)
+    events = await worker.events()
+    assert [event.WhichOneof("what") for event in events] == ["model_created", "checkpoint_saved", "checkpoint_saved"]
+    assert [event.event_id for event in events] == [1, 2, 3]
+    assert {event.epoch for event in events} == {1}
+    assert await worker.events(after=3) == []
+
+
+async def test_the_journal_forgets_inputs_below_a_snapshot_and_keeps_results(worker: Worker) -> None:
+    await worker.submit(create(), train(1), step(2), save(3, "a"), train(4))
+    await worker.finished(4)
+
+    def kept(db: object) -> list[int]:
+        return [seq_id for (seq_id,) in db.execute("SELECT seq_id FROM operations WHERE payload IS NOT NULL")]  # type: ignore[attr-defined]
+
+    assert worker.service.journal.read(kept).result() == [4]
+    assert (await worker.finished(1)).payload is not None
