@@ -1,4 +1,4 @@
-"""Reads request bodies within the limit, and no further than needed."""
+"""Reads request bodies within the limit, and only after the key has been checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 
 from tinsmith_server.errors import BodyTooLarge, Unprocessable
-from tinsmith_server.routes.dependencies import ServicesDep
+from tinsmith_server.routes.dependencies import ServicesDep, Tenant
 from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
 from tinsmith_server.wire.requests import sentence
 
@@ -33,7 +33,7 @@ class TrainingBody:
     problem: str | None = None
 
 
-async def read_json_object(request: Request, services: ServicesDep) -> dict[str, Any]:
+async def read_json_object(request: Request, _tenant: Tenant, services: ServicesDep) -> dict[str, Any]:
     """Raises BodyTooLarge, and Unprocessable for anything but a JSON object."""
     limit = services.settings.max_body_bytes
     body, complete = await _read(request, limit)
@@ -63,7 +63,7 @@ def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
     return validate
 
 
-async def read_training_body(request: Request, services: ServicesDep) -> TrainingBody:
+async def read_training_body(request: Request, _tenant: Tenant, services: ServicesDep) -> TrainingBody:
     """Raises Unprocessable only when model_id or seq_id cannot be read; the rest is the future's business."""
     limit = services.settings.max_body_bytes
     encoding = request.headers.get("content-encoding", "identity").strip().lower()

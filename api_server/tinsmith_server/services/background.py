@@ -68,6 +68,15 @@ class Background:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def reap_now(self) -> None:
+        """One round of everything that ends sessions and frees what they held."""
+        await self._reap()
+        await self._release()
+
+    async def sweep_now(self) -> None:
+        """One round of removing what is past its time."""
+        await self._sweep()
+
     async def _reap(self) -> None:
         if await self._holds("reaper"):
             await self._reaper.reap()

@@ -140,7 +140,7 @@ class Futures:
             raise Gone(f"{model.model_id} has been released, and its results with it")
 
         async def ask(worker: WorkerClient, seconds: float) -> worker_pb2.AwaitReply:
-            return await worker.await_result(model.model_id, 0, 0)
+            return await worker.await_result(model.model_id, 0, seconds)
 
         creation = await self._ask(model.worker_id, ask, deadline)
         if creation.WhichOneof("state") in {"not_found", "failure"}:

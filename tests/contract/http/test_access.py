@@ -1,0 +1,146 @@
+"""Who gets in, what tenants see of each other, and what is answered to what this server does not do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_fleet import FakeFleet
+from support.http_server import API_KEY, TestedServer, running_server, settings_for
+from tinsmith_server.routes.unsupported import UNSUPPORTED
+
+
+async def other_tenant(server: TestedServer) -> dict[str, str]:
+    made = await server.services.keys.create("other", "theirs")
+    return {"X-API-Key": made.secret}
+
+
+@pytest.mark.parametrize("key", [None, "tml-unknown", "nonsense"])
+async def test_no_key_and_unknown_keys_are_401(server: TestedServer, key: str | None) -> None:
+    headers = {"X-API-Key": key} if key else {"X-API-Key": ""}
+    for path in ("/client/config", "/create_session", "/retrieve_future", "/asample", "/auth/token"):
+        assert (await server.post(path, headers=headers)).status_code == 401
+
+
+async def test_a_revoked_key_is_401(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinsmith_server.services.keys.CACHE_SECONDS", 0.0)
+    made = await server.services.keys.create("other", "theirs")
+    headers = {"X-API-Key": made.secret}
+    assert (await server.post("/client/config", headers=headers)).status_code == 200
+    await server.services.keys.revoke(made.record.key_id)
+    assert (await server.post("/client/config", headers=headers)).status_code == 401
+
+
+async def test_another_tenants_things_do_not_exist(server: TestedServer) -> None:
+    model_id = await server.model()
+    sampler = await server.sampler()
+    path = (await server.outcome(await server.save(model_id, 1, "ck")))["path"]
+    headers = await other_tenant(server)
+    session_id = model_id.split(":", maxsplit=1)[0]
+    run = f"/training_runs/{model_id}"
+    answers = [
+        await server.post("/session_heartbeat", {"session_id": session_id}, headers=headers),
+        await server.forward_backward(model_id, 2, headers=headers),
+        await server.post("/get_info", {"model_id": model_id}, headers=headers),
+        await server.result(f"{model_id}:op:1", headers=headers),
+        await server.post("/asample", {"sampling_session_id": sampler, "seq_id": 0}, headers=headers),
+        await server.post("/weights_info", {"tinker_path": path}, headers=headers),
+        await server.client.get(run, headers=headers),
+        await server.client.get(f"{run}/checkpoints", headers=headers),
+        await server.client.delete(f"{run}/checkpoints/weights/ck", headers=headers),
+        await server.client.get(f"/samplers/{sampler}", headers=headers),
+        await server.post("/cancel_future", {"request_id": f"{sampler}:asample:0"}, headers=headers),
+    ]
+    assert [answer.status_code for answer in answers] == [404] * len(answers)
+    assert (await server.client.get("/checkpoints", headers=headers)).json()["checkpoints"] == []
+
+
+async def test_a_published_checkpoint_is_readable_by_all_and_changed_by_its_owner_only(server: TestedServer) -> None:
+    model_id = await server.model()
+    path = (await server.outcome(await server.save(model_id, 1, "ck")))["path"]
+    headers = await other_tenant(server)
+    publish = f"/training_runs/{model_id}/checkpoints/weights/ck/publish"
+    await server.client.post(publish)
+    assert (await server.post("/weights_info", {"tinker_path": path}, headers=headers)).status_code == 200
+    assert (await server.client.delete(publish, headers=headers)).status_code == 404
+    assert (await server.client.delete(publish)).status_code == 200
+    assert (await server.post("/weights_info", {"tinker_path": path}, headers=headers)).status_code == 404
+
+
+async def test_a_first_key_is_made_once_and_kept_only_as_a_hash(tmp_path: Path, fleet: FakeFleet) -> None:
+    settings = settings_for(tmp_path, api_key=None)
+    async with running_server(settings, fleet) as server:
+        secret = server.app.state.first_key.secret
+    assert secret.encode() not in b"".join(file.read_bytes() for file in tmp_path.glob("tinsmith.db*"))
+    async with running_server(settings, fleet, key=secret) as server:
+        assert server.app.state.first_key is None
+        assert (await server.post("/client/config")).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path", "what"), UNSUPPORTED, ids=str)
+async def test_what_is_not_there_yet_is_a_422_with_a_sentence(
+    server: TestedServer, method: str, path: str, what: str
+) -> None:
+    response = await server.client.request(method, path.format(session_id="sess-1"), json={})
+    assert (response.status_code, response.json()) == (422, {"detail": f"{what} is not supported yet by this server"})
+
+
+async def test_the_flags_that_clients_hear(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_server(settings_for(tmp_path, compress_training_bodies=True), fleet) as server:
+        config = (await server.post("/client/config", {"sdk_version": "0.38.0"})).json()
+        assert config["proto_compress_fwdbwd"] is True
+        assert config["pjwt_auth_enabled"] is False
+        assert (await server.post("/client/dynamic_config")).json() == {"sample_cancel_enabled": True}
+
+
+async def test_capabilities_prefer_what_the_worker_says_over_the_models_configuration(server: TestedServer) -> None:
+    before = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
+    assert before[0] == {"model_name": "org/tiny", "max_context_length": 1024, "trainable": True, "sampleable": True}
+    await server.model()
+    await server.services.inspection.look()
+    after = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
+    assert [model["max_context_length"] for model in after] == [512, 512, 1024]
+
+
+async def test_health_metrics_and_the_api_page_need_no_key(server: TestedServer) -> None:
+    headers = {"X-API-Key": ""}
+    assert (await server.client.get("/healthz", headers=headers)).json() == {"status": "ok"}
+    metrics = await server.client.get("http://server/metrics", headers=headers)
+    assert 'tinsmith_http_requests_total{route="/healthz",status="200"}' in metrics.text.replace("/api/v1", "")
+    document = (await server.client.get("http://server/openapi.json", headers=headers)).json()
+    body = document["paths"]["/api/v1/optim_step"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["$ref"].rsplit("/", 1)[1] in document["components"]["schemas"]
+    assert (await server.client.get("http://server/docs", headers=headers)).status_code == 200
+
+
+async def test_metrics_hold_no_ids_of_clients(server: TestedServer) -> None:
+    model_id = await server.model()
+    await server.forward_backward(model_id, 1)
+    await server.services.inspection.look()
+    text = (await server.client.get("http://server/metrics")).text
+    assert "sess-" not in text
+    assert 'tinsmith_queue_depth{base_model="org/tiny"} 0.0' in text
+
+
+async def test_no_log_line_holds_a_key(
+    server: TestedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = {"event": "UNHANDLED_EXCEPTION", "error_type": f"Error-{API_KEY}", "traceback": f"x-api-key: {API_KEY}"}
+    event["error_message"] = API_KEY
+    await server.post("/telemetry", {"events": [event], "session_id": API_KEY})
+    await server.model()
+    output = capsys.readouterr()
+    assert "client event" in output.out + output.err
+    assert API_KEY not in output.out + output.err
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"a":', b"\xff"])
+async def test_a_body_that_is_no_json_object_is_a_422(server: TestedServer, body: bytes) -> None:
+    paths: dict[str, Any] = {"/create_session": 422, "/optim_step": 422, "/asample": 422, "/retrieve_future": 422}
+    assert {path: (await server.client.post(path, content=body)).status_code for path in paths} == paths
+
+
+async def test_a_text_that_no_database_can_hold_is_a_422(server: TestedServer) -> None:
+    response = await server.post("/create_session", {"display_name": "a\0b"})
+    assert response.status_code == 422

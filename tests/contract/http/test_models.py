@@ -1,0 +1,170 @@
+"""Creation and loading of models, and what becomes of them when their worker does not play along."""
+
+from __future__ import annotations
+
+import pytest
+from support.fake_fleet import ALIAS, OTHER_MODEL
+from support.fake_worker import proto_result
+from support.http_server import PROTOBUF, TestedServer, training_body
+from tinsmith_rpc import worker_pb2
+from tinsmith_server.store.engine import open_store
+
+
+async def test_get_info_names_the_base_model_as_the_client_knows_it(server: TestedServer) -> None:
+    made = (await server.create_model(await server.session(), base_model=ALIAS, lora_config={"rank": 4})).json()
+    info = (await server.post("/get_info", {"model_id": made["model_id"]})).json()
+    assert info == {
+        "model_id": made["model_id"],
+        "model_data": {"arch": "TinyForCausalLM", "model_name": ALIAS, "tokenizer_id": ALIAS},
+        "model_name": ALIAS,
+        "is_lora": True,
+        "lora_rank": 4,
+        "optimizer_config": {"type": "adamw"},
+        "type": "get_info",
+    }
+
+
+async def test_a_new_model_gets_the_servers_alpha_whatever_its_rank(server: TestedServer) -> None:
+    made = (await server.create_model(await server.session(), lora_config={"rank": 4, "seed": -7})).json()
+    await server.result(made["request_id"])
+    lora = worker_pb2.CreateModel.FromString(server.worker.payload(made["model_id"], 0)).lora
+    assert (lora.rank, lora.alpha, lora.seed, lora.train_unembed) == (4, 32.0, -7, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"base_model": "org/none"}, "does not serve the base model 'org/none'; it serves org/tiny"),
+        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "the optimizer 'dimuon' is not supported"),
+        ({"lora_config": {"rank": 0}}, "lora_config.rank"),
+        ({"lora_config": {"train_mlp": False, "train_attn": False, "train_unembed": False}}, "at least one of"),
+        ({"lora_config": {"seed": 2**63}}, "lora_config.seed"),
+        ({"user_metadata": {"k": 1}}, "user_metadata.k"),
+    ],
+    ids=["base-model", "optimizer", "rank", "modules", "seed", "metadata"],
+)
+async def test_a_model_that_cannot_be_made_is_acknowledged_and_fails(
+    server: TestedServer, fields: dict[str, object], sentence: str
+) -> None:
+    failed = await server.outcome(await server.create_model(await server.session(), **fields))
+    assert failed["category"] == "user"
+    assert sentence in failed["error"]
+    assert server.worker.operations == {}
+
+
+async def test_a_model_that_the_worker_refuses_fails_and_so_does_work_for_it(server: TestedServer) -> None:
+    server.worker.create_failure = "rank 512 is above the limit of 64"
+    made = await server.create_model(await server.session())
+    assert (await server.outcome(made))["error"] == "rank 512 is above the limit of 64"
+    late = await server.outcome(await server.forward_backward(made.json()["model_id"], 1))
+    assert late["error"] == "rank 512 is above the limit of 64"
+
+
+async def test_a_model_directory_that_cannot_be_loaded_fails_the_model_with_the_workers_sentence(
+    server: TestedServer,
+) -> None:
+    server.handle.down, server.handle.unloadable = "model.safetensors is truncated", True
+    failed = await server.outcome(await server.create_model(await server.session()))
+    assert failed == {
+        "error": "org/tiny cannot be served: model.safetensors is truncated",
+        "category": "server",
+    }
+
+
+async def test_a_model_whose_worker_lost_its_volume_is_corrupted_and_says_so(server: TestedServer) -> None:
+    model_id = await server.model()
+    server.worker.lose_volume()
+    failed = await server.outcome(await server.forward_backward(model_id, 1))
+    assert failed["category"] == "server"
+    assert "lost its volume" in failed["error"]
+    assert (await server.client.get(f"/training_runs/{model_id}")).json()["corrupted"] is True
+
+
+async def test_a_future_that_never_existed_is_a_404(server: TestedServer) -> None:
+    model_id = await server.model()
+    for request_id in (f"{model_id}:op:9", f"{model_id}:op:x", "nonsense", f"{model_id}:op:-1"):
+        assert (await server.result(request_id)).status_code == 404
+
+
+async def test_loading_takes_the_lora_settings_of_the_checkpoint(server: TestedServer) -> None:
+    path = (await server.outcome(await server.save(await server.model(), 1, "ck")))["path"]
+    body = {"session_id": await server.session(), "model_seq_id": 0, "path": path, "optimizer": True}
+    made = (await server.post("/load_weights", body)).json()
+    await server.result(made["request_id"])
+    load = worker_pb2.LoadWeights.FromString(server.worker.payload(made["model_id"], 0))
+    assert (load.create, load.with_optimizer, load.tinker_path) == (True, True, path)
+    assert load.directory.startswith("runs/1-")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "sentence"),
+    [
+        ("tinker://sess-none:train:0/weights/x", {}, "there is no checkpoint tinker://sess-none:train:0/weights/x"),
+        ("tinker://a/weights/x/y", {}, "is not a checkpoint path"),
+        ("tinker://{run}/sampler_weights/ck", {}, "this needs one made by save_state"),
+        ("tinker://{run}/weights/ck", {"base_model": OTHER_MODEL}, "it cannot be loaded onto org/other"),
+        ("tinker://{run}/weights/ck", {"optimizer_config": {"type": "dimuon"}}, "'dimuon' is not supported"),
+    ],
+    ids=["missing", "malformed", "kind", "base-model", "optimizer"],
+)
+async def test_a_load_that_cannot_work_fails_its_future(
+    server: TestedServer, path: str, fields: dict[str, object], sentence: str
+) -> None:
+    run = await server.model()
+    await server.outcome(await server.save(run, 1, "ck"))
+    body = {"session_id": await server.session(), "model_seq_id": 0, "optimizer": False, **fields}
+    failed = await server.outcome(await server.post("/load_weights", {**body, "path": path.format(run=run)}))
+    assert failed["category"] == "user"
+    assert sentence in failed["error"]
+
+
+async def test_a_checkpoint_of_another_base_model_is_not_loaded_into_a_model(server: TestedServer) -> None:
+    other = (await server.create_model(await server.session(), base_model=OTHER_MODEL)).json()
+    path = (await server.outcome(await server.save(other["model_id"], 1, "ck")))["path"]
+    body = {"model_id": await server.model(), "seq_id": 1, "path": path, "optimizer": False}
+    failed = await server.outcome(await server.post("/load_weights", body))
+    assert failed["error"].endswith("is of the base model org/other, not of org/tiny")
+
+
+@pytest.mark.parametrize("seq_id", [0, -1, 2**62, 1.5, "1", None, True])
+async def test_an_operation_without_a_usable_number_is_a_422(server: TestedServer, seq_id: object) -> None:
+    response = await server.post("/optim_step", {"model_id": await server.model(), "seq_id": seq_id})
+    assert response.status_code == 422
+
+
+async def test_work_for_an_unknown_model_is_a_404(server: TestedServer) -> None:
+    assert (await server.forward_backward("sess-none:train:0", 1)).status_code == 404
+    assert (await server.post("/get_info", {"model_id": "sess-none:train:0"})).status_code == 404
+
+
+async def test_an_epoch_raised_behind_an_acknowledgement_makes_the_server_submit_again(server: TestedServer) -> None:
+    model_id = await server.model()
+    other_replica = await open_store(server.services.settings.store_url)
+
+    async def usurp() -> None:
+        server.worker.before_ack = None
+        assert await other_replica.raise_epoch("tiny-1", server.worker.epoch, server.worker.instance_id)
+
+    server.worker.before_ack = usurp
+    assert (await server.forward_backward(model_id, 1)).status_code == 200
+    assert [submit.epoch for submit in server.worker.submits if submit.seq_id == 1] == [1, 2]
+    await other_replica.close()
+
+
+async def test_a_large_result_is_announced_by_its_size_first(server: TestedServer) -> None:
+    model_id = await server.model()
+    await server.forward_backward(model_id, 1)
+    server.worker.outcomes[model_id, 1] = proto_result(bytes(100_000))
+    request_id = f"{model_id}:op:1"
+    ask = {"request_id": request_id, "allow_metadata_only": True}
+    announced = (await server.post("/retrieve_future", ask)).json()
+    assert announced == {"status": "complete_metadata", "response_payload_size": 100_000}
+    assert len((await server.result(request_id)).content) == 100_000
+
+
+async def test_stable_reinforce_is_mapped_aloud(server: TestedServer) -> None:
+    model_id = await server.model()
+    body = training_body(model_id, 1, loss_fn="stable_reinforce")
+    response = await server.client.post("/forward_backward", content=body, headers=PROTOBUF)
+    assert "cispo" in response.headers["x-deprecation-note"]
+    assert "x-deprecation-note" not in (await server.forward_backward(model_id, 2)).headers

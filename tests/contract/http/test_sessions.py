@@ -1,0 +1,77 @@
+"""Sessions over HTTP: their life, and what is refused once it is over."""
+
+from __future__ import annotations
+
+import pytest
+from support.http_server import TestedServer
+
+SUCCESS = {"reason": {"type": "success"}, "detail": None}
+
+
+async def test_a_finished_session_takes_no_new_work(server: TestedServer) -> None:
+    model_id = await server.model()
+    session_id = model_id.split(":", maxsplit=1)[0]
+    sampler = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "org/tiny"}
+    await server.post(f"/sessions/{session_id}/finish", SUCCESS)
+    refused = [
+        await server.create_model(session_id, 1),
+        await server.forward_backward(model_id, 1),
+        await server.save(model_id, 1, "late"),
+        await server.post("/create_sampling_session", sampler),
+    ]
+    assert [response.status_code for response in refused] == [410] * 4
+    assert "the client closed it" in refused[0].json()["detail"]
+
+
+async def test_results_of_work_accepted_before_the_finish_stay_readable(server: TestedServer) -> None:
+    model_id = await server.model()
+    server.worker.withheld.add((model_id, 1))
+    await server.forward_backward(model_id, 1)
+    await server.post(f"/sessions/{model_id.split(':', maxsplit=1)[0]}/finish", SUCCESS)
+    await server.worker.finish((model_id, 1))
+    assert (await server.result(f"{model_id}:op:1")).status_code == 200
+
+
+async def test_the_first_finish_wins(server: TestedServer) -> None:
+    session_id = await server.session()
+    for type_ in ("errored", "success"):
+        response = await server.post(f"/sessions/{session_id}/finish", {"reason": {"type": type_}, "detail": type_})
+        assert (response.status_code, response.json()) == (200, {})
+    assert "after an error" in (await server.create_model(session_id)).json()["detail"]
+
+
+async def test_a_finished_session_frees_its_models_without_saving_them(server: TestedServer) -> None:
+    model_id = await server.model()
+    await server.post(f"/sessions/{model_id.split(':', maxsplit=1)[0]}/finish", SUCCESS)
+    await server.services.background.reap_now()
+    assert (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"] == []
+    assert (await server.services.models.owned("default", model_id)).state == "released"
+
+
+async def test_silence_counts_from_the_servers_start(server: TestedServer) -> None:
+    session_id = await server.session()
+    server.time.pass_seconds(899)
+    await server.services.background.reap_now()
+    assert (await server.post("/session_heartbeat", {"session_id": session_id})).status_code == 200
+
+
+async def test_a_session_lists_what_was_made_in_it(server: TestedServer) -> None:
+    model_id = await server.model()
+    session_id = model_id.split(":", maxsplit=1)[0]
+    body = {"session_id": session_id, "sampling_session_seq_id": 3, "base_model": "org/tiny"}
+    sampler = (await server.post("/create_sampling_session", body)).json()["sampling_session_id"]
+    assert (await server.client.get("/sessions")).json() == {"sessions": [session_id]}
+    found = (await server.client.get(f"/sessions/{session_id}")).json()
+    assert found == {"training_run_ids": [model_id], "sampler_ids": [sampler], "user_metadata": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/session_heartbeat", {"session_id": "sess-none"}),
+        ("/sessions/sess-none/finish", SUCCESS),
+        ("/create_model", {"session_id": "sess-none", "model_seq_id": 0, "base_model": "org/tiny"}),
+    ],
+)
+async def test_an_unknown_session_is_a_404(server: TestedServer, path: str, body: dict[str, object]) -> None:
+    assert (await server.post(path, body)).status_code == 404

@@ -1,0 +1,245 @@
+"""A worker without an engine: the real gRPC service over memory, for tests of the HTTP side.
+
+It assumes what `worker.proto` promises and no more: a submit is accepted once per (model_id,
+seq_id) whatever its body, an operation is done as soon as it was accepted unless a test withholds
+it, a rejection is a failed result, and saves are reported as events before their result is there.
+It neither orders operations nor computes anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+from tinsmith_rpc import wire_pb2, worker_pb2, worker_pb2_grpc
+from typing_extensions import override
+
+Key: TypeAlias = tuple[str, int]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+LORA = worker_pb2.LoraConfig(rank=8, alpha=32, train_attn=True, train_mlp=True, train_unembed=True)
+SAVED_BYTES = 11
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    """Its attributes are what tests look at and turn."""
+
+    def __init__(self) -> None:
+        self.instance_id = uuid.uuid4().hex
+        self.epoch = 0
+        self.submits: list[worker_pb2.SubmitRequest] = []
+        self.operations: dict[Key, worker_pb2.SubmitRequest] = {}
+        self.outcomes: dict[Key, worker_pb2.AwaitReply] = {}
+        self.events: list[worker_pb2.Event] = []
+        self.samples: dict[str, worker_pb2.SampleRequest] = {}
+        self.cancelled: list[str] = []
+        self.withheld: set[Key | str] = set()
+        self.disk_full = False
+        self.sampler_full = False
+        self.create_failure: str | None = None
+        self.before_ack: Callable[[], Awaitable[None]] | None = None
+        self._changed = asyncio.Condition()
+        self._awaiting = asyncio.Event()
+
+    # ---- what tests do
+
+    async def finish(self, key: Key | str) -> None:
+        """Lets a withheld operation or sample have its result."""
+        self.withheld.discard(key)
+        if not isinstance(key, str):
+            self._settle(self.operations[key])
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def awaited(self) -> None:
+        """Returns once somebody waits for a result that is not there yet."""
+        await self._awaiting.wait()
+
+    def lose_memory(self) -> None:
+        """What a crash does: a new instance, samples forgotten, the journal still there."""
+        self.instance_id, self.epoch = uuid.uuid4().hex, 0
+        self.samples.clear()
+
+    def lose_volume(self) -> None:
+        self.lose_memory()
+        self.operations.clear()
+        self.outcomes.clear()
+        self.events.clear()
+
+    def payload(self, model_id: str, seq_id: int) -> bytes:
+        return self.operations[model_id, seq_id].payload
+
+    # ---- the service
+
+    @override
+    async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
+        reply = worker_pb2.DescribeReply(instance_id=self.instance_id, epoch=self.epoch)
+        reply.base_model.max_sequence_length = 512
+        return reply
+
+    @override
+    async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:
+        if request.epoch < self.epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "a newer server was here")
+        self.epoch = request.epoch
+        return worker_pb2.ActivateReply(instance_id=self.instance_id)
+
+    @override
+    async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
+        self.submits.append(request)
+        if request.epoch != self.epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another epoch holds")
+        if self.disk_full:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the journal's disk is full")
+        key = (request.model_id, request.seq_id)
+        creates = request.kind in {worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL}
+        if not creates and (request.model_id, 0) not in self.operations:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"this worker does not hold {request.model_id}")
+        if key not in self.operations:
+            self.operations[key] = request
+            if key not in self.withheld:
+                self._settle(request)
+        if self.before_ack is not None:
+            await self.before_ack()
+        return worker_pb2.SubmitReply(epoch=request.epoch)
+
+    @override
+    async def Await(self, request: worker_pb2.AwaitRequest, context: Context) -> worker_pb2.AwaitReply:
+        key = (request.model_id, request.seq_id)
+        if key not in self.operations:
+            return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
+        return await self._wait(lambda: self.outcomes.get(key), request.timeout_seconds)
+
+    @override
+    async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
+        if self.sampler_full:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many samples are waiting")
+        self.samples.setdefault(request.request_id, request)
+        return worker_pb2.SampleReply()
+
+    @override
+    async def AwaitSample(self, request: worker_pb2.AwaitSampleRequest, context: Context) -> worker_pb2.AwaitReply:
+        if request.request_id not in self.samples:
+            return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
+        return await self._wait(lambda: self._sampled(request.request_id), request.timeout_seconds)
+
+    @override
+    async def CancelSample(
+        self, request: worker_pb2.CancelSampleRequest, context: Context
+    ) -> worker_pb2.CancelSampleReply:
+        self.cancelled.append(request.request_id)
+        return worker_pb2.CancelSampleReply()
+
+    @override
+    async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:
+        def news() -> list[worker_pb2.Event]:
+            return [event for event in self.events if event.event_id > request.after_event_id]
+
+        with contextlib.suppress(TimeoutError):
+            async with self._changed:
+                await asyncio.wait_for(self._changed.wait_for(news), request.timeout_seconds)
+        return worker_pb2.EventsReply(events=news())
+
+    # ---- what becomes of work
+
+    async def _wait(self, look: Callable[[], worker_pb2.AwaitReply | None], seconds: float) -> worker_pb2.AwaitReply:
+        async def until_there() -> worker_pb2.AwaitReply:
+            async with self._changed:
+                while (found := look()) is None:
+                    self._awaiting.set()
+                    await self._changed.wait()
+                return found
+
+        try:
+            return look() or await asyncio.wait_for(until_there(), seconds)
+        except TimeoutError:
+            return worker_pb2.AwaitReply(pending=worker_pb2.Pending())
+
+    def _settle(self, request: worker_pb2.SubmitRequest) -> None:
+        self.outcomes[request.model_id, request.seq_id] = self._outcome(request)
+
+    def _outcome(self, request: worker_pb2.SubmitRequest) -> worker_pb2.AwaitReply:
+        if request.HasField("rejection"):
+            return worker_pb2.AwaitReply(failure=request.rejection)
+        match request.kind:
+            case worker_pb2.CREATE_MODEL | worker_pb2.LOAD_MODEL:
+                made = json_result({"model_id": request.model_id, "type": "create_model"})
+                return user_failure(self.create_failure) if self.create_failure else made
+            case worker_pb2.FORWARD_BACKWARD:
+                output = wire_pb2.ForwardBackwardOutput(metrics={"loss:sum": float(request.seq_id)})
+                return proto_result(output.SerializeToString())
+        save = _save_in(request)
+        return json_result({"metrics": {}}) if save is None else self._save(request, save)
+
+    def _save(self, request: worker_pb2.SubmitRequest, save: worker_pb2.SaveWeights) -> worker_pb2.AwaitReply:
+        if save.name_taken and not save.overwrite:
+            return user_failure(f"{save.name} exists already")
+        saved = worker_pb2.CheckpointSaved(
+            model_id=request.model_id,
+            seq_id=request.seq_id,
+            kind=save.kind,
+            name=save.name,
+            directory=f"runs/{request.seq_id}-{uuid.uuid4().hex}",
+            manifest_digest="0" * 64,
+            size_bytes=SAVED_BYTES,
+            ttl_seconds=save.ttl_seconds if save.HasField("ttl_seconds") else None,
+            user_metadata=save.user_metadata,
+            has_user_metadata=save.has_user_metadata,
+            overwrite=save.overwrite,
+            sampling_session_id=save.sampling_session_id,
+            lora=LORA,
+        )
+        self.events.append(
+            worker_pb2.Event(event_id=len(self.events) + 1, epoch=self.epoch, time=time.time(), checkpoint_saved=saved)
+        )
+        if save.kind == worker_pb2.EPHEMERAL:
+            return json_result({"sampling_session_id": save.sampling_session_id})
+        kinds = {worker_pb2.TRAINING: "weights", worker_pb2.SAMPLER: "sampler_weights"}
+        kind = kinds.get(save.kind, "external_weights")
+        return json_result({"path": f"tinker://{request.model_id}/{kind}/{save.name}", "type": "save_weights"})
+
+    def _sampled(self, request_id: str) -> worker_pb2.AwaitReply | None:
+        request = self.samples[request_id]
+        if request_id in self.withheld:
+            return None
+        if request.HasField("rejection"):
+            return worker_pb2.AwaitReply(failure=request.rejection)
+        sequences = [wire_pb2.SampledSequence(stop_reason=wire_pb2.LENGTH) for _ in range(request.num_samples)]
+        return proto_result(wire_pb2.SampleResponse(sequences=sequences).SerializeToString())
+
+
+def _save_in(request: worker_pb2.SubmitRequest) -> worker_pb2.SaveWeights | None:
+    if request.kind == worker_pb2.SAVE_WEIGHTS:
+        return worker_pb2.SaveWeights.FromString(request.payload)
+    if request.kind == worker_pb2.RELEASE_MODEL:
+        release = worker_pb2.ReleaseModel.FromString(request.payload)
+        return release.final_checkpoint if release.HasField("final_checkpoint") else None
+    return None
+
+
+def user_failure(message: str) -> worker_pb2.AwaitReply:
+    return worker_pb2.AwaitReply(failure=worker_pb2.Failure(category=worker_pb2.USER, message=message))
+
+
+def json_result(content: dict[str, Any]) -> worker_pb2.AwaitReply:
+    payload = json.dumps(content).encode()
+    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=payload, size_bytes=len(payload)))
+
+
+def proto_result(payload: bytes) -> worker_pb2.AwaitReply:
+    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=payload, protobuf=True, size_bytes=len(payload)))
+
+
+async def serve_fake_worker(worker: FakeWorker, socket: Path) -> grpc.aio.Server:
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    return server
