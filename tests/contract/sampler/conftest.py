@@ -17,7 +17,9 @@ MODELS = {
     "qwen3-tied": ("qwen3", TinyShape(max_sequence_length=1024, tied_embeddings=True)),
 }
 SAMPLERS: dict[str, Callable[[TorchModel], Sampler]] = {
-    "builtin": lambda model: BuiltinSampler(model, BuiltinSamplerSettings(max_rows=8, prefill_block_tokens=16)),
+    "builtin": lambda model: BuiltinSampler(
+        model, BuiltinSamplerSettings(deterministic=True, max_rows=8, prefill_block_tokens=16)
+    ),
     "builtin-fast": lambda model: BuiltinSampler(
         model, BuiltinSamplerSettings(deterministic=False, max_rows=8, prefill_block_tokens=16)
     ),

@@ -20,8 +20,8 @@ KEYS = ["", *ADAPTERS]
 
 
 def new_sampler(model: TorchModel, **changes: int) -> Sampler:
-    sizes = {"max_rows": 8, "prefill_block_tokens": 16}
-    sampler = BuiltinSampler(model, BuiltinSamplerSettings(**(sizes | changes)))
+    sizes = {"max_rows": 8, "prefill_block_tokens": 16} | changes
+    sampler = BuiltinSampler(model, BuiltinSamplerSettings(deterministic=True, **sizes))
     for key, (rank, seed) in ADAPTERS.items():
         sampler.load_adapter(key, random_adapter(model, rank=rank, seed=seed))
     return sampler

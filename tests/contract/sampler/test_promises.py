@@ -171,6 +171,7 @@ def test_a_prefix_belongs_to_its_adapter_version(sampler: Sampler, model: TorchM
         (job(PROMPT, top_p=1.01), "top_p is 1.01"),
         (job(PROMPT, top_p=float("nan")), "top_p is nan"),
         (job(PROMPT, num_samples=0), "num_samples is 0"),
+        (job(PROMPT, num_samples=10**9), "num_samples is 1000000000; it must be 1 to 4096"),
         (job(PROMPT, max_tokens=-1), "max_tokens is -1"),
         (job(PROMPT, stop_tokens=None, stop_strings=("",)), "A stop string is empty"),
         (job(PROMPT, prompt_logprobs=True, last_n=-1), "prompt_logprobs_last_n is -1"),

@@ -16,7 +16,7 @@ from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.prefill import Prefill
 from tinsmith_trainer.torch_model.loading import TorchModel
 
-SETTINGS = BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16)
+SETTINGS = BuiltinSamplerSettings(deterministic=True, max_rows=4, prefill_block_tokens=16)
 
 
 @pytest.fixture
