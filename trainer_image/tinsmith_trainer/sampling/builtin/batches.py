@@ -27,10 +27,6 @@ class Batches:
         """Batches with samples in them."""
         return [batch for batch in self._open.values() if batch.samples]
 
-    @property
-    def queued_samples(self) -> list[Sample]:
-        return [sample for queue in self._queues.values() for sample in queue]
-
     def has_free_row(self, key: BatchKey) -> bool:
         """Whether a new sample of this key would start at once. Raises OutOfMemoryForNow."""
         return not self._queues.get(key) and self._batch(key).free_rows > 0

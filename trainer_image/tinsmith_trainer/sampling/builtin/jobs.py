@@ -30,11 +30,11 @@ class Run:
     serial: int
     stop_rule: StopRule
     max_tokens: int
-    seed: int = 0
-    finished: bool = False
-    hit_tokens: int = 0
-    prompt_logprobs: NDArray[np.float32] | None = None
-    sequences: dict[int, Sequence] = field(default_factory=dict)
+    seed: int = field(init=False)
+    finished: bool = field(init=False, default=False)
+    hit_tokens: int = field(init=False, default=0)
+    prompt_logprobs: NDArray[np.float32] | None = field(init=False, default=None)
+    sequences: dict[int, Sequence] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         seed = self.job.params.seed

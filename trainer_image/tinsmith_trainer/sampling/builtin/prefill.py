@@ -32,11 +32,6 @@ class Prefill:
     def finished(self) -> bool:
         return self._next_block == len(self._blocks)
 
-    @property
-    def length(self) -> int:
-        """Positions of `kv` that hold the prompt when finished."""
-        return len(self._tokens)
-
     @torch.inference_mode()
     def run_block(self) -> int:
         """Computes and caches the next block; returns its tokens. Raises UserError if scores are not finite."""
