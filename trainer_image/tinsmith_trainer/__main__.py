@@ -17,11 +17,12 @@ import structlog
 
 from tinsmith_trainer.checkpoints import CheckpointRoot
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.errors import ServerError, TrainerError
 from tinsmith_trainer.logs import configure_logs
+from tinsmith_trainer.samples import Samples
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.scheduler import SnapshotPolicy
-from tinsmith_trainer.server import serve
+from tinsmith_trainer.server import SamplerServicer, WorkerServicer, serve
 from tinsmith_trainer.service import WorkerParts, WorkerService
 from tinsmith_trainer.volume import Volume
 
@@ -35,7 +36,8 @@ class WorkerOptions(argparse.Namespace):
     """The flags of a worker, typed."""
 
     model: str
-    volume: Path
+    role: str
+    volume: Path | None
     socket: str
     checkpoint_root: str
     parent_fd: int | None
@@ -60,7 +62,8 @@ class EngineFactory(Protocol):
 def parse_options(arguments: Sequence[str]) -> WorkerOptions:
     parser = argparse.ArgumentParser(prog="tinsmith-trainer", description=__doc__)
     parser.add_argument("--model", required=True, help="directory of the base model, or a hub repository")
-    parser.add_argument("--volume", required=True, type=Path, help="folder for the journal and the snapshots")
+    parser.add_argument("--role", choices=("worker", "sampler"), default="worker", help="sampler: trains nothing")
+    parser.add_argument("--volume", type=Path, help="folder for the journal and the snapshots; a sampler has none")
     parser.add_argument("--socket", required=True, help="path of the Unix socket to serve on")
     parser.add_argument("--checkpoint-root", required=True, help="fsspec URL below which checkpoints live")
     parser.add_argument("--parent-fd", type=int, help="end when this descriptor's other end closes")
@@ -74,7 +77,10 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
     parser.add_argument("--reserved-bytes", type=int, default=64 * 1024**2, help="kept free on the volume")
     parser.add_argument("--log-format", choices=("json", "console"), default="json")
     parser.add_argument("--log-level", default="info")
-    return parser.parse_args(arguments, namespace=WorkerOptions())
+    options = parser.parse_args(arguments, namespace=WorkerOptions())
+    if (options.volume is None) != (options.role == "sampler"):
+        parser.error("a worker needs --volume, and a sampler has none")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +99,15 @@ async def _run(options: WorkerOptions) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    volume = Volume(options.volume, reserved_bytes=options.reserved_bytes)
+    if options.volume is None:
+        await _run_sampler(options, stopping)
+    else:
+        await _run_worker(options, options.volume, stopping)
+    return 0
+
+
+async def _run_worker(options: WorkerOptions, volume_path: Path, stopping: asyncio.Event) -> None:
+    volume = Volume(volume_path, reserved_bytes=options.reserved_bytes)
     await asyncio.to_thread(volume.wait_for_lock)
     engine, sampler = await asyncio.to_thread(_engine_factory(options.engine), options)
     parts = WorkerParts(
@@ -105,13 +119,25 @@ async def _run(options: WorkerOptions) -> int:
     )
     service = WorkerService(parts)
     clock = asyncio.create_task(service.run_clock())
-    server = await serve(service, f"unix:{options.socket}")
+    server = await serve(WorkerServicer(service), f"unix:{options.socket}")
     log.info("worker ready", instance_id=service.instance_id, model=options.model, socket=options.socket)
     await stopping.wait()
     clock.cancel()
     await service.drain()
     await server.stop(grace=1.0)
-    return 0
+
+
+async def _run_sampler(options: WorkerOptions, stopping: asyncio.Event) -> None:
+    engine, sampler = await asyncio.to_thread(_engine_factory(options.engine), options)
+    if sampler is None:
+        raise ServerError(f"The engine {options.engine} brings no sampler.")
+    base = engine.base_model()
+    samples = Samples(sampler, CheckpointRoot(options.checkpoint_root), base)
+    server = await serve(SamplerServicer(sampler, samples, base), f"unix:{options.socket}")
+    log.info("sampler ready", model=options.model, socket=options.socket)
+    await stopping.wait()
+    await asyncio.to_thread(sampler.close)
+    await server.stop(grace=1.0)
 
 
 def _engine_factory(name: str) -> EngineFactory:

@@ -10,6 +10,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
 from tinsmith_trainer.journal import SYNC_BUCKETS_SECONDS
 from tinsmith_trainer.model_line import ModelLine
+from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.service import WorkerService
 
 
@@ -82,11 +83,24 @@ def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
         ],
     )
     if service.parts.sampler is not None:
-        stats = service.parts.sampler.stats()
-        metrics.sampled_tokens = stats.sampled_tokens
-        metrics.prefilled_tokens = stats.prefilled_tokens
-        metrics.prefix_hit_tokens = stats.prefix_hit_tokens
-        metrics.sample_seconds = stats.busy_seconds
-        metrics.samples_active = stats.active
-        metrics.samples_waiting = stats.waiting
+        _add_sampling(metrics, service.parts.sampler)
     return metrics
+
+
+def _add_sampling(metrics: worker_pb2.WorkerMetrics, sampler: Sampler) -> None:
+    stats = sampler.stats()
+    metrics.sampled_tokens = stats.sampled_tokens
+    metrics.prefilled_tokens = stats.prefilled_tokens
+    metrics.prefix_hit_tokens = stats.prefix_hit_tokens
+    metrics.sample_seconds = stats.busy_seconds
+    metrics.samples_active = stats.active
+    metrics.samples_waiting = stats.waiting
+
+
+def describe_sampler(instance_id: str, base: BaseModelInfo, sampler: Sampler) -> worker_pb2.DescribeReply:
+    """A process that only samples: no models, no epoch."""
+    metrics = worker_pb2.WorkerMetrics(logprob_gap=float("nan"))
+    _add_sampling(metrics, sampler)
+    return worker_pb2.DescribeReply(
+        instance_id=instance_id, pid=os.getpid(), base_model=_base_model(base), metrics=metrics
+    )

@@ -101,7 +101,7 @@ class Executor:
         raise UserError(f"Operation kind {operation.kind} is not known to this worker.")
 
     def bears_gradient(self, operation: Operation, payload: bytes) -> bool:
-        """Whether the next step depends on it: a forward alone changes nothing. What cannot be read may have been one."""
+        """Whether the next step depends on it: a forward alone does not count, an unreadable body may be a gradient."""
         if not operation.is_forward_backward:
             return False
         try:

@@ -112,6 +112,10 @@ class Journal:
         """Runs on what is committed."""
         return self._put(_Job(run, Future(), writes=False, must_succeed=False))
 
+    def settle(self) -> None:
+        """Returns when every earlier write is on disk and its future's callbacks have run."""
+        self.write(lambda db: None, must_succeed=True).result()
+
     def close(self) -> None:
         """Finishes what is queued and closes the file."""
         self._queue.put(None)

@@ -113,6 +113,7 @@ class Scheduler:
             self._restore_or_corrupt(line)
         while (ready := self._lines.wait_for_turn()) is not None:
             self._take(*ready)
+        self._journal.settle()  # a release that is being synced must not be snapshot again
         for line in self._lines.all():
             self._snapshot_at_stop(line)
 
