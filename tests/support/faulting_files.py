@@ -1,40 +1,47 @@
 """A file layer that loses what was not synced, as a power cut does; `kill -9` alone never loses the page cache.
 
-`LossyVfs` is an SQLite VFS: it passes reads and writes through and remembers, per file, the content at
-the last sync. `power_cut()` puts every file back to that.
+Two halves. `LossyVfs` is an SQLite VFS that remembers each database file's content at its last sync.
+`LossyFolders` watches `os.fsync`: it remembers a file's content when the file was synced, and a folder's
+entries when the folder was. `image()` of either says what a disk would hold if the power went now.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 
 
 class LossyVfs(apsw.VFS):
-    """Register under a name of its own; `Journal(path, vfs=name)` uses it."""
+    """`Journal(path, vfs=name)` uses it after `lossy_vfs(name)`."""
 
     def __init__(self, name: str) -> None:
         self.syncs = 0
-        self.synced: dict[Path, bytes] = {}
+        self._synced: dict[Path, bytes] = {}
         super().__init__(name, "")
 
     def xOpen(self, name: Any, flags: list[int]) -> LossyFile:
         path = Path(name.filename() if isinstance(name, apsw.URIFilename) else str(name))
-        self.synced.setdefault(path, path.read_bytes() if path.exists() else b"")
+        self._synced.setdefault(path, path.read_bytes() if path.exists() else b"")
         return LossyFile(self, path, name, flags)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:
         super().xDelete(filename, syncdir)
-        self.synced.pop(Path(filename), None)
+        self._synced.pop(Path(filename), None)
 
-    def power_cut(self) -> None:
-        """What the disk holds when everything that was not synced is gone."""
-        for path, content in self.synced.items():
-            path.write_bytes(content)
+    def note_sync(self, path: Path) -> None:
+        self.syncs += 1
+        self._synced[path] = path.read_bytes()
+
+    def image(self) -> dict[Path, bytes]:
+        """What the disk holds now."""
+        return dict(self._synced)
 
 
 class LossyFile(apsw.VFSFile):
@@ -45,8 +52,7 @@ class LossyFile(apsw.VFSFile):
 
     def xSync(self, flags: int) -> None:
         super().xSync(flags)
-        self._owner.syncs += 1
-        self._owner.synced[self._path] = self._path.read_bytes()
+        self._owner.note_sync(self._path)
 
 
 @contextmanager
@@ -56,3 +62,46 @@ def lossy_vfs(name: str) -> Iterator[LossyVfs]:
         yield vfs
     finally:
         vfs.unregister()
+
+
+class LossyFolders:
+    """Everything below a root, as far as it was synced. The root itself is durable."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root = root
+        self._contents: dict[int, bytes] = {}  # by inode
+        self._entries: dict[int, dict[str, int]] = {}  # a folder's inode: name to inode
+        self._is_folder: dict[int, bool] = {root.stat().st_ino: True}
+        self._real_fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._fsync)
+
+    def _fsync(self, descriptor: int) -> None:
+        self._real_fsync(descriptor)
+        status = os.fstat(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if stat.S_ISDIR(status.st_mode):
+            found = list(os.scandir(path))
+            self._entries[status.st_ino] = {entry.name: entry.inode() for entry in found}
+            self._is_folder |= {entry.inode(): entry.is_dir() for entry in found}
+        else:
+            self._contents[status.st_ino] = path.read_bytes()
+
+    def image(self) -> dict[Path, bytes]:
+        """What the disk holds now: synced names only, and a file that was never synced is empty."""
+        return dict(self._walk(self._root, self._root.stat().st_ino))
+
+    def _walk(self, path: Path, inode: int) -> Iterator[tuple[Path, bytes]]:
+        for name, child in self._entries.get(inode, {}).items():
+            if self._is_folder[child]:
+                yield from self._walk(path / name, child)
+            else:
+                yield path / name, self._contents.get(child, b"")
+
+
+def restore(image: dict[Path, bytes], source: Path, target: Path) -> None:
+    """Lays an image of `source` out below `target`."""
+    for path, content in image.items():
+        if path.is_relative_to(source):
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)

@@ -191,5 +191,5 @@ def _decode(manifest: dict[str, Any], files: dict[str, bytes]) -> LoadedCheckpoi
 def _sync_upwards(folder: Path, root: Path) -> None:
     for directory in (folder, *folder.parents):
         sync_directory(directory)
-        if directory == root:
+        if directory == root.parent:
             return

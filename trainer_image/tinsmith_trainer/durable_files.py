@@ -17,6 +17,15 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def make_directory(directory: Path) -> None:
+    """Creates a folder and its missing parents; their names survive a power cut."""
+    if directory.is_dir():
+        return
+    make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    sync_directory(directory.parent)
+
+
 def write_file(path: Path, content: bytes, *, before_rename: Callable[[], None] | None = None) -> None:
     """Writes and syncs `content` under `path`; until the last moment the name shows the old file or none."""
     temporary = path.with_name(f".{path.name}.tmp")

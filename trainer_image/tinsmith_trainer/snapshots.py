@@ -16,7 +16,7 @@ from pathlib import Path
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from tinsmith_trainer.durable_files import sha256_of, write_file
+from tinsmith_trainer.durable_files import make_directory, sha256_of, write_file
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.failpoints import reach
@@ -46,7 +46,7 @@ class SnapshotFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directory(folder)
 
     def write(self, snapshot: Snapshot) -> SnapshotFile:
         """Durable when it returns, under a name of its own; the journal decides whether it counts."""

@@ -8,6 +8,8 @@ import shutil
 import time
 from pathlib import Path
 
+from tinsmith_trainer.durable_files import make_directory
+
 LOCK_POLL_SECONDS = 0.05
 RESERVED_BYTES = 64 * 1024 * 1024
 """Kept free for results and snapshots of what was already accepted."""
@@ -19,7 +21,7 @@ class Volume:
     def __init__(self, directory: Path, *, reserved_bytes: int = RESERVED_BYTES) -> None:
         self.directory = directory
         self._reserved_bytes = reserved_bytes
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def wait_for_lock(self) -> None:

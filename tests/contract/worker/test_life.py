@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.worker_in_process import Worker
 from support.workers import MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer.errors import JournalFull, ModelChanged
 from tinsmith_trainer.service import Draining, NotActive
 
-from .conftest import StartWorker, Worker
+from .conftest import StartWorker
 
 
 def release(final: str | None = None, model_id: str = MODEL) -> Call:

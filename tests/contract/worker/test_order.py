@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.worker_in_process import Worker
 from support.workers import MODEL, Call, broken_train, create, save, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer import service as service_module
 from tinsmith_trainer.lines import GAP_CLOSES_AFTER_SECONDS, UnknownModel
 
-from .conftest import StartWorker, Worker
+from .conftest import StartWorker
 
 
 async def optimizer_step(worker: Worker) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from support.faulting_files import LossyVfs, lossy_vfs
+from support.faulting_files import LossyVfs, lossy_vfs, restore
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.journal import Journal
 from tinsmith_trainer.operations import get_meta, set_meta
@@ -31,11 +31,10 @@ def read_all(path: Path) -> dict[str, str]:
 def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, vfs: LossyVfs) -> None:
     journal = Journal(tmp_path / "journal", vfs="lossy")
     journal.write(lambda db: set_meta(db, "acknowledged", "yes")).result()
-    disk = dict(vfs.synced)  # as it was at the moment of the acknowledgement
+    disk = vfs.image()
     journal.close()
-    vfs.synced = disk
-    vfs.power_cut()
-    assert read_all(tmp_path / "journal") == {"acknowledged": "yes"}
+    restore(disk, tmp_path, tmp_path / "after")
+    assert read_all(tmp_path / "after" / "journal") == {"acknowledged": "yes"}
 
 
 def test_the_lossy_file_layer_does_lose_what_was_not_synced(tmp_path: Path, vfs: LossyVfs) -> None:
@@ -43,8 +42,7 @@ def test_the_lossy_file_layer_does_lose_what_was_not_synced(tmp_path: Path, vfs:
     db = apsw.Connection(str(tmp_path / "plain"), vfs="lossy")
     db.pragma("synchronous", "OFF")
     db.execute("CREATE TABLE meta (key TEXT, value TEXT); INSERT INTO meta VALUES ('acknowledged', 'yes')")
-    vfs.power_cut()
-    assert (tmp_path / "plain").read_bytes() == b""
+    assert vfs.image() == {tmp_path / "plain": b""}
     db.close()
 
 
