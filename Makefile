@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-unit test-other-pythons check format proto lock bench debian-packages clean
+.PHONY: help venv demo test test-unit test-other-pythons check docs format proto lock bench debian-packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -53,11 +53,15 @@ test-other-pythons: venv ## the unit tests on each other Python that is installe
 	scripts/install-tinsmith .venv-$*
 	@touch $@
 
-check: venv ## formatting, lint, types, import directions
+check: venv ## formatting, lint, types, import directions, reference tables
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/reference.py --check
+
+docs: venv ## write the tables of docs/ that the code knows
+	$(BIN)/python scripts/reference.py
 
 format: venv ## format the code and mend what lint can mend
 	$(BIN)/ruff format

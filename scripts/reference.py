@@ -1,0 +1,138 @@
+#!/usr/bin/env python
+"""Writes the tables of docs/ that the code already knows, between their markers: reference.py [--check]
+
+With --check it changes nothing, and fails when a table is not what the code says.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+from prometheus_client.core import Metric
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from tinsmith.discovery import find_commands, summary_of
+from tinsmith_rpc import worker_pb2
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.metrics import Metrics
+from tinsmith_server.routes.problems import HTTP_STATUS
+from tinsmith_server.routes.unsupported import UNSUPPORTED
+from tinsmith_server.settings import Settings
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def settings_table() -> str:
+    rows = [
+        (f"`{name}`", f"`TINSMITH_{name.upper()}`", _default_of(field.default), _meaning_of(field))
+        for name, field in Settings.model_fields.items()
+    ]
+    return table(("Setting", "Environment", "Default", "Meaning"), rows)
+
+
+def _meaning_of(field: FieldInfo) -> str:
+    """Its description; a choice explains itself."""
+    return field.description or f"One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
+
+
+def _default_of(value: Any) -> str:
+    if value is None or value is PydanticUndefined or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def metrics_table() -> str:
+    rows = [
+        (f"`{_exposed_name(family)}`", family.type, _labels_of(family), family.documentation)
+        for family in sorted(_families(), key=lambda family: family.name)
+    ]
+    return table(("Metric", "Type", "Labels", "Meaning"), rows)
+
+
+def _families() -> Iterable[Metric]:
+    """Of a server that has answered one request and looked at one worker."""
+    metrics = Metrics()
+    metrics.note_request("/", 200, 0.0)
+    metrics.watch(lambda: {"worker": worker_pb2.DescribeReply()}, lambda: {"session.active": 1}, lambda: 0, {})
+    return metrics.registry.collect()
+
+
+def _exposed_name(family: Metric) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def _labels_of(family: Metric) -> str:
+    labels = {name: None for sample in family.samples for name in sample.labels if name != "le"}
+    return ", ".join(f"`{label}`" for label in labels)
+
+
+def commands_table() -> str:
+    rows = [(f"`tinsmith {name}`", summary_of(command)) for name, command in find_commands().items()]
+    return table(("Command", "What it does"), rows)
+
+
+def statuses_table() -> str:
+    rows = [(str(status), _when(kind)) for kind, status in HTTP_STATUS.items()]
+    return table(("Status", "When"), sorted(rows, key=lambda row: row[0]))
+
+
+def _when(kind: type[TinsmithError]) -> str:
+    if kind is TinsmithError:
+        return "Any other failure; the server's log says more."
+    return (kind.__doc__ or "").partition("\n")[0]
+
+
+def unsupported_table() -> str:
+    rows = [(f"`{method} /api/v1{path}`", what) for method, path, what in UNSUPPORTED]
+    return table(("Call", "Answers 422: not supported yet"), rows)
+
+
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "settings": ("settings.md", settings_table),
+    "metrics": ("metrics.md", metrics_table),
+    "commands": ("commands.md", commands_table),
+    "statuses": ("errors.md", statuses_table),
+    "unsupported": ("errors.md", unsupported_table),
+}
+
+
+def with_table(text: str, name: str, content: str) -> str:
+    """The page with what is between its markers replaced. Raises ValueError when the markers are missing."""
+    begin, end = f"<!-- {name}: written by `make docs` -->", f"<!-- end of {name} -->"
+    replaced, count = re.subn(
+        f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{content}\n{end}", text, flags=re.DOTALL
+    )
+    if count != 1:
+        raise ValueError(f"the markers {begin} and {end} must be there once")
+    return replaced
+
+
+def main() -> int:
+    check = sys.argv[1:] == ["--check"]
+    stale = []
+    for name, (page, content) in TABLES.items():
+        file = DOCS / page
+        text = file.read_text()
+        wanted = with_table(text, name, content())
+        if wanted != text:
+            stale.append(f"the table of {name} in docs/{page}")
+            if not check:
+                file.write_text(wanted)
+    if check and stale:
+        print(f"not what the code says: {', '.join(stale)}; run `make docs`", file=sys.stderr)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

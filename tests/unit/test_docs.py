@@ -1,0 +1,71 @@
+"""Documentation that tests guard: references are complete, links resolve, commands exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tinsmith_trainer.losses import loss_names
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_the_reference_tables_are_what_the_code_says() -> None:
+    """Settings, metrics, commands, statuses, and calls that are not supported yet."""
+    checked = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "reference.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_relative_link_resolves(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(page.read_text()):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        file = page if not target else (page.parent / target).resolve()
+        if not file.exists() or (anchor and anchor not in anchors_of(file)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_make_target_that_is_named_exists(page: Path) -> None:
+    named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE))
+    assert named <= make_targets()
+
+
+def test_every_target_of_the_makefile_is_explained_by_make() -> None:
+    command = ["make", "--no-print-directory"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {line.split()[0] for line in shown.splitlines()} == make_targets()
+
+
+def test_every_loss_has_a_section() -> None:
+    assert set(loss_names()) <= anchors_of(ROOT / "docs" / "losses.md")
+
+
+def test_every_page_can_be_found_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [page.name for page in ROOT.glob("docs/*.md") if f"docs/{page.name}" not in text] == []
