@@ -27,6 +27,11 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
     return event
 
 
+def bind_ids(**ids: str) -> None:
+    """Every further line of the current request carries these."""
+    structlog.contextvars.bind_contextvars(**ids)
+
+
 def configure_logs(level: str, style: Literal["json", "console"]) -> None:
     """Sends structlog and the standard library's loggers through the same renderer."""
     shared: list[Any] = [

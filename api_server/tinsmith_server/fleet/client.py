@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import grpc
@@ -23,7 +23,10 @@ from tinsmith_server.errors import (
 )
 from tinsmith_server.fleet.base import WorkerClient
 
+Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
+
+CLOSED = "the connection to the worker was closed"
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     # Bodies are bounded by the HTTP side; a result of 1024 long datums is tens of MB.
@@ -61,8 +64,7 @@ class GrpcWorkerClient(WorkerClient):
 
     async def activate(self, epoch: int) -> None:
         """Everything submitted from here on carries this epoch. Raises StaleEpoch."""
-        request = worker_pb2.ActivateRequest(epoch=epoch)
-        await _translated(self._stub.Activate(request, timeout=ACTIVATE_TIMEOUT_SECONDS))
+        await _call(self._stub.Activate, worker_pb2.ActivateRequest(epoch=epoch), ACTIVATE_TIMEOUT_SECONDS)
         self._epoch = epoch
 
     async def close(self) -> None:
@@ -72,53 +74,56 @@ class GrpcWorkerClient(WorkerClient):
     async def submit(self, request: worker_pb2.SubmitRequest) -> int:
         request.epoch = self._epoch
         try:
-            reply = await _translated(self._stub.Submit(request, timeout=SUBMIT_TIMEOUT_SECONDS))
+            return (await _call(self._stub.Submit, request, SUBMIT_TIMEOUT_SECONDS)).epoch
         except WorkerFull as error:
             raise StorageFull(str(error)) from error
-        return reply.epoch
 
     @override
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply:
         request = worker_pb2.AwaitRequest(model_id=model_id, seq_id=seq_id, timeout_seconds=timeout_seconds)
-        return await _translated(self._stub.Await(request, timeout=timeout_seconds + HOLD_GRACE_SECONDS))
+        return await _call(self._stub.Await, request, timeout_seconds + HOLD_GRACE_SECONDS)
 
     @override
     async def sample(self, request: worker_pb2.SampleRequest) -> None:
         try:
-            await _translated(self._stub.Sample(request, timeout=QUICK_TIMEOUT_SECONDS))
+            await _call(self._stub.Sample, request, QUICK_TIMEOUT_SECONDS)
         except WorkerFull as error:
             raise TooManySamples(str(error)) from error
 
     @override
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply:
         request = worker_pb2.AwaitSampleRequest(request_id=request_id, timeout_seconds=timeout_seconds)
-        return await _translated(self._stub.AwaitSample(request, timeout=timeout_seconds + HOLD_GRACE_SECONDS))
+        return await _call(self._stub.AwaitSample, request, timeout_seconds + HOLD_GRACE_SECONDS)
 
     @override
     async def cancel_sample(self, request_id: str) -> None:
         request = worker_pb2.CancelSampleRequest(request_id=request_id)
-        await _translated(self._stub.CancelSample(request, timeout=QUICK_TIMEOUT_SECONDS))
+        await _call(self._stub.CancelSample, request, QUICK_TIMEOUT_SECONDS)
 
     @override
     async def events(self, after_event_id: int, timeout_seconds: float) -> Sequence[worker_pb2.Event]:
         request = worker_pb2.EventsRequest(after_event_id=after_event_id, timeout_seconds=timeout_seconds)
-        reply = await _translated(self._stub.Events(request, timeout=timeout_seconds + HOLD_GRACE_SECONDS))
-        return list(reply.events)
+        return list((await _call(self._stub.Events, request, timeout_seconds + HOLD_GRACE_SECONDS)).events)
 
     @override
     async def describe(self) -> worker_pb2.DescribeReply:
-        return await _translated(self._stub.Describe(worker_pb2.DescribeRequest(), timeout=QUICK_TIMEOUT_SECONDS))
+        return await _call(self._stub.Describe, worker_pb2.DescribeRequest(), QUICK_TIMEOUT_SECONDS)
 
 
-async def _translated(call: Awaitable[Reply]) -> Reply:
+async def _call(
+    method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, timeout_seconds: float
+) -> Reply:
+    """One RPC, its failure as an error of ours."""
     try:
-        return await call
+        return await method(request, timeout=timeout_seconds)
     except grpc.aio.AioRpcError as error:
         kind = _ERRORS.get(error.code(), WorkerError)
         raise kind(error.details() or f"the worker answered {error.code().name}") from error
+    except grpc.aio.UsageError as error:
+        raise WorkerUnavailable(CLOSED) from error
     except asyncio.CancelledError:
         # grpc also cancels calls whose channel is closed under them; that is not our own cancellation.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise WorkerUnavailable("the connection to the worker was closed") from None
+        raise WorkerUnavailable(CLOSED) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
@@ -19,7 +19,7 @@ from tinsmith_server.routes.dependencies import ServicesDep, Tenant, get_service
 from tinsmith_server.routes.documentation import takes
 from tinsmith_server.routes.problems import http_status
 from tinsmith_server.services.failures import Failure
-from tinsmith_server.services.futures import Answer, Metadata, Pending, Ready
+from tinsmith_server.services.futures import STOPPING, Answer, Metadata, Pending, Ready
 from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest
 from tinsmith_server.wire.responses import Empty, FailedResponse, MetadataResponse, PendingResponse
 
@@ -44,14 +44,14 @@ class HeldRoute(APIRoute):
                     raise
                 log.exception("poll failed")
                 services = get_services(request)
-                return await services.holds.hold(_later(services.settings.poll_hold_seconds), _pending("stopping"))
+                return await services.holds.hold(_later(services.settings.poll_hold_seconds), _pending(STOPPING))
 
         return held
 
 
 async def _later(seconds: float) -> Response:
     await asyncio.sleep(seconds)
-    return _pending("the server has met an error and tries again; its log says which")
+    return _pending(Pending("the server has met an error and tries again; its log says which", paused=True))
 
 
 router = APIRouter(tags=["futures"], route_class=HeldRoute)
@@ -91,10 +91,11 @@ def _response(answer: Answer) -> Response:
             return JSONResponse(MetadataResponse(response_payload_size=size_bytes).model_dump())
         case Failure(category, message):
             return JSONResponse(FailedResponse(error=message, category=category).model_dump())
-        case Pending(reason):
-            return _pending(reason)
+        case Pending():
+            return _pending(answer)
 
 
-def _pending(reason: str | None) -> Response:
-    state = PendingResponse(queue_state="paused_capacity" if reason else "active", queue_state_reason=reason)
+def _pending(answer: Pending) -> Response:
+    queue_state: Literal["active", "paused_capacity"] = "paused_capacity" if answer.paused else "active"
+    state = PendingResponse(queue_state=queue_state, queue_state_reason=answer.reason)
     return JSONResponse(state.model_dump(), 408)

@@ -21,15 +21,13 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.BodyTooLarge: 413,
     errors.Unprocessable: 422,
     UnstorableValue: 422,
-    errors.ModelUnloadable: 422,
     errors.TooManySamples: 429,
     errors.WorkerUnavailable: 503,
     StoreUnavailable: 503,
     errors.StorageFull: 507,
     TinsmithError: 500,
 }
-"""409 is missing on purpose, the SDK repeats it for minutes; so it does with 5xx, which would hide
-an unloadable model's sentence from its reader."""
+"""409 is missing on purpose: the SDK repeats it for minutes."""
 
 
 def http_status(error: TinsmithError) -> int:

@@ -18,7 +18,8 @@ from tinsmith_server.wire.ids import parse_sampling_session_id
 
 log = get_logger(__name__)
 
-CONNECT_SECONDS = 5.0
+# As long as a submit may wait for a worker that restarts.
+CONNECT_SECONDS = 20.0
 
 _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
     worker_pb2.TRAINING: "training",
@@ -37,19 +38,19 @@ class Events:
         self._retention = retention
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def drain(self, worker_id: str) -> int:
+    async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
         """Applies everything that the worker has reported so far; returns the cursor. Raises WorkerUnavailable."""
         async with self._turns[worker_id]:
-            while await self._apply_next(worker_id, hold_seconds=0):
+            while await self._apply_next(worker_id, hold_seconds=0, connect_seconds=connect_seconds):
                 pass
             return (await self._store.get_worker(worker_id)).event_cursor
 
     async def follow(self, worker_id: str, hold_seconds: float) -> None:
         """Waits for the worker's next events and applies them. Raises WorkerUnavailable."""
-        await self._apply_next(worker_id, hold_seconds)
+        await self._apply_next(worker_id, hold_seconds, CONNECT_SECONDS)
 
-    async def _apply_next(self, worker_id: str, hold_seconds: float) -> int:
-        worker = await self._fleet.worker(worker_id).connection(CONNECT_SECONDS)
+    async def _apply_next(self, worker_id: str, hold_seconds: float, connect_seconds: float) -> int:
+        worker = await self._fleet.worker(worker_id).connection(connect_seconds)
         cursor = (await self._store.get_worker(worker_id)).event_cursor
         events = await worker.events(cursor, hold_seconds)
         for event in events:

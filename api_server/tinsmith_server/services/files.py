@@ -8,17 +8,25 @@ from typing import Any
 
 import fsspec
 
+from tinsmith_server.errors import StartupError
+
 READ_BYTES = 2**20
 # The worker's own account of a checkpoint, which is no part of what was exported.
 MANIFEST = "manifest.json"
 
 
 class CheckpointFiles:
-    """Blocking calls: run them in a thread. All paths are relative to the root."""
+    """Blocking calls: run them in a thread. All paths are relative to the root.
+
+    Raises StartupError from the constructor when fsspec has no file system for the URL.
+    """
 
     def __init__(self, url: str) -> None:
         self._filesystem: Any
-        self._filesystem, self._root = fsspec.core.url_to_fs(url)
+        try:
+            self._filesystem, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise StartupError(f"the checkpoint root cannot be opened: {error}") from error
 
     def list(self, directory: str) -> dict[str, int]:
         """Exported files below a directory, by relative path, with their sizes in bytes."""

@@ -28,9 +28,14 @@ SAVE_MARKERS = (b'"path"', b'"sampling_session_id"')
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Not yet. With a reason, something is in the way that a human may want to hear of."""
+    """Not yet. `paused`: something is in the way that a human will want to hear of."""
 
     reason: str | None = None
+    paused: bool = False
+
+    @classmethod
+    def from_worker(cls, pending: worker_pb2.Pending) -> Pending:
+        return cls(pending.reason or None, pending.paused_capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Ready:
 class Metadata:
     size_bytes: int
 
+
+STOPPING = Pending("the server is stopping")
 
 Answer = Pending | Ready | Metadata | Failure
 Ask = Callable[[WorkerClient, float], Awaitable[worker_pb2.AwaitReply]]
@@ -71,7 +78,7 @@ class Futures:
 
     async def retrieve(self, tenant: str, request_id: str, *, allow_metadata_only: bool) -> Answer:
         """Raises NotFound for what never existed, Gone for what is no longer kept."""
-        answer = await self._holds.hold(self._retrieve(tenant, request_id), released=Pending("the server is stopping"))
+        answer = await self._holds.hold(self._retrieve(tenant, request_id), released=STOPPING)
         if allow_metadata_only and isinstance(answer, Ready) and len(answer.payload) > METADATA_THRESHOLD_BYTES:
             return Metadata(len(answer.payload))
         return answer
@@ -100,7 +107,8 @@ class Futures:
     async def _operation(self, model: Model, seq_id: int, deadline: float) -> Answer:
         model = await self._binding.until_bound(model, _remaining(deadline))
         if model.state == "accepted":
-            return Pending(self._binding.reason(model.model_id))
+            reason = self._binding.reason(model.model_id)
+            return Pending(reason, paused=reason is not None)
         if model.state == "failed":
             return Failure.from_row(model.failure)
 
@@ -120,16 +128,16 @@ class Futures:
                 raise Gone(reply.gone.reason or f"the result of {model.model_id}:op:{seq_id} is no longer kept")
             case "not_found":
                 return await self._unknown(model, seq_id, deadline)
-        return Pending(reply.pending.reason or None)
+        return Pending.from_worker(reply.pending)
 
     async def _finished(self, model: Model, result: worker_pb2.Result, deadline: float) -> Answer:
         """A save is shown once its record is in the store, so that whoever sees it can list and load it."""
         if not result.protobuf and any(marker in result.payload for marker in SAVE_MARKERS):
             try:
-                await self._events.drain(model.worker_id)
+                await self._events.drain(model.worker_id, _remaining(deadline))
             except WorkerUnavailable as error:
                 await asyncio.sleep(_remaining(deadline))
-                return Pending(str(error))
+                return Pending(str(error), paused=True)
         return Ready(result.payload, result.protobuf)
 
     async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
@@ -163,7 +171,7 @@ class Futures:
             case "gone" | "not_found":
                 # Samples live in the worker's memory; 410 makes the SDK submit this one anew.
                 raise Gone(f"the worker has been restarted since {sample} was submitted, or its result is too old")
-        return Pending(reply.pending.reason or None)
+        return Pending.from_worker(reply.pending)
 
     async def _ask(self, worker_id: str, ask: Ask, deadline: float) -> worker_pb2.AwaitReply:
         """Asks until there is more to say than "pending", or the hold is over.
@@ -177,7 +185,7 @@ class Futures:
                 worker = await self._fleet.worker(worker_id).connection(remaining)
                 reply = await ask(worker, _remaining(deadline))
             except WorkerUnavailable as error:
-                reply = worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=str(error)))
+                reply = worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=str(error), paused_capacity=True))
             if reply.WhichOneof("state") != "pending" or remaining <= 0:
                 return reply
             await asyncio.sleep(min(PAUSE_SECONDS, _remaining(deadline)))

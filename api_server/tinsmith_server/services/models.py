@@ -9,7 +9,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.fleet.base import Fleet, ServedModel
-from tinsmith_server.logs import get_logger
+from tinsmith_server.logs import bind_ids, get_logger
 from tinsmith_server.services.binding import Binding
 from tinsmith_server.services.clock import Clock, utc_now
 from tinsmith_server.services.creation import Creation, creation_by_load, creation_from_scratch
@@ -24,6 +24,7 @@ from tinsmith_server.wire.ids import OperationId, is_client_counter, model_id_of
 log = get_logger(__name__)
 
 TOUCH_SECONDS = 30.0
+TOUCHED_MODELS = 4096
 
 
 class Models:
@@ -65,6 +66,7 @@ class Models:
         model = await self._store.get_model(model_id)
         if model is None or model.tenant != tenant:
             raise NotFound(f"there is no model {model_id}")
+        bind_ids(session_id=model.session_id, model_id=model_id)
         return model
 
     def served_as(self, model: Model) -> ServedModel | None:
@@ -73,6 +75,8 @@ class Models:
     async def touch(self, model_id: str) -> None:
         """Notes the last request, at most each TOUCH_SECONDS: a pipelined run sends hundreds a second."""
         if time.monotonic() - self._touched.get(model_id, float("-inf")) > TOUCH_SECONDS:
+            if len(self._touched) >= TOUCHED_MODELS:
+                self._touched.clear()
             self._touched[model_id] = time.monotonic()
             await self._store.touch_model(model_id, self._clock())
 

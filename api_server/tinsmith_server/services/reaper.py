@@ -52,6 +52,8 @@ class Reaper:
         self._autosave_ttl_seconds = int(settings.autosave_ttl_seconds)
         self._clock = clock
         self._started_at = clock()
+        # What the log has said already: a worker may stay away for days.
+        self._told: dict[str, str] = {}
 
     async def reap(self) -> None:
         """Heartbeats could not arrive while the server was down, so silence counts from its start."""
@@ -74,8 +76,11 @@ class Reaper:
     async def _release_quietly(self, session: Session, model: Model) -> None:
         try:
             await self._release(session, model)
+            self._told.pop(model.model_id, None)
         except TinsmithError as error:
-            log.warning("model not released yet", model_id=model.model_id, reason=str(error))
+            if self._told.get(model.model_id) != str(error):
+                log.warning("model not released yet", model_id=model.model_id, reason=str(error))
+            self._told[model.model_id] = str(error)
 
     async def _release(self, session: Session, model: Model) -> None:
         model = await self._binding.until_bound(model, BIND_SECONDS)

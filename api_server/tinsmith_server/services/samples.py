@@ -92,10 +92,10 @@ def _check_supported(request: SampleRequest) -> None:
 
 def _rejected(sample: SampleId, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:
     """Still answered with as many sequence ids as were asked for, within reason."""
-    count = body.get("num_samples", 1)
+    count: object = body.get("num_samples", 1)
     return worker_pb2.SampleRequest(
         request_id=str(sample),
         sampling_session_id=sample.sampling_session_id,
-        num_samples=count if isinstance(count, int) and 0 <= count <= MAX_SAMPLES else 0,
+        num_samples=count if type(count) is int and 0 <= count <= MAX_SAMPLES else 0,
         rejection=rejection(message),
     )

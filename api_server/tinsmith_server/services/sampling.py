@@ -17,6 +17,7 @@ from tinsmith_server.errors import (
     WorkerUnavailable,
 )
 from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.logs import bind_ids
 from tinsmith_server.services.clock import Clock, utc_now
 from tinsmith_server.services.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.samples import sample_request
@@ -98,6 +99,7 @@ class Sampling:
         self._known.move_to_end(sampling_session_id)
         if len(self._known) > CACHED_SESSIONS:
             self._known.popitem(last=False)
+        bind_ids(session_id=session.session_id, sampling_session_id=sampling_session_id)
         return session
 
     async def submit(self, tenant: str, body: dict[str, Any]) -> Submission:
@@ -135,8 +137,9 @@ class Sampling:
         try:
             worker = await handle.connection(CONNECT_SECONDS)
             await worker.sample(request)
-        except ModelUnloadable:
-            raise
+        except ModelUnloadable as error:
+            # Final, so not the 5xx or 429 that a sample repeats without end.
+            raise Unprocessable(str(error)) from error
         except WorkerUnavailable as error:
             raise TooManySamples(str(error)) from error
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 from tinsmith_server.errors import Gone, NotFound
-from tinsmith_server.logs import get_logger
+from tinsmith_server.logs import bind_ids, get_logger
 from tinsmith_server.services.clock import Clock, utc_now
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinishType, Model, SamplingSession, Session
@@ -46,6 +46,7 @@ class Sessions:
         session = await self._store.get_session(session_id)
         if session is None or session.tenant != tenant:
             raise NotFound(f"there is no session {session_id}")
+        bind_ids(session_id=session_id)
         return session
 
     async def active(self, tenant: str, session_id: str) -> Session:

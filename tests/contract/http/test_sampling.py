@@ -140,8 +140,19 @@ async def test_a_sample_can_be_cancelled_and_a_training_operation_cannot(server:
     assert (await server.post("/cancel_future", {"request_id": operation})).status_code == 422
 
 
-async def test_a_worker_that_restarts_pushes_samples_back(hasty_server: TestedServer) -> None:
-    sampler = await hasty_server.sampler()
-    hasty_server.handle.down, hasty_server.handle.unloadable = "model.safetensors is truncated", True
-    response = await hasty_server.sample(sampler)
+async def test_a_sample_on_a_model_that_cannot_be_loaded_fails_with_the_workers_sentence(server: TestedServer) -> None:
+    sampler = await server.sampler()
+    server.handle.down, server.handle.unloadable = "model.safetensors is truncated", True
+    response = await server.sample(sampler)
     assert (response.status_code, response.json()) == (422, {"detail": "model.safetensors is truncated"})
+
+
+async def test_a_worker_that_restarts_pushes_samples_back_without_losing_them(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.sampling.CONNECT_SECONDS", 0.01)
+    sampler = await server.sampler()
+    server.handle.down = "the worker is restarting"
+    assert (await server.sample(sampler)).status_code == 429
+    server.handle.down = None
+    assert (await server.sample(sampler)).status_code == 200

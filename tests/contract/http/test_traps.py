@@ -122,6 +122,27 @@ async def test_trap_05_an_oversize_chunk_is_acknowledged_and_its_future_fails(
         assert "limit of 1048576 bytes" in failed["error"]
 
 
+async def test_trap_05_a_worker_that_cannot_load_its_model_is_worth_another_try_of_a_chunk(
+    server: TestedServer,
+) -> None:
+    model_id = await server.model()
+    server.handle.down, server.handle.unloadable = "model.safetensors is truncated", True
+    response = await server.forward_backward(model_id, 1)
+    assert (response.status_code, response.json()) == (503, {"detail": "model.safetensors is truncated"})
+
+
+async def test_trap_07_a_gap_is_named_to_the_one_who_waits_behind_it(hasty_server: TestedServer) -> None:
+    model_id = await hasty_server.model()
+    reason = "waiting for operation 1, which has not arrived yet"
+    pending = worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=reason))
+    await hasty_server.forward_backward(model_id, 2)
+    hasty_server.worker.outcomes[model_id, 2] = pending
+    assert (await hasty_server.result(f"{model_id}:op:2")).json() == {
+        "queue_state": "active",
+        "queue_state_reason": reason,
+    }
+
+
 @pytest.mark.parametrize(
     "body",
     [{"adam_params": {"learning_rate": None}}, {"adam_params": 3}, {"optimizer_params": {"type": "dimuon"}}],

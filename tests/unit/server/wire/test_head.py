@@ -1,0 +1,82 @@
+"""Reading who a forward_backward body is for."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_rpc import wire_pb2
+from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
+
+texts = st.text(min_size=1, max_size=100)
+
+
+def body(model_id: str = "s:train:0", seq_id: int = 1, datums: int = 0, loss_fn: str = "ppo") -> bytes:
+    datum = wire_pb2.Datum()
+    datum.model_input.add().encoded_text.tokens = bytes(400)
+    request = wire_pb2.ForwardBackwardRequest(
+        model_id=model_id, seq_id=seq_id, data=[datum] * datums, loss_fn=loss_fn, forward_only=True
+    )
+    request.loss_fn_config["clip"] = 0.2
+    return request.SerializeToString()
+
+
+@given(
+    st.text(min_size=1, max_size=200), st.integers(1, 2**31 - 1), st.integers(0, 3), st.text(min_size=1, max_size=40)
+)
+def test_the_head_is_what_protobuf_wrote(model_id: str, seq_id: int, datums: int, loss_fn: str) -> None:
+    assert read_head(body(model_id, seq_id, datums, loss_fn)) == Head(model_id, seq_id, loss_fn)
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("zstd", zstandard.compress), ("gzip", gzip.compress)])
+def test_of_a_compressed_body_only_the_ids_are_read(encoding: str, compress: object) -> None:
+    assert callable(compress)
+    assert read_head(compress(body(datums=3)), encoding) == Head("s:train:0", 1)
+
+
+def test_a_zstd_body_is_not_decompressed_further_than_its_ids() -> None:
+    whole = zstandard.compress(body() + b"\x3a\x80\x80\x80\x80\x04" + bytes(50_000_000))
+    assert read_head(whole[: len(whole) // 2], "zstd").seq_id == 1
+
+
+def test_fields_may_come_in_any_order() -> None:
+    parts = [wire_pb2.ForwardBackwardRequest(loss_fn="dro"), wire_pb2.ForwardBackwardRequest(seq_id=7)]
+    parts.append(wire_pb2.ForwardBackwardRequest(model_id="m"))
+    assert read_head(b"".join(part.SerializeToString() for part in parts)).model_id == "m"
+
+
+def test_a_body_cut_off_behind_its_head_still_has_one() -> None:
+    whole = body(datums=2)
+    assert read_head(whole[:-200]) == Head("s:train:0", 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding"),
+    [
+        (b"", "identity"),
+        (b"\x0a", "identity"),
+        (b"\x0a\x05ab", "identity"),
+        (b"\xff" * 12, "identity"),
+        (b"\x0a\x02\xff\xfe\x10\x01", "identity"),
+        (b"\x0b\x0c", "identity"),
+        (b"{}", "zstd"),
+        (b"{}", "gzip"),
+        (b"\x0a\x01m\x10\x01", "br"),
+    ],
+)
+def test_a_body_without_a_head_is_unreadable(content: bytes, encoding: str) -> None:
+    with pytest.raises(HeadUnreadable):
+        read_head(content, encoding)
+
+
+@given(st.binary(max_size=300), st.sampled_from(["identity", "zstd", "gzip"]))
+def test_no_bytes_at_all_can_break_the_reader(content: bytes, encoding: str) -> None:
+    try:
+        head = read_head(content, encoding)
+    except HeadUnreadable:
+        return
+    assert isinstance(head.model_id, str)
+    assert isinstance(head.seq_id, int)
