@@ -20,6 +20,12 @@ class DeviceTurn:
         self._waiting: deque[threading.Event] = deque()
         self._busy = False
 
+    @property
+    def waiting(self) -> int:
+        """How many threads stand in line behind the one that computes."""
+        with self._guard:
+            return len(self._waiting)
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         self._wait()

@@ -12,7 +12,8 @@ class PeftEngineSettings:
     """Limits in adapters, ranks, tokens and bytes.
 
     `token_budget`: tokens of a microbatch; longer datums go alone. `cobatch_tokens`: microbatches of
-    several adapters share a forward while their tokens together stay within it.
+    several adapters share a forward while their tokens together stay within it (measured on a CPU: a
+    stack of 1024 tokens took 0.55 of the time of its parts at 128 tokens each, and nothing is won at 1024 each).
     `logits_byte_budget`: float32 logits above it are computed in chunks, and again in backward.
     `checkpoint_above_tokens`: from this padded length on, layers are recomputed in backward.
     `token_budget`, `logits_byte_budget` and `checkpoint_above_tokens` decide how sums are rounded:
@@ -22,7 +23,7 @@ class PeftEngineSettings:
     adapter_slots: int = 64
     max_rank: int = 128
     token_budget: int = DEFAULT_TOKEN_BUDGET
-    cobatch_tokens: int = 512
+    cobatch_tokens: int = 1024
     logits_byte_budget: int = 256 * 2**20
     checkpoint_above_tokens: int = 2048
     map_stable_reinforce: bool = True

@@ -1,0 +1,134 @@
+"""Gradients add up until the next step, and only those of calls that succeeded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.datums import policy_datum, sft_datum, with_inputs
+from support.engines import (
+    CROSS_ENTROPY,
+    IMPORTANCE_SAMPLING,
+    forward,
+    forward_backward,
+    gradients,
+    spec,
+    state_bits,
+    train,
+)
+from tinsmith_trainer.datums import Datum
+from tinsmith_trainer.engines.base import AdamParams, Engine, LossSpec, Work
+
+DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12, 33, 5))]
+TOO_HIGH_AN_ID = with_inputs(sft_datum(4), target_tokens=[0, 1, 2, 10**6])
+
+
+def test_loss_is_the_plain_sum_over_all_tokens(engine: Engine) -> None:
+    outcome = forward_backward(engine, DATUMS)
+
+    by_hand = -sum(float(output["logprobs"].astype(np.float64).sum()) for output in outcome.outputs)
+    assert outcome.metrics["loss:sum"] == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_successive_calls_add_up(engine: Engine) -> None:
+    train(engine, DATUMS)
+    forward_backward(engine, DATUMS)
+    whole = gradients(engine)
+    engine.clear_gradients("a")
+
+    forward_backward(engine, DATUMS[:2])
+    forward_backward(engine, DATUMS[2:])
+
+    for name, gradient in gradients(engine).items():
+        np.testing.assert_allclose(gradient, whole[name], rtol=0, atol=1e-6 * np.abs(whole[name]).max(), err_msg=name)
+
+
+def test_a_call_twice_counts_twice(engine: Engine) -> None:
+    train(engine, DATUMS)
+    forward_backward(engine, DATUMS)
+    once = gradients(engine)
+
+    forward_backward(engine, DATUMS)
+
+    assert all(np.array_equal(gradient, 2 * once[name]) for name, gradient in gradients(engine).items())
+
+
+def test_forward_only_adds_nothing_and_answers_the_same(engine: Engine) -> None:
+    before = state_bits(engine.state("a"))
+
+    only_forward = forward(engine, DATUMS)
+
+    assert state_bits(engine.state("a")) == before
+    assert repr(only_forward.outputs) == repr(forward_backward(engine, DATUMS).outputs)
+    assert only_forward.trained_tokens == 0
+
+
+def test_trained_tokens_counts_all_tokens_of_the_call(engine: Engine) -> None:
+    assert forward_backward(engine, DATUMS).trained_tokens == 75
+
+
+def test_cleared_gradients_are_gone_and_nothing_else(engine: Engine) -> None:
+    train(engine, DATUMS)
+    before = state_bits(engine.state("a"))
+    forward_backward(engine, DATUMS)
+
+    engine.clear_gradients("a")
+
+    assert state_bits(engine.state("a")) == before
+
+
+@pytest.mark.parametrize(
+    ("datums", "loss"),
+    [
+        pytest.param([*DATUMS, TOO_HIGH_AN_ID], CROSS_ENTROPY, id="target-out-of-range-in-the-last-datum"),
+        pytest.param(DATUMS, LossSpec("no_such_loss"), id="unknown-loss"),
+        pytest.param([sft_datum(600)], CROSS_ENTROPY, id="too-long"),
+    ],
+)
+def test_a_failed_call_leaves_no_trace(engine: Engine, datums: list[Datum], loss: LossSpec) -> None:
+    train(engine, DATUMS)
+    forward_backward(engine, DATUMS[:1])
+    before = state_bits(engine.state("a"))
+
+    error = engine.forward_backward([Work("a", datums, loss)])[0].error
+
+    assert error is not None
+    assert error.category == "user"
+    assert state_bits(engine.state("a")) == before
+
+
+def test_one_works_error_does_not_touch_the_others(engine: Engine) -> None:
+    engine.create_adapter("b", spec(engine, seed=2))
+    alone = repr(forward_backward(engine, DATUMS, adapter="b").outputs)
+    engine.clear_gradients("b")
+
+    broken, fine = engine.forward_backward(
+        [Work("a", [TOO_HIGH_AN_ID], CROSS_ENTROPY), Work("b", DATUMS, CROSS_ENTROPY)]
+    )
+
+    assert broken.error is not None
+    assert repr(fine.outputs) == alone
+    assert any(gradient.any() for gradient in gradients(engine, "b").values())
+
+
+def test_a_step_after_a_failed_call_uses_what_succeeded_before_it(engine: Engine) -> None:
+    engine.load_state("b", engine.state("a"), with_optimizer=True)
+    for adapter in ("a", "b"):
+        forward_backward(engine, DATUMS, adapter=adapter)
+    engine.forward_backward([Work("b", [TOO_HIGH_AN_ID], CROSS_ENTROPY)])
+
+    for adapter in ("a", "b"):
+        engine.optim_step(adapter, AdamParams(learning_rate=1e-2))
+
+    assert state_bits(engine.state("a")) == state_bits(engine.state("b"))
+
+
+def test_importance_sampling_is_the_sum_of_ratio_times_advantage(engine: Engine) -> None:
+    datums = [policy_datum(length, seed) for seed, length in enumerate((7, 20))]
+
+    outcome = forward_backward(engine, datums, loss=IMPORTANCE_SAMPLING)
+
+    by_hand = 0.0
+    for output, datum in zip(outcome.outputs, datums, strict=True):
+        ratio = np.exp(output["logprobs"].astype(np.float64) - datum.loss_inputs["logprobs"])
+        by_hand -= float((ratio * datum.loss_inputs["advantages"]).sum())
+    assert outcome.metrics["loss:sum"] == pytest.approx(by_hand, rel=1e-4)

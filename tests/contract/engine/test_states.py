@@ -1,0 +1,138 @@
+"""An adapter's state is all of it, bit for bit; slots come and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.datums import sft_datum
+from support.engines import (
+    CROSS_ENTROPY,
+    MAX_RANK,
+    SLOTS,
+    EngineFactory,
+    forward_backward,
+    gradients,
+    group,
+    spec,
+    state_bits,
+    train,
+)
+from tinsmith_trainer.engines.base import AdapterState, Engine, Work
+from tinsmith_trainer.errors import TrainerError, UserError
+
+DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
+
+
+def test_a_run_continued_from_a_state_equals_the_undisturbed_one(engine_factory: EngineFactory, engine: Engine) -> None:
+    train(engine, DATUMS, steps=2)
+    forward_backward(engine, DATUMS[:1])
+    elsewhere = engine_factory()
+    elsewhere.load_state("a", engine.state("a"), with_optimizer=True)
+
+    for each in (engine, elsewhere):
+        train(each, DATUMS, steps=2)
+
+    assert state_bits(elsewhere.state("a")) == state_bits(engine.state("a"))
+
+
+def test_a_state_is_a_copy(engine: Engine) -> None:
+    state = engine.state("a")
+    before = state_bits(state)
+    train(engine, DATUMS, steps=2)
+    assert state_bits(state) == before
+
+
+def test_an_adapter_does_not_share_memory_with_the_state_it_was_loaded_from(engine: Engine) -> None:
+    train(engine, DATUMS)
+    state = engine.state("a")
+    engine.load_state("b", state, with_optimizer=True)
+    before = state_bits(state)
+    train(engine, DATUMS, adapter="b")
+    assert state_bits(state) == before
+
+
+def test_without_the_optimizer_moments_step_and_gradients_restart(engine: Engine) -> None:
+    train(engine, DATUMS, steps=2)
+    forward_backward(engine, DATUMS)
+
+    engine.load_state("b", engine.state("a"), with_optimizer=False)
+
+    assert engine.state("b").optimizer_step == 0
+    assert not any(gradient.any() for gradient in gradients(engine, "b").values())
+    assert not any(moment.any() for moment in group(engine.state("b"), "adam").values())
+    original, loaded = (group(engine.state(adapter), "weights") for adapter in ("a", "b"))
+    assert all(np.array_equal(original[name], values) for name, values in loaded.items())
+
+
+def test_loading_over_a_living_adapter_replaces_all_of_it(engine: Engine) -> None:
+    fresh = engine.state("a")
+    train(engine, DATUMS, steps=2)
+    forward_backward(engine, DATUMS)
+
+    engine.load_state("a", fresh, with_optimizer=True)
+
+    assert state_bits(engine.state("a")) == state_bits(fresh)
+
+
+def test_a_new_adapter_is_the_seeds_and_changes_nothing_yet(engine: Engine) -> None:
+    engine.create_adapter("same", spec(engine, seed=1))
+    engine.create_adapter("other", spec(engine, seed=2))
+    weights = {adapter: group(engine.state(adapter), "weights") for adapter in ("a", "same", "other")}
+
+    for name, values in weights["a"].items():
+        assert np.array_equal(values, weights["same"][name])
+        if name.endswith("lora_A"):
+            assert not np.array_equal(values, weights["other"][name])
+        else:
+            assert not values.any()
+    outputs = {repr(forward_backward(engine, DATUMS, adapter=adapter).outputs) for adapter in weights}
+    assert len(outputs) == 1
+
+
+def test_tensor_names_and_shapes_are_those_of_the_contract(engine: Engine) -> None:
+    forward_backward(engine, DATUMS)
+    state = engine.state("a")
+
+    for name, values in group(state, "weights").items():
+        module, part = name.rsplit(".", 1)
+        assert module
+        assert values.shape[0 if part == "lora_A" else 1] == state.lora.rank
+    assert all(values.dtype == np.float32 for values in state.tensors.values())
+    assert set(group(state, "gradients")) == set(group(state, "weights"))
+
+
+@pytest.mark.parametrize("rank", [0, MAX_RANK + 1], ids=["zero", "above-the-limit"])
+def test_a_rank_outside_the_limits_is_the_users_error(engine: Engine, rank: int) -> None:
+    with pytest.raises(UserError, match=str(rank)):
+        engine.create_adapter("b", spec(engine, rank=rank))
+
+
+def test_adapters_of_different_rank_live_on_one_base(engine: Engine) -> None:
+    for rank in (1, 5, MAX_RANK):
+        engine.create_adapter(f"rank-{rank}", spec(engine, rank=rank))
+    works = [Work(adapter, DATUMS, CROSS_ENTROPY) for adapter in ("a", "rank-1", "rank-5", f"rank-{MAX_RANK}")]
+    assert [outcome.error for outcome in engine.forward_backward(works)] == [None] * 4
+
+
+def test_a_full_engine_refuses_and_a_dropped_adapter_frees_its_slot(engine: Engine) -> None:
+    for number in range(1, SLOTS):
+        engine.create_adapter(f"more-{number}", spec(engine))
+    with pytest.raises(TrainerError, match="slots"):
+        engine.create_adapter("too-many", spec(engine))
+
+    engine.drop("more-1")
+    engine.drop("never-there")
+    engine.create_adapter("fits", spec(engine))
+
+    assert engine.state("fits").lora == spec(engine)
+
+
+def test_the_peft_export_holds_the_weights(engine: Engine, tmp_path: Path) -> None:
+    train(engine, DATUMS)
+    state: AdapterState = engine.state("a")
+
+    engine.export(state, tmp_path, "peft")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]

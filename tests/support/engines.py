@@ -1,0 +1,78 @@
+"""Engines under the contract, and short ways to drive one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from support.reference_engine import ReferenceEngine
+from support.tiny import TIED, tiny_model
+from tinsmith_trainer.datums import Datum
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+
+CROSS_ENTROPY = LossSpec("cross_entropy")
+IMPORTANCE_SAMPLING = LossSpec("importance_sampling")
+
+# Adapter slots and the highest rank of every engine under test.
+SLOTS, MAX_RANK = 4, 16
+
+EngineFactory = Callable[[], Engine]
+
+_PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
+ENGINES: Mapping[str, EngineFactory] = {
+    "peft-qwen3": lambda: build_peft_engine(tiny_model("qwen3"), _PEFT),
+    "peft-llama3-tied": lambda: build_peft_engine(tiny_model("llama3", TIED), _PEFT),
+    "reference": lambda: ReferenceEngine(adapter_slots=SLOTS, max_rank=MAX_RANK),
+}
+
+
+def spec(engine: Engine, *, rank: int = 4, seed: int = 1) -> LoraSpec:
+    """All module families that the engine has."""
+    can = engine.capabilities()
+    return LoraSpec(rank, 32.0, seed, can.train_attn, can.train_mlp, can.train_unembed)
+
+
+def forward_backward(
+    engine: Engine, datums: Sequence[Datum], *, adapter: str = "a", loss: LossSpec = CROSS_ENTROPY
+) -> Outcome:
+    """One adapter's call, which must not fail."""
+    outcome = engine.forward_backward([Work(adapter, datums, loss)])[0]
+    assert outcome.error is None, outcome.error
+    return outcome
+
+
+def forward(engine: Engine, datums: Sequence[Datum], *, adapter: str = "a") -> Outcome:
+    outcome = engine.forward_backward([Work(adapter, datums, CROSS_ENTROPY, forward_only=True)])[0]
+    assert outcome.error is None, outcome.error
+    return outcome
+
+
+def train(engine: Engine, datums: Sequence[Datum], steps: int = 1, *, adapter: str = "a") -> None:
+    """A fresh adapter's B is zero and hides A's gradient; a few steps make all of it matter."""
+    for _ in range(steps):
+        forward_backward(engine, datums, adapter=adapter)
+        engine.optim_step(adapter, AdamParams(learning_rate=1e-2))
+
+
+def group(state: AdapterState, prefix: str) -> dict[str, NDArray[np.float32]]:
+    """A state's tensors under `prefix/`, by the rest of their names."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): values for name, values in state.tensors.items() if name.startswith(start)}
+
+
+def gradients(engine: Engine, adapter: str = "a") -> dict[str, NDArray[np.float32]]:
+    """What has been accumulated; zeros where nothing has."""
+    state = engine.state(adapter)
+    zeros = {name: np.zeros_like(values) for name, values in group(state, "weights").items()}
+    return zeros | group(state, "gradients")
+
+
+def state_bits(state: AdapterState) -> str:
+    return repr((state.lora, state.optimizer_step, sorted((k, v.tolist()) for k, v in state.tensors.items())))
+
+
+def bits(outcome: Outcome) -> str:
+    assert outcome.error is None, outcome.error
+    return repr([output["logprobs"].tolist() for output in outcome.outputs])

@@ -1,0 +1,29 @@
+"""Tiny base models, made once a run and loaded once."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+from tinsmith_trainer.tiny_model import Family, TinyShape, make_tiny_model
+from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+
+SMALL = TinyShape(max_sequence_length=512)
+TIED = TinyShape(max_sequence_length=512, tied_embeddings=True)
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@functools.cache
+def tiny_directory(family: Family = "qwen3", shape: TinyShape = SMALL) -> Path:
+    """A model directory that is removed when the tests end."""
+    folder = tempfile.TemporaryDirectory(prefix="tiny-model-")
+    _folders.append(folder)
+    return make_tiny_model(Path(folder.name), family=family, shape=shape)
+
+
+@functools.cache
+def tiny_model(family: Family = "qwen3", shape: TinyShape = SMALL, dtype: torch.dtype = torch.float32) -> TorchModel:
+    return load_torch_model(str(tiny_directory(family, shape)), dtype=dtype)
