@@ -16,14 +16,23 @@ TIED = TinyShape(max_sequence_length=512, tied_embeddings=True)
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
-@functools.cache
 def tiny_directory(family: Family = "qwen3", shape: TinyShape = SMALL) -> Path:
     """A model directory that is removed when the tests end."""
+    return _made(family, shape)
+
+
+def tiny_model(family: Family = "qwen3", shape: TinyShape = SMALL, dtype: torch.dtype = torch.float32) -> TorchModel:
+    return _loaded(family, shape, dtype)
+
+
+# Cached with all arguments given: a cache takes a default and the same value spelled out for two keys.
+@functools.cache
+def _made(family: Family, shape: TinyShape) -> Path:
     folder = tempfile.TemporaryDirectory(prefix="tiny-model-")
     _folders.append(folder)
     return make_tiny_model(Path(folder.name), family=family, shape=shape)
 
 
 @functools.cache
-def tiny_model(family: Family = "qwen3", shape: TinyShape = SMALL, dtype: torch.dtype = torch.float32) -> TorchModel:
-    return load_torch_model(str(tiny_directory(family, shape)), dtype=dtype)
+def _loaded(family: Family, shape: TinyShape, dtype: torch.dtype) -> TorchModel:
+    return load_torch_model(str(_made(family, shape)), dtype=dtype)

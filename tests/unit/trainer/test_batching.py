@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.datums import VOCAB_SIZE, sft_datum, with_inputs
 from tinsmith_trainer.batching import (
@@ -33,12 +33,14 @@ def plan(operation: list[Datum]) -> list[Microbatch]:
     return plan_microbatches(operation, max_length=MAX_LENGTH, token_budget=BUDGET)
 
 
+@settings(deadline=None)
 @given(st.lists(datums, max_size=40))
 def test_every_datum_is_in_exactly_one_microbatch(operation: list[Datum]) -> None:
     indices = [index for microbatch in plan(operation) for index in microbatch.datum_indices]
     assert sorted(indices) == list(range(len(operation)))
 
 
+@settings(deadline=None)
 @given(st.lists(datums, max_size=40))
 def test_a_microbatch_holds_equal_shapes_in_datum_order_and_within_its_rows(operation: list[Datum]) -> None:
     for microbatch in plan(operation):
@@ -50,6 +52,7 @@ def test_a_microbatch_holds_equal_shapes_in_datum_order_and_within_its_rows(oper
         assert 1 <= len(microbatch.datum_indices) <= microbatch.shape.rows
 
 
+@settings(deadline=None)
 @given(st.lists(datums, min_size=1, max_size=20))
 def test_a_datum_meets_the_same_shape_alone_and_in_company(operation: list[Datum]) -> None:
     in_company = {index: microbatch.shape for microbatch in plan(operation) for index in microbatch.datum_indices}
@@ -57,6 +60,7 @@ def test_a_datum_meets_the_same_shape_alone_and_in_company(operation: list[Datum
         assert plan([datum])[0].shape == in_company[index]
 
 
+@settings(deadline=None)
 @given(st.lists(datums, max_size=40))
 def test_only_the_last_microbatch_of_a_shape_has_empty_rows(operation: list[Datum]) -> None:
     short = Counter(m.shape for m in plan(operation) if len(m.datum_indices) < m.shape.rows)
@@ -89,6 +93,7 @@ def test_rows_stay_within_the_token_budget_unless_one_row_is_above_it(length: in
     assert rows == 1 or rows * length <= budget
 
 
+@settings(deadline=None)
 @given(st.lists(datums, min_size=1, max_size=12))
 def test_padded_arrays_hold_each_datum_in_its_row_and_nothing_else(operation: list[Datum]) -> None:
     inputs = [{"weights": datum.loss_inputs["weights"]} for datum in operation]

@@ -1,0 +1,199 @@
+"""The LoRA layer's own gradients against autograd's, and a group's bits against its company's."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from tinsmith_trainer.torch_model.lora import (
+    StackedDelta,
+    StackedLoraLinear,
+    module_family,
+    routed,
+    wrap_linears,
+)
+from torch import Tensor, nn
+
+ROWS, LENGTH = 4, 6
+
+
+def layer(
+    d_in: int = 16, d_out: int = 24, *, bias: bool = False, dtype: torch.dtype = torch.float32
+) -> StackedLoraLinear:
+    generator = torch.Generator().manual_seed(0)
+    linear = nn.Linear(d_in, d_out, bias=bias, dtype=dtype).requires_grad_(False)
+    for parameter in linear.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return StackedLoraLinear(linear, "layer")
+
+
+def delta(
+    layer: StackedLoraLinear, groups: int, *, rank: int = 4, isolated: bool = True, seed: int = 1
+) -> StackedDelta:
+    generator = torch.Generator().manual_seed(seed)
+    return StackedDelta(
+        torch.randn(groups, rank, layer.in_features, generator=generator).requires_grad_(),
+        torch.randn(groups, layer.out_features, rank, generator=generator).requires_grad_(),
+        torch.linspace(0.5, 2.0, groups).view(-1, 1, 1),
+        isolated,
+    )
+
+
+def rows(layer: StackedLoraLinear, groups: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(groups * ROWS, LENGTH, layer.in_features, generator=generator)
+    return x.to(dtype).requires_grad_()
+
+
+def by_definition(layer: StackedLoraLinear, x: Tensor, delta: StackedDelta) -> Tensor:
+    """`x W^T + b + scale (x A^T) B^T`, group by group, in autograd's own operations."""
+    parts = []
+    for group, part in enumerate(x.chunk(len(delta.lora_A))):
+        low = part.float() @ delta.lora_A[group].T @ delta.lora_B[group].T * delta.scale[group]
+        parts.append(layer.base(part) + low.to(part.dtype))
+    return torch.cat(parts)
+
+
+def gradients(out: Tensor, x: Tensor, delta: StackedDelta) -> tuple[Tensor, ...]:
+    slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out.dtype)
+    return torch.autograd.grad(out, (x, delta.lora_A, delta.lora_B), slope)
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "together"])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("bias", [False, True], ids=["no-bias", "bias"])
+def test_output_and_gradients_are_those_of_the_definition(isolated: bool, groups: int, bias: bool) -> None:
+    one = layer(bias=bias)
+    x, stack = rows(one, groups), delta(one, groups, isolated=isolated)
+
+    with routed({"layer": stack}):
+        out = one(x)
+
+    expected = by_definition(one, x, stack)
+    torch.testing.assert_close(out, expected)
+    for mine, autograds in zip(gradients(out, x, stack), gradients(expected, x, stack), strict=True):
+        torch.testing.assert_close(mine, autograds, rtol=1e-5, atol=1e-4)
+
+
+def test_a_low_precision_base_gets_its_delta_in_float32_rounded_once() -> None:
+    one = layer(dtype=torch.float16)
+    x, stack = rows(one, 2, dtype=torch.float16), delta(one, 2)
+
+    with routed({"layer": stack}):
+        out = one(x)
+
+    assert out.dtype == torch.float16
+    torch.testing.assert_close(out, by_definition(one, x, stack), rtol=2e-3, atol=2e-2)
+    grad_x, grad_A, grad_B = gradients(out, x, stack)
+    assert (grad_x.dtype, grad_A.dtype, grad_B.dtype) == (torch.float16, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_an_isolated_group_has_the_bits_it_has_alone(position: int) -> None:
+    one = layer(64, 96)
+    x, stack = rows(one, 3), delta(one, 3, rank=8)
+    alone = slice(position, position + 1)
+    own = StackedDelta(stack.lora_A[alone], stack.lora_B[alone], stack.scale[alone], isolated=True)
+    own_x = x[position * ROWS : (position + 1) * ROWS]
+
+    with routed({"layer": stack}):
+        together = one(x).chunk(3)[position]
+    with routed({"layer": own}):
+        by_itself = one(own_x)
+
+    assert torch.equal(together, by_itself)
+    slope = torch.ones_like(by_itself)
+    for mine, others in zip(
+        torch.autograd.grad(together, (stack.lora_A, stack.lora_B), slope),
+        torch.autograd.grad(by_itself, (stack.lora_A, stack.lora_B), slope),
+        strict=True,
+    ):
+        assert torch.equal(mine, others)
+
+
+def test_rank_padded_with_zeros_adds_nothing_and_receives_exactly_nothing() -> None:
+    one = layer()
+    x, small = rows(one, 1), delta(one, 1, rank=3)
+    padded = StackedDelta(
+        nn.functional.pad(small.lora_A.detach(), (0, 0, 0, 5)).requires_grad_(),
+        nn.functional.pad(small.lora_B.detach(), (0, 5)).requires_grad_(),
+        small.scale,
+        isolated=True,
+    )
+
+    with routed({"layer": padded}):
+        out = one(x)
+
+    torch.testing.assert_close(out, by_definition(one, x, small))
+    _, grad_A, grad_B = gradients(out, x, padded)
+    assert not grad_A[:, 3:].any()
+    assert not grad_B[:, :, 3:].any()
+
+
+def test_an_input_without_gradient_costs_none() -> None:
+    one = layer()
+    stack = delta(one, 1)
+    with routed({"layer": stack}):
+        out = one(rows(one, 1).detach())
+    assert all(part is not None for part in torch.autograd.grad(out.sum(), (stack.lora_A, stack.lora_B)))
+
+
+def test_without_a_route_the_layer_is_the_base_itself() -> None:
+    one = layer()
+    x = rows(one, 1)
+    assert torch.equal(one(x), one.base(x))
+    with routed({"another": delta(one, 1)}):
+        assert torch.equal(one(x), one.base(x))
+
+
+def test_a_route_ends_with_its_context_even_after_an_error() -> None:
+    one = layer()
+    x = rows(one, 1)
+    outer, inner = delta(one, 1, seed=5), delta(one, 1, seed=6)
+    with routed({"layer": outer}):
+        expected = one(x)
+        with pytest.raises(ZeroDivisionError), routed({"layer": inner}):
+            _ = 1 / 0
+        assert torch.equal(one(x), expected)
+    assert torch.equal(one(x), one.base(x))
+
+
+def test_a_route_is_its_threads_own() -> None:
+    one = layer()
+    x = rows(one, 1)
+    elsewhere: list[Tensor] = []
+    with routed({"layer": delta(one, 1)}):
+        thread = threading.Thread(target=lambda: elsewhere.append(one(x)))
+        thread.start()
+        thread.join()
+    assert torch.equal(elsewhere[0], one.base(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("model.layers.0.self_attn.q_proj", "attn"),
+        ("model.layers.11.mlp.down_proj", "mlp"),
+        ("model.layers.3.mlp.experts.7.up_proj", "mlp"),
+        ("lm_head", "unembed"),
+        ("model.embed_tokens", None),
+        ("model.layers.0.input_layernorm", None),
+        ("score", None),
+    ],
+)
+def test_modules_belong_to_families_by_their_names(name: str, family: str | None) -> None:
+    assert module_family(name) == family
+
+
+def test_wrapping_replaces_the_linears_of_all_families_once() -> None:
+    block = nn.ModuleDict({"self_attn": nn.ModuleDict({"q_proj": nn.Linear(2, 2)}), "norm": nn.LayerNorm(2)})
+    model = nn.ModuleDict({"layers": nn.ModuleList([block]), "lm_head": nn.Linear(2, 3), "score": nn.Linear(2, 1)})
+
+    wrapped = wrap_linears(model)
+
+    assert list(wrapped) == ["layers.0.self_attn.q_proj", "lm_head"]
+    assert all(model.get_submodule(name) is wrapper for name, wrapper in wrapped.items())
+    assert (wrapped["lm_head"].in_features, wrapped["lm_head"].out_features) == (2, 3)
+    assert wrapped["lm_head"].weight is wrapped["lm_head"].base.weight
+    assert wrapped["lm_head"].bias is wrapped["lm_head"].base.bias

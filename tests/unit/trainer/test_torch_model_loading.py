@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.tiny import SMALL, TIED, tiny_directory, tiny_model
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.loading import files_digest, load_torch_model
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(tiny_directory(), tmp_path / "model"))
+
+
+def truncate(directory: Path) -> None:
+    path = directory / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def set_config(directory: Path, **changes: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_loaded_model_describes_itself() -> None:
+    model = tiny_model()
+    assert model.info.path == str(tiny_directory())
+    assert model.info.architecture == "Qwen3ForCausalLM"
+    assert (model.info.vocab_size, model.info.max_sequence_length) == (SMALL.vocab_size, SMALL.max_sequence_length)
+    assert (model.tied_embeddings, tiny_model(shape=TIED).tied_embeddings) == (False, True)
+    assert model.eos_token_ids == (model.tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+
+
+def test_the_base_is_frozen_and_every_linear_layer_can_carry_adapters() -> None:
+    model = tiny_model()
+    assert not any(parameter.requires_grad for parameter in model.model.parameters())
+    assert not model.model.training
+    assert len(model.layers) == 2 * 7 + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_come_in_the_asked_dtype(dtype: torch.dtype) -> None:
+    assert {parameter.dtype for parameter in tiny_model(dtype=dtype).model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(lambda d: (d / "config.json").unlink(), r"config\.json is missing", id="no-config"),
+        pytest.param(lambda d: (d / "config.json").write_text("{"), r"config\.json is not valid JSON", id="bad-config"),
+        pytest.param(lambda d: set_config(d, model_type="no-such"), "no-such", id="unknown-architecture"),
+        pytest.param(lambda d: (d / WEIGHTS).unlink(), r"no weights: expected \*\.safetensors", id="no-weights"),
+        pytest.param(truncate, r"model\.safetensors is truncated", id="truncated"),
+        pytest.param(lambda d: (d / "tokenizer.json").write_text("{"), "tokenizer in", id="bad-tokenizer"),
+    ],
+)
+def test_a_directory_that_cannot_be_loaded_names_what_is_wrong(
+    directory: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(directory)
+    with pytest.raises(ModelDirectoryInvalid, match=message):
+        load_torch_model(str(directory))
+
+
+def test_a_name_that_is_no_directory_and_no_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelDirectoryInvalid, match=r"nobody/nothing.*--model NAME=PATH"):
+        load_torch_model("nobody/nothing")
+
+
+def test_the_revision_follows_the_weights_and_the_config_and_nothing_else(directory: Path) -> None:
+    original = files_digest(directory)
+    assert original == tiny_model().info.revision
+
+    (directory / "README.md").write_text("words")
+    assert files_digest(directory) == original
+
+    set_config(directory, rms_norm_eps=1e-5)
+    changed_config = files_digest(directory)
+    assert changed_config != original
+
+    weights = bytearray((directory / WEIGHTS).read_bytes())
+    weights[-1] ^= 1
+    (directory / WEIGHTS).write_bytes(weights)
+    assert files_digest(directory) not in (original, changed_config)
