@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import load_torch_model
-
-if TYPE_CHECKING:
-    from tinsmith_trainer.__main__ import WorkerOptions
 
 
 def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
