@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import psycopg
-import pytest
+from support.requirements import require
 
 MISSING = "PostgreSQL is not installed: `apt-get install postgresql` runs these tests too."
 
@@ -65,12 +65,10 @@ def find_postgres() -> Path | None:
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """Starts a server and stops it. Skips the test where PostgreSQL is missing; with TINSMITH_REQUIRE_ALL=1 fails."""
+    """Starts a server and stops it. Where PostgreSQL is missing, `require` says what becomes of the test."""
     programs = find_postgres()
-    if programs is None:
-        if os.environ.get("TINSMITH_REQUIRE_ALL") == "1":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
+    require(programs is not None, MISSING)
+    assert programs is not None
     # Not pytest's tmp_path: a socket's path has at most 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="tinsmith-pg-"))
     server = PostgresServer(directory)

@@ -1,0 +1,108 @@
+"""`tinsmith make-tiny-model` and `tinsmith export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from tinsmith.cli import main
+from tinsmith_trainer.checkpoints import MANIFEST_FILE, CheckpointRoot
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.engines.peft import build_peft_engine
+from tinsmith_trainer.tiny_model import make_tiny_model
+from tinsmith_trainer.torch_model.loading import load_torch_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+TOKENS = torch.tensor([[5, 9, 2, 14, 7, 11, 3, 8]])
+
+
+def run_command(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    return int(end.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, base_model: Path) -> Path:
+    """Of an adapter whose B is not zero, so that it changes what the model says."""
+    engine = build_peft_engine(load_torch_model(str(base_model)))
+    engine.create_adapter("run", LoraSpec(rank=4, alpha=32, seed=1))
+    fresh = engine.state("run")
+    draw = np.random.default_rng(1)
+    tensors = {name: draw.normal(0, 0.02, tensor.shape).astype(np.float32) for name, tensor in fresh.tensors.items()}
+    root = tmp_path_factory.mktemp("root")
+    state = AdapterState(fresh.lora, fresh.optimizer_step, tensors)
+    written = CheckpointRoot(root.as_uri()).write("run", 1, 1, "sampler", state, engine.base_model(), "weights")
+    return root / written.directory
+
+
+def logprobs_of(model: torch.nn.Module) -> Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(model(TOKENS).logits.float(), dim=-1)
+
+
+def load_base(directory: Path) -> torch.nn.Module:
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(directory)
+    return model
+
+
+def test_a_tiny_model_loads_and_is_the_same_each_time(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert run_command("make-tiny-model", tmp_path / name, "--family", "llama3", "--seed", "7") == 0
+    assert AutoTokenizer.from_pretrained(tmp_path / "one").encode("<|eot_id|>", add_special_tokens=False)
+    assert torch.equal(logprobs_of(load_base(tmp_path / "one")), logprobs_of(load_base(tmp_path / "two")))
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft calls transformers
+def test_both_layouts_of_an_export_say_the_same(tmp_path: Path, base_model: Path, checkpoint: Path) -> None:
+    for layout in ("peft", "merged"):
+        arguments = ["--base-model", base_model, "--to", tmp_path / layout, "--layout", layout]
+        assert run_command("export", checkpoint, *arguments) == 0
+    adapted = logprobs_of(PeftModel.from_pretrained(load_base(base_model), tmp_path / "peft"))
+    merged = logprobs_of(load_base(tmp_path / "merged"))
+    assert torch.allclose(adapted, merged, atol=1e-5)
+    assert not torch.allclose(adapted, logprobs_of(load_base(base_model)), atol=1e-2)
+
+
+def export_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert run_command("export", *arguments, "--layout", "peft") == 1
+    return capsys.readouterr().err
+
+
+def test_a_directory_that_is_no_checkpoint_is_named(
+    tmp_path: Path, base_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = export_error(capsys, tmp_path, "--base-model", base_model, "--to", tmp_path / "out")
+    assert f"{tmp_path} is not a checkpoint" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path, base_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / MANIFEST_FILE).write_text("{")
+    assert "is not valid JSON" in export_error(capsys, tmp_path, "--base-model", base_model, "--to", tmp_path / "out")
+
+
+def test_a_checkpoint_of_another_base_model_is_refused(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = make_tiny_model(tmp_path / "other", seed=9)
+    said = export_error(capsys, checkpoint, "--base-model", other, "--to", tmp_path / "out")
+    assert "belongs to another base model" in said
+
+
+def test_a_base_model_that_cannot_be_loaded_is_named(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    said = export_error(capsys, checkpoint, "--base-model", tmp_path, "--to", tmp_path / "out")
+    assert f"{tmp_path} has no weights" in said
