@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -26,21 +26,32 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture
-async def stub(model_path: Path, tmp_path: Path) -> AsyncIterator[worker_pb2_grpc.WorkerAsyncStub]:
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def socket(model_path: Path, root: Path) -> Iterator[str]:
+    """The address of a sampler process."""
     socket = f"/tmp/tinsmith-sampler-{os.getpid()}.sock"
     flags = ["--role", "sampler", "--model", str(model_path), "--socket", socket, "--log-level", "error"]
-    command = [sys.executable, "-m", "tinsmith_trainer", *flags, "--checkpoint-root", f"file://{tmp_path}"]
+    command = [sys.executable, "-m", "tinsmith_trainer", *flags, "--checkpoint-root", f"file://{root}"]
     process = subprocess.Popen(command)
-    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-        stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[assignment]
-        await stub.Describe(worker_pb2.DescribeRequest(), wait_for_ready=True, timeout=START_SECONDS)
-        yield stub
+    yield socket
     process.terminate()
     assert process.wait(START_SECONDS) == 0
 
 
-def saved_adapter(model_path: Path, root: Path) -> worker_pb2.AdapterRef:
+@pytest.fixture
+async def stub(socket: str) -> AsyncIterator[worker_pb2_grpc.WorkerAsyncStub]:
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[assignment]
+        await stub.Describe(worker_pb2.DescribeRequest(), wait_for_ready=True, timeout=START_SECONDS)
+        yield stub
+
+
+def saved_adapter(model_path: Path, root: Path, seq_id: int = 1) -> worker_pb2.AdapterRef:
     """An adapter that differs from the base model, as a worker saves it."""
     engine = build_peft_engine(load_torch_model(str(model_path)), PeftEngineSettings())
     engine.create_adapter("a", LoraSpec(rank=4, alpha=32.0, seed=1))
@@ -73,9 +84,9 @@ async def sample(
 
 
 async def test_it_samples_base_model_and_adapters_from_the_checkpoint_root(
-    stub: worker_pb2_grpc.WorkerAsyncStub, model_path: Path, tmp_path: Path
+    stub: worker_pb2_grpc.WorkerAsyncStub, model_path: Path, root: Path
 ) -> None:
-    adapter = saved_adapter(model_path, tmp_path)
+    adapter = saved_adapter(model_path, root)
     replies = [await sample(stub, "base"), await sample(stub, "adapted", adapter)]
     responses = [wire_pb2.SampleResponse.FromString(reply.result.payload) for reply in replies]
     assert [len(response.sequences[0].tokens) for response in responses] == [16, 16]
@@ -83,10 +94,10 @@ async def test_it_samples_base_model_and_adapters_from_the_checkpoint_root(
 
 
 async def test_a_damaged_adapter_fails_its_samples_in_words(
-    stub: worker_pb2_grpc.WorkerAsyncStub, model_path: Path, tmp_path: Path
+    stub: worker_pb2_grpc.WorkerAsyncStub, model_path: Path, root: Path
 ) -> None:
-    adapter = saved_adapter(model_path, tmp_path)
-    weights = tmp_path / adapter.directory / "adapter_model.safetensors"
+    adapter = saved_adapter(model_path, root, seq_id=2)
+    weights = root / adapter.directory / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert "damaged" in (await sample(stub, "damaged", adapter)).failure.message
 
