@@ -60,7 +60,7 @@ def saved_adapter(model_path: Path, root: Path, seq_id: int = 1) -> worker_pb2.A
     tensors = {name: draw.normal(size=value.shape).astype(np.float32) * 0.1 for name, value in fresh.tensors.items()}
     state = AdapterState(fresh.lora, 0, tensors)
     written = CheckpointRoot(f"file://{root}").write(
-        "s:train:0", 1, 1, "sampler", state, engine.base_model(), "ephemeral"
+        "s:train:0", seq_id, 1, "sampler", state, engine.base_model(), "ephemeral"
     )
     return worker_pb2.AdapterRef(directory=written.directory, manifest_digest=written.manifest_digest)
 
