@@ -96,9 +96,16 @@ def run_server(settings: Settings) -> None:
 def listen(host: str, port: int) -> socket.socket:
     """Raises StartupError when the address is taken or not ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol must be named: asyncio turns Nagle's algorithm off only on sockets that say TCP, and
+    # with it on every answer over a kept connection comes 40 ms late.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        return listener
     except OSError as error:
+        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise StartupError(
                 f"port {port} on {host} is in use; stop the other program, or give --port (0 takes a free one)"

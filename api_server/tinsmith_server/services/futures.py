@@ -98,7 +98,7 @@ class Futures:
         deadline = asyncio.get_running_loop().time() + self._hold_seconds
         match parse_request_id(request_id):
             case OperationId() as operation:
-                model = await self._models.owned(tenant, operation.model_id)
+                model = await self._models.at_work(tenant, operation.model_id)
                 return await self._operation(model, operation.seq_id, deadline)
             case SampleId() as sample:
                 return await self._sample(tenant, sample, deadline)
@@ -142,6 +142,7 @@ class Futures:
 
     async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
         """The worker has never heard of it, or no longer knows the model at all."""
+        model = await self._models.owned(model.tenant, model.model_id)
         if model.state == "corrupted":
             return Failure.from_row(model.failure)
         if model.state == "released":

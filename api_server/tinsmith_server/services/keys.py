@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.services.clock import Clock, utc_now
+from tinsmith_server.services.recent import Recent
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import ApiKey
 
@@ -19,7 +19,6 @@ KEY_PREFIX = "tml-"
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
 # How long a revoked key may still work on a replica that has just seen it.
 CACHE_SECONDS = 5.0
-CACHE_ENTRIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Keys:
         self._store = store
         self._static_hash = hash_key(static_key) if static_key else None
         self._clock = clock
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._seen: Recent[str, str] = Recent(CACHE_SECONDS)
 
     async def authenticate(self, secret: str | None) -> str:
         """The tenant of a key. Raises AuthenticationFailed."""
@@ -51,19 +50,13 @@ class Keys:
         digest = hash_key(secret)
         if self._static_hash is not None and hmac.compare_digest(digest, self._static_hash):
             return DEFAULT_TENANT
-        tenant, until = self._seen.get(digest, ("", 0.0))
-        if time.monotonic() < until:
-            return tenant
-        return await self._look_up(digest)
+        return self._seen.get(digest) or await self._look_up(digest)
 
     async def _look_up(self, digest: str) -> str:
-        self._seen.pop(digest, None)
         key = await self._store.find_key(digest)
         if key is None:
             raise AuthenticationFailed("unknown or revoked API key; `tinsmith keys create` makes one")
-        if len(self._seen) >= CACHE_ENTRIES:
-            self._seen.clear()
-        self._seen[digest] = (key.tenant, time.monotonic() + CACHE_SECONDS)
+        self._seen.put(digest, key.tenant)
         return key.tenant
 
     async def create(self, tenant: str, name: str) -> NewKey:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from tinsmith_rpc import worker_pb2
@@ -15,6 +14,7 @@ from tinsmith_server.services.clock import Clock, utc_now
 from tinsmith_server.services.creation import Creation, creation_by_load, creation_from_scratch
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.lookup import CheckpointLookup
+from tinsmith_server.services.recent import Recent
 from tinsmith_server.services.sessions import Sessions
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
@@ -24,7 +24,8 @@ from tinsmith_server.wire.ids import OperationId, is_client_counter, model_id_of
 log = get_logger(__name__)
 
 TOUCH_SECONDS = 30.0
-TOUCHED_MODELS = 4096
+# A worker that no longer holds a model says so itself, whatever this server still believes.
+BOUND_SECONDS = 1.0
 
 
 class Models:
@@ -47,7 +48,8 @@ class Models:
         self._lookup = lookup
         self._lora_alpha = settings.lora_alpha
         self._clock = clock
-        self._touched: dict[str, float] = {}
+        self._touched: Recent[str, bool] = Recent(TOUCH_SECONDS)
+        self._bound: Recent[str, Model] = Recent(BOUND_SECONDS)
 
     async def create(self, tenant: str, body: dict[str, Any]) -> OperationId:
         """`create_model`: whatever is wrong behind the ids is the future's business."""
@@ -69,15 +71,24 @@ class Models:
         bind_ids(session_id=model.session_id, model_id=model_id)
         return model
 
+    async def at_work(self, tenant: str, model_id: str) -> Model:
+        """Like `owned`, but a bound model may be as it was a second ago."""
+        model = self._bound.get(model_id)
+        if model is not None and model.tenant == tenant:
+            bind_ids(session_id=model.session_id, model_id=model_id)
+            return model
+        model = await self.owned(tenant, model_id)
+        if model.state == "bound":
+            self._bound.put(model_id, model)
+        return model
+
     def served_as(self, model: Model) -> ServedModel | None:
         return self._fleet.model(model.base_model)
 
     async def touch(self, model_id: str) -> None:
         """Notes the last request, at most each TOUCH_SECONDS: a pipelined run sends hundreds a second."""
-        if time.monotonic() - self._touched.get(model_id, float("-inf")) > TOUCH_SECONDS:
-            if len(self._touched) >= TOUCHED_MODELS:
-                self._touched.clear()
-            self._touched[model_id] = time.monotonic()
+        if not self._touched.get(model_id):
+            self._touched.put(model_id, True)
             await self._store.touch_model(model_id, self._clock())
 
     async def fail(self, model: Model, failure: Failure) -> None:

@@ -87,7 +87,7 @@ class Operations:
     async def _ready_for_work(self, tenant: str, model_id: str, seq_id: int) -> Model:
         if not is_operation_number(seq_id):
             raise Unprocessable(f"seq_id must be a positive 64-bit number, not {seq_id}")
-        model = await self._models.owned(tenant, model_id)
+        model = await self._models.at_work(tenant, model_id)
         await self._sessions.active(tenant, model.session_id)
         await self._models.touch(model_id)
         return await self._binding.until_bound(model, PATIENCE_SECONDS)

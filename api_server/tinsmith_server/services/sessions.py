@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from tinsmith_server.errors import Gone, NotFound
 from tinsmith_server.logs import bind_ids, get_logger
 from tinsmith_server.services.clock import Clock, utc_now
+from tinsmith_server.services.recent import Recent
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinishType, Model, SamplingSession, Session
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest
 
 log = get_logger(__name__)
+
+# How long work may still be taken here after another replica has seen the session end.
+ACTIVE_SECONDS = 1.0
 
 
 class Sessions:
@@ -22,6 +26,7 @@ class Sessions:
     def __init__(self, store: Store, clock: Clock = utc_now) -> None:
         self._store = store
         self._clock = clock
+        self._active: Recent[str, Session] = Recent(ACTIVE_SECONDS)
         self.finished = asyncio.Event()
 
     async def create(self, tenant: str, request: CreateSessionRequest, idempotency_key: str | None) -> Session:
@@ -51,9 +56,12 @@ class Sessions:
 
     async def active(self, tenant: str, session_id: str) -> Session:
         """A session that can take new work. Raises NotFound, and Gone once it is finished."""
-        session = await self.owned(tenant, session_id)
-        if session.finished_at is not None:
-            raise Gone(_over(session))
+        session = self._active.get(session_id)
+        if session is None or session.tenant != tenant:
+            session = await self.owned(tenant, session_id)
+            if session.finished_at is not None:
+                raise Gone(_over(session))
+            self._active.put(session_id, session)
         return session
 
     async def heartbeat(self, tenant: str, session_id: str) -> None:
@@ -71,7 +79,9 @@ class Sessions:
         await self.end(session_id, request.reason.type, request.detail)
 
     async def end(self, session_id: str, type: FinishType, detail: str | None) -> None:
-        if await self._store.finish_session(session_id, type, detail, self._clock()):
+        finished = await self._store.finish_session(session_id, type, detail, self._clock())
+        self._active.forget(session_id)
+        if finished:
             log.info("session finished", session_id=session_id, finish_type=type)
             self.finished.set()
 

@@ -23,13 +23,14 @@ async def test_no_key_and_unknown_keys_are_401(server: TestedServer, key: str | 
         assert (await server.post(path, headers=headers)).status_code == 401
 
 
-async def test_a_revoked_key_is_401(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_revoked_key_is_401(tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinsmith_server.services.keys.CACHE_SECONDS", 0.0)
-    made = await server.services.keys.create("other", "theirs")
-    headers = {"X-API-Key": made.secret}
-    assert (await server.post("/client/config", headers=headers)).status_code == 200
-    await server.services.keys.revoke(made.record.key_id)
-    assert (await server.post("/client/config", headers=headers)).status_code == 401
+    async with running_server(settings_for(tmp_path), fleet) as server:
+        made = await server.services.keys.create("other", "theirs")
+        headers = {"X-API-Key": made.secret}
+        assert (await server.post("/client/config", headers=headers)).status_code == 200
+        await server.services.keys.revoke(made.record.key_id)
+        assert (await server.post("/client/config", headers=headers)).status_code == 401
 
 
 async def test_another_tenants_things_do_not_exist(server: TestedServer) -> None:

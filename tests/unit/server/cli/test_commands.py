@@ -63,6 +63,11 @@ def test_a_port_in_use_is_said_in_a_sentence() -> None:
             listen("127.0.0.1", port)
 
 
+def test_answers_are_not_held_back_by_nagle() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 def test_port_0_takes_a_free_one() -> None:
     with listen("127.0.0.1", 0) as listener:
         assert listener.getsockname()[1] > 0
