@@ -18,6 +18,10 @@ import zstandard
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _SKIP_CHUNK_BYTES = 64 * 1024
 _MAX_ID_BYTES = 1024
+# The SDK sends 1024 datums at most; a body of millions of empty fields must not keep the server busy.
+_MAX_FIELDS = 100_000
+# How much of a compressed body may be unpacked on the way to a field.
+_MAX_UNPACKED_BYTES = 64 * 2**20
 
 
 class HeadUnreadable(ValueError):
@@ -26,7 +30,7 @@ class HeadUnreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Who the request is for. `loss_fn` is None where finding it would mean to decompress everything."""
+    """Who the request is for. `loss_fn` is None where it cannot be reached: it stands behind the data."""
 
     model_id: str
     seq_id: int
@@ -40,7 +44,7 @@ def read_head(body: bytes, encoding: str = "identity") -> Head:
     """
     fields = _Fields(_opened(body, encoding))
     try:
-        return fields.head(look_for_loss=encoding == "identity")
+        return fields.head()
     except (EOFError, OSError, zlib.error, zstandard.ZstdError, UnicodeDecodeError) as error:
         raise HeadUnreadable(f"the body is no forward_backward message: {error or 'it ends too early'}") from error
 
@@ -50,7 +54,7 @@ def _opened(body: bytes, encoding: str) -> IO[bytes]:
         case "identity":
             return io.BytesIO(body)
         case "zstd":
-            return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(body))
+            return io.BufferedReader(cast(io.RawIOBase, zstandard.ZstdDecompressor().stream_reader(body)))
         case "gzip":
             return cast(IO[bytes], gzip.GzipFile(fileobj=io.BytesIO(body)))
     raise HeadUnreadable(f"the content-encoding {encoding!r} is unknown; there are identity, zstd and gzip")
@@ -61,8 +65,10 @@ class _Fields:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
+        self._fields_left = _MAX_FIELDS
+        self._bytes_left = _MAX_UNPACKED_BYTES
 
-    def head(self, *, look_for_loss: bool) -> Head:
+    def head(self) -> Head:
         model_id: str | None = None
         seq_id: int | None = None
         for number, wire_type in self._tags():
@@ -73,7 +79,7 @@ class _Fields:
             else:
                 self._skip(wire_type)
             if model_id is not None and seq_id is not None:
-                return Head(model_id, seq_id, self._loss() if look_for_loss else None)
+                return Head(model_id, seq_id, self._loss())
         raise HeadUnreadable("the body has no model_id or no seq_id")
 
     def _loss(self) -> str | None:
@@ -83,12 +89,15 @@ class _Fields:
                 if number == 4 and wire_type == _LENGTH_DELIMITED:
                     return self._short_text()
                 self._skip(wire_type)
-        except (EOFError, HeadUnreadable, UnicodeDecodeError):
+        except (EOFError, OSError, HeadUnreadable, UnicodeDecodeError, zlib.error, zstandard.ZstdError):
             pass
         return None
 
     def _tags(self) -> Iterator[tuple[int, int]]:
         while first := self._stream.read(1):
+            self._fields_left -= 1
+            if self._fields_left < 0:
+                raise HeadUnreadable(f"the body has more than {_MAX_FIELDS} fields")
             tag = self._varint(first)
             yield tag >> 3, tag & 7
 
@@ -125,6 +134,9 @@ class _Fields:
         if isinstance(self._stream, io.BytesIO):
             self._stream.seek(length, io.SEEK_CUR)
             return
+        self._bytes_left -= length
+        if self._bytes_left < 0:
+            raise HeadUnreadable("the identifiers stand behind too much data")
         while length:
             length -= len(self._exactly(min(length, _SKIP_CHUNK_BYTES)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import zstandard
 from support.fake_fleet import ALIAS, OTHER_MODEL
 from support.fake_worker import proto_result
 from support.http_server import PROTOBUF, TestedServer, training_body
@@ -162,9 +163,12 @@ async def test_a_large_result_is_announced_by_its_size_first(server: TestedServe
     assert len((await server.result(request_id)).content) == 100_000
 
 
-async def test_stable_reinforce_is_mapped_aloud(server: TestedServer) -> None:
+@pytest.mark.parametrize("encoding", ["identity", "zstd"])
+async def test_stable_reinforce_is_mapped_aloud(server: TestedServer, encoding: str) -> None:
     model_id = await server.model()
     body = training_body(model_id, 1, loss_fn="stable_reinforce")
-    response = await server.client.post("/forward_backward", content=body, headers=PROTOBUF)
+    content = zstandard.compress(body) if encoding == "zstd" else body
+    headers = {**PROTOBUF, "content-encoding": encoding}
+    response = await server.client.post("/forward_backward", content=content, headers=headers)
     assert "cispo" in response.headers["x-deprecation-note"]
     assert "x-deprecation-note" not in (await server.forward_backward(model_id, 2)).headers

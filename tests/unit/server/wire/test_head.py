@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 
 import pytest
 import zstandard
@@ -32,14 +33,24 @@ def test_the_head_is_what_protobuf_wrote(model_id: str, seq_id: int, datums: int
 
 
 @pytest.mark.parametrize(("encoding", "compress"), [("zstd", zstandard.compress), ("gzip", gzip.compress)])
-def test_of_a_compressed_body_only_the_ids_are_read(encoding: str, compress: object) -> None:
-    assert callable(compress)
-    assert read_head(compress(body(datums=3)), encoding) == Head("s:train:0", 1)
+def test_a_compressed_body_has_the_same_head(encoding: str, compress: Callable[[bytes], bytes]) -> None:
+    assert read_head(compress(body(datums=3)), encoding) == Head("s:train:0", 1, "ppo")
 
 
-def test_a_zstd_body_is_not_decompressed_further_than_its_ids() -> None:
-    whole = zstandard.compress(body() + b"\x3a\x80\x80\x80\x80\x04" + bytes(50_000_000))
-    assert read_head(whole[: len(whole) // 2], "zstd").seq_id == 1
+def test_a_small_body_that_unpacks_without_end_is_not_unpacked_to_its_end() -> None:
+    padding = b"\x3a\x80\x80\x80\x80\x04" + bytes(2**30 // 8)
+    assert read_head(zstandard.compress(body(loss_fn="") + padding), "zstd") == Head("s:train:0", 1)
+
+
+def test_a_body_of_very_many_fields_is_not_read_to_its_end() -> None:
+    assert read_head(body(loss_fn="") + b"\x38\x01" * 200_000 + body()) == Head("s:train:0", 1)
+    with pytest.raises(HeadUnreadable, match="more than 100000 fields"):
+        read_head(b"\x38\x01" * 200_000 + body())
+
+
+def test_of_a_compressed_body_its_beginning_is_enough() -> None:
+    whole = zstandard.compress(body(loss_fn="") + b"\x3a\x80\x80\x80\x10" + bytes(32_000_000))
+    assert read_head(whole[: len(whole) // 2], "zstd") == Head("s:train:0", 1)
 
 
 def test_fields_may_come_in_any_order() -> None:
