@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,8 +14,6 @@ from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 
 SMALL = TinyShape(max_sequence_length=512)
 TIED = TinyShape(max_sequence_length=512, tied_embeddings=True)
-
-_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def tiny_directory(family: Family = "qwen3", shape: TinyShape = SMALL) -> Path:
@@ -28,9 +28,9 @@ def tiny_model(family: Family = "qwen3", shape: TinyShape = SMALL, dtype: torch.
 # Cached with all arguments given: a cache takes a default and the same value spelled out for two keys.
 @functools.cache
 def _made(family: Family, shape: TinyShape) -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="tiny-model-")
-    _folders.append(folder)
-    return make_tiny_model(Path(folder.name), family=family, shape=shape)
+    folder = Path(tempfile.mkdtemp(prefix="tiny-model-"))
+    atexit.register(shutil.rmtree, folder)
+    return make_tiny_model(folder, family=family, shape=shape)
 
 
 @functools.cache

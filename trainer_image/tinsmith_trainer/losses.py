@@ -85,9 +85,9 @@ def _gspo(lp: Tensor, inputs: Inputs) -> Terms:
     Its value is one per row, its gradient flows through each token's own `lp`.
     """
     active = inputs["advantages"] != 0
-    mask = inputs["sequence_ratio_mask"]
-    log_ratio = torch.where(mask != 0, lp.detach() - inputs["logprobs"], 0.0)
-    mean = (mask * log_ratio).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1e-9)
+    averaged = inputs["sequence_ratio_mask"] != 0
+    log_ratio = torch.where(averaged, lp.detach() - inputs["logprobs"], 0.0)
+    mean = log_ratio.sum(1, keepdim=True) / averaged.sum(1, keepdim=True).clamp(min=1)
     own = torch.where(active, lp, 0.0)
     ratio = torch.exp(mean + (own - own.detach()))
     return _clipped_surrogate(lp, inputs, active, torch.where(active, ratio, 1.0))

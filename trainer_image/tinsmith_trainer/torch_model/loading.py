@@ -49,7 +49,6 @@ def load_torch_model(source: str, *, dtype: torch.dtype = torch.float32, device:
     _check_files(directory)
     try:
         config = AutoConfig.from_pretrained(directory)
-        config.attention_dropout = 0.0
         model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, attn_implementation="sdpa")
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, …
         raise ModelDirectoryInvalid(_blame(directory, error)) from error

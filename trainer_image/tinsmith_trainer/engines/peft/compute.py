@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
 from tinsmith_trainer.batching import MicrobatchArrays, MicrobatchShape
 from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
+from tinsmith_trainer.engines.peft.recompute import recomputed
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.losses import VALID, PreparedLoss
@@ -139,26 +138,9 @@ def _hidden_states(
     tokens = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
     decoder = torch_model.model.get_decoder()
     recompute = torch.is_grad_enabled() and shape.length > settings.checkpoint_above_tokens
-    with _recomputed(decoder.layers, route) if recompute else nullcontext():
+    with recomputed(decoder.layers, route) if recompute else nullcontext():
         hidden: Tensor = decoder(input_ids=tokens, use_cache=False).last_hidden_state
     return hidden.reshape(len(shares), shape.tokens, -1)
-
-
-@contextmanager
-def _recomputed(layers: Sequence[nn.Module], route: Route) -> Iterator[None]:
-    """Layers called inside keep only their input, and run again in backward under the same route.
-
-    The route is handed to the recomputation because on an accelerator backward runs in another thread.
-    """
-    for layer in layers:
-        layer.forward = functools.partial(
-            checkpoint, layer.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), routed(route))
-        )
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
 
 
 def _share_loss(
