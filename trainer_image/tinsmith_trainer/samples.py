@@ -76,6 +76,8 @@ class Samples:
     async def wait(self, request_id: str, timeout_seconds: float) -> Success | Failure | None:
         """The result, or None when it is not there in time. Raises KeyError for ids that are not known."""
         sample = self._samples[request_id]
+        if sample.result is not None:
+            return sample.result  # also with a timeout of 0, which wait_for would not grant a single look
         try:
             await asyncio.wait_for(sample.finished.wait(), timeout_seconds)
         except TimeoutError:
