@@ -1,7 +1,8 @@
-"""Both sides of a comparison behind one verb: run so many steps, say how many seconds each took."""
+"""Both sides of a comparison: do so many, say how many seconds one took."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import tinker
 from tinker import types
 from tinsmith.local_server import running_server
-from workloads import BETAS, EPS, LEARNING_RATE, RANK, Workload, token_rows
+from workloads import BETAS, EPS, LEARNING_RATE, PROMPT_TOKENS, RANK, ROWS, SAMPLED_TOKENS, TOKENS, token_rows
 
 MODEL = "bench/tiny"
 API_KEY = "tml-benchmark"
@@ -20,49 +21,68 @@ API_KEY = "tml-benchmark"
 StepFutures = tuple[tinker.APIFuture[types.ForwardBackwardOutput], tinker.APIFuture[types.OptimStepResponse]]
 
 
-class BareLoop:
-    """The loop of `bare_peft.py`, in a process of its own."""
+class Bare:
+    """A loop of `bare.py`, in a process of its own."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def seconds_per_step(self, steps: int) -> float:
+    def seconds_for_one_of(self, count: int) -> float:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
-        return float(self._process.stdout.readline()) / steps
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the reference process ended with status {self._process.wait()}")
+        return float(answer) / count
 
 
 @contextmanager
-def bare_loop(directory: Path) -> Iterator[BareLoop]:
-    command = [sys.executable, str(Path(__file__).with_name("bare_peft.py")), str(directory)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        yield BareLoop(process)
+def bare(loop: str, model: Path) -> Iterator[Bare]:
+    # peft still calls what transformers has deprecated.
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::FutureWarning",
+        str(Path(__file__).with_name("bare.py")),
+        loop,
+        str(model),
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield Bare(process)
 
 
-class ServedLoop:
-    """The SDK, a server and its worker."""
+@contextmanager
+def training_client(model: Path, scratch: Path) -> Iterator[tinker.TrainingClient]:
+    """The unmodified SDK, a server and its worker, all of them processes of their own."""
+    arguments = [f"--data={scratch / 'data'}", f"--model={MODEL}={model}", "--log-level=warning"]
+    with running_server(arguments, API_KEY, scratch) as base_url:
+        service = tinker.ServiceClient(base_url=base_url, api_key=API_KEY)
+        yield service.create_lora_training_client(base_model=MODEL, rank=RANK).result()
+        service.close("success").result()
+
+
+class ServedSteps:
+    """Training steps."""
 
     def __init__(self, client: tinker.TrainingClient, vocab_size: int) -> None:
         self._client = client
-        self._data = [_datum(row) for row in token_rows(vocab_size)]
+        self._data = [_datum(row) for row in token_rows(ROWS, TOKENS + 1, vocab_size)]
         self._adam = types.AdamParams(learning_rate=LEARNING_RATE, beta1=BETAS[0], beta2=BETAS[1], eps=EPS)
 
-    def seconds_per_step(self, steps: int) -> float:
-        """Submits everything, then waits, as the SDK's documentation says to.
+    def seconds_for_one_of(self, count: int) -> float:
+        """Submits everything, then waits, as one is told to use the SDK.
 
         Timed from the result of one step to the result of the last, so that the pipeline is full:
         a training run fills it once.
         """
-        submitted = [self._submit() for _ in range(steps + 1)]
+        submitted = [self._submit() for _ in range(count + 1)]
         _finish(submitted[0])
         started = time.perf_counter()
         for futures in submitted[1:]:
             _finish(futures)
-        return (time.perf_counter() - started) / steps
+        return (time.perf_counter() - started) / count
 
     def _submit(self) -> StepFutures:
         return self._client.forward_backward(self._data, "cross_entropy"), self._client.optim_step(self._adam)
@@ -81,11 +101,22 @@ def _datum(row: Sequence[int]) -> types.Datum:
     )
 
 
-@contextmanager
-def served_loop(directory: Path, workload: Workload, scratch: Path) -> Iterator[ServedLoop]:
-    arguments = [f"--data={scratch / 'data'}", f"--model={MODEL}={directory}", "--log-level=warning"]
-    with running_server(arguments, API_KEY, scratch) as base_url:
-        service = tinker.ServiceClient(base_url=base_url, api_key=API_KEY)
-        client = service.create_lora_training_client(base_model=MODEL, rank=RANK).result()
-        yield ServedLoop(client, workload.shape.vocab_size)
-        service.close("success").result()
+class ServedSamples:
+    """Samples of the client's present weights, one request each, all submitted before the first is awaited."""
+
+    def __init__(self, client: tinker.TrainingClient, vocab_size: int) -> None:
+        self._client = client.save_weights_and_get_sampling_client().result()
+        self._vocab_size = vocab_size
+        # An empty list: nothing stops a sample before its length.
+        self._params = types.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, stop=[])
+        self._seeds = itertools.count(1)
+
+    def seconds_for_one_of(self, count: int) -> float:
+        """New prompts each time: prefixes kept from an earlier block would flatter the server."""
+        rows = token_rows(count, PROMPT_TOKENS, self._vocab_size, seed=next(self._seeds))
+        prompts = [types.ModelInput.from_ints(list(row)) for row in rows]
+        started = time.perf_counter()
+        for future in [self._client.sample(prompt, 1, self._params) for prompt in prompts]:
+            [sequence] = future.result().sequences
+            assert len(sequence.tokens) == SAMPLED_TOKENS
+        return (time.perf_counter() - started) / count

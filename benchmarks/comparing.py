@@ -1,0 +1,77 @@
+"""Measurements in turns, their medians, and what the benchmark programs have in common."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import track
+from transformers.utils import logging as transformers_logging
+from workloads import WORKLOADS, Workload
+
+BLOCKS = 30
+
+Pair = tuple[float, float]
+
+
+class Side(Protocol):
+    """The reference, or what is served."""
+
+    def seconds_for_one_of(self, count: int) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Medians:
+    """Over the blocks. `ratio` is served to reference; the quartiles are those of the blocks' own ratios."""
+
+    reference: float
+    served: float
+    ratio: float
+    ratio_quartiles: tuple[float, float]
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair]) -> Medians:
+        reference, served = (statistics.median(side) for side in zip(*pairs, strict=True))
+        low, _, high = statistics.quantiles([served / reference for reference, served in pairs], n=4)
+        return cls(reference, served, served / reference, (low, high))
+
+
+def measure_in_turns(
+    reference: Side, served: Side, *, reference_count: int, served_count: int, blocks: int, name: str
+) -> list[Pair]:
+    """Seconds for one, (reference, served) per block. In turns, so that what else the machine does hits both."""
+    reference.seconds_for_one_of(reference_count)
+    served.seconds_for_one_of(served_count)
+    return [
+        (reference.seconds_for_one_of(reference_count), served.seconds_for_one_of(served_count))
+        for _ in track(range(blocks), name, console=Console(stderr=True), transient=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What every benchmark can be told."""
+
+    workloads: Sequence[Workload]
+    blocks: int
+    threads: int
+    json: bool
+
+
+def parse_options(description: str) -> Options:
+    """Sets the number of PyTorch's threads for the processes that are started after it."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", choices=[*WORKLOADS, "all"], default="all", help="by its parameters")
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="measurements of each side")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, on each side")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    given = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": str(given.threads), "TINKER_TELEMETRY": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    transformers_logging.disable_progress_bar()
+    workloads = list(WORKLOADS.values()) if given.model == "all" else [WORKLOADS[given.model]]
+    return Options(workloads, given.blocks, given.threads, given.json)
