@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, compute
 from tinsmith_trainer.engines.peft import engine as engine_module
+from tinsmith_trainer.engines.peft.adapter import plan_layout
 from tinsmith_trainer.engines.peft.recompute import recomputed
 from tinsmith_trainer.errors import CheckpointInvalid, ModelDirectoryInvalid, ServerError, UserError
 from tinsmith_trainer.tiny_model import TinyShape
@@ -376,3 +378,11 @@ def test_another_thread_gets_the_device_between_microbatches() -> None:
         sampler.join()
 
     assert order == ["length 16", "sampler", "length 32", "length 48"]
+
+
+def test_every_tensor_starts_where_blas_finds_it_aligned() -> None:
+    """Else an adapter's bits could depend on the rank, and so the place, of the tensors before it."""
+    layout = plan_layout(LoraSpec(rank=5, alpha=32.0, seed=1), tiny_model().layers)
+    addresses = [view.data_ptr() for view in layout.views(torch.zeros(layout.size)).values()]
+    assert all(address % 64 == 0 for address in addresses)
+    assert all(first.end <= second.offset for first, second in itertools.pairwise(layout.slots))
