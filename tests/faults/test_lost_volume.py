@@ -1,0 +1,44 @@
+"""The worker's volume is gone: its models say so, their checkpoints stand, new models work."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tinker
+from support.sdk import adam, exact_logprobs, next_token_datum, service_client
+from support.servers import REFERENCE_ENGINE, ServedInstallation
+
+MODEL = "reference/model"
+DATA = [next_token_datum([5, 9, 2, 14, 7])]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServedInstallation]:
+    model = tmp_path / "reference"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    installation = ServedInstallation(tmp_path / "data", {MODEL: model}, {"engine": REFERENCE_ENGINE}).start()
+    yield installation
+    installation.stop()
+
+
+def test_a_lost_volume_corrupts_its_models_and_leaves_their_checkpoints(server: ServedInstallation) -> None:
+    with service_client(server) as client:
+        model = client.create_lora_training_client(MODEL, rank=4, seed=1).result()
+        model.forward_backward(DATA, "cross_entropy")
+        model.optim_step(adam())
+        path = model.save_state("before").result().path
+        expected = exact_logprobs(model.forward(DATA, "cross_entropy").result())
+        server.stop()
+        shutil.rmtree(server.data / "workers")
+        server.start()
+        with pytest.raises(tinker.RequestFailedError, match="lost|corrupted") as failure:
+            model.forward(DATA, "cross_entropy").result()
+        assert failure.value.category == "server"
+        resumed = client.create_training_client_from_state(path).result()
+        assert exact_logprobs(resumed.forward(DATA, "cross_entropy").result()) == expected
+        run = server.get(f"/api/v1/training_runs/{path.split('/')[2]}").json()
+        assert run["corrupted"]
