@@ -35,7 +35,7 @@ def test_a_lost_volume_corrupts_its_models_and_leaves_their_checkpoints(server: 
         server.stop()
         shutil.rmtree(server.data / "workers")
         server.start()
-        with pytest.raises(tinker.RequestFailedError, match="lost|corrupted") as failure:
+        with pytest.raises(tinker.RequestFailedError, match=r"lost|corrupted") as failure:
             model.forward(DATA, "cross_entropy").result()
         assert failure.value.category == "server"
         resumed = client.create_training_client_from_state(path).result()

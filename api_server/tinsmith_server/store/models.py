@@ -37,7 +37,7 @@ class ModelQueries(Queries):
     async def list_models(self, tenant: str, limit: int, offset: int) -> Page[Model]:
         query = (
             select_records(models, Model)
-            .where(models.c.tenant == tenant)
+            .where(models.c.tenant == tenant, models.c.state != "failed")
             .order_by(*newest_first(models.c.created_at, models.c.model_id))
         )
         return await self._read_page(Model, query, limit, offset)

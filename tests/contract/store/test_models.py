@@ -82,6 +82,13 @@ async def test_models_are_listed_newest_first_in_pages(store: Store) -> None:
     assert ([model.model_seq_id for model in page.rows], page.total) == ([2, 1], 4)
 
 
+async def test_a_model_whose_creation_failed_is_not_listed(store: Store) -> None:
+    model = await store.add_model(a_model())
+    await store.set_model_state(model.model_id, "failed", "no such base model")
+
+    assert (await store.list_models("ada", limit=20, offset=0)).total == 0
+
+
 async def test_models_of_a_session_come_in_their_own_order(store: Store) -> None:
     for number in (10, 9, 2):
         await store.add_model(a_model(model_seq_id=number, created_at=later(-number)))
