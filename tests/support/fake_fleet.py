@@ -37,6 +37,7 @@ class FakeHandle(WorkerHandle):
         self._client: GrpcWorkerClient | None = None
         self._epochs: EpochRegistry | None = None
         self._server: Any = None
+        self._renewing = asyncio.Lock()
 
     async def open(self, epochs: EpochRegistry, directory: Path) -> None:
         self._epochs = epochs
@@ -73,6 +74,10 @@ class FakeHandle(WorkerHandle):
 
     @override
     async def renew(self) -> None:
+        async with self._renewing:
+            await self._renew()
+
+    async def _renew(self) -> None:
         assert self._epochs is not None
         assert self._client is not None
         row = await self._epochs.get_worker(self._worker_id)

@@ -98,12 +98,17 @@ class Background:
             await self._reaper.release()
 
     async def _follow(self, worker_id: str) -> None:
-        """Only while the worker runs; results drain it too, so a start is never needed for this."""
+        """While the worker runs. A model that lives there may have work or news, so that wakes the worker."""
+        await self._guarded(lambda: self._wake(worker_id))
         while True:
             if self._fleet.worker(worker_id).running() is None or not await self._holds_quietly(worker_id):
                 await asyncio.sleep(1)
                 continue
             await self._guarded(lambda: self._events.follow(worker_id, FOLLOW_SECONDS))
+
+    async def _wake(self, worker_id: str) -> None:
+        if await self._store.models_of_worker(worker_id, ["accepted", "bound"]):
+            await self._events.drain(worker_id)
 
     async def _holds_quietly(self, worker_id: str) -> bool:
         try:

@@ -1,0 +1,59 @@
+"""The server dies between a checkpoint's files and its pointer in the store: the name appears all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.servers import REFERENCE_ENGINE, ServedInstallation
+
+MODEL = "reference/model"
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServedInstallation]:
+    model = tmp_path / "reference"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    installation = ServedInstallation(tmp_path / "data", {MODEL: model}, {"engine": REFERENCE_ENGINE}).start()
+    yield installation
+    installation.stop()
+
+
+def new_model(server: ServedInstallation) -> str:
+    session = server.post("/api/v1/create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0.38.0"}).json()
+    create = {"session_id": session["session_id"], "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4}}
+    request_id = server.post("/api/v1/create_model", create).json()["request_id"]
+    model_id: str = server.post("/api/v1/retrieve_future", {"request_id": request_id}).json()["model_id"]
+    return model_id
+
+
+def wait_for_files(server: ServedInstallation) -> None:
+    """Until the worker has written the manifest, which it does last."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not list(server.data.glob("checkpoints/weights/*/*/manifest.json")):
+        assert time.monotonic() < deadline, "the checkpoint's files never came"
+        time.sleep(0.005)
+
+
+def names(server: ServedInstallation, run: str) -> list[str]:
+    listed = server.get(f"/api/v1/training_runs/{run}/checkpoints").json()["checkpoints"]
+    return [checkpoint["checkpoint_id"] for checkpoint in listed]
+
+
+def test_a_checkpoint_is_listed_though_nobody_asked_for_its_result(server: ServedInstallation) -> None:
+    run = new_model(server)
+    server.post("/api/v1/save_weights", {"model_id": run, "path": "a", "seq_id": 1, "overwrite": False})
+    wait_for_files(server)
+    server.kill()
+    server.start()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while names(server, run) != ["weights/a"]:
+        assert time.monotonic() < deadline, "the pointer never moved"
+        time.sleep(0.05)
+    saved = server.post("/api/v1/retrieve_future", {"request_id": f"{run}:op:1"}).json()
+    assert saved["path"] == f"tinker://{run}/weights/a"
+    assert names(server, run) == ["weights/a"], "one save, one name"
