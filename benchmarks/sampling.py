@@ -54,9 +54,8 @@ def _rates(loop: str, model: Path, served: ServedSamples, workload: Workload, op
 
 
 def draw(results: Sequence[SamplingRate]) -> Table:
-    table = Table(
-        title=f"Samples of {SAMPLED_TOKENS} tokens per second, prompts of {PROMPT_TOKENS}, threads: {results[0].threads}"
-    )
+    what = f"samples of {SAMPLED_TOKENS} tokens per second, prompts of {PROMPT_TOKENS}"
+    table = Table(title=f"{what}, threads: {results[0].threads}")
     for heading in ("model", "generate", "by itself", "SDK and server", "ratio", "quartiles"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in results:
