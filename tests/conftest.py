@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
+
+UNIT_SECONDS = 30
+UNIT_FOLDER = Path(__file__).parent / "unit"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A unit test that takes this long hangs, or is no unit test."""
+    for item in items:
+        if item.path.is_relative_to(UNIT_FOLDER) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(UNIT_SECONDS))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

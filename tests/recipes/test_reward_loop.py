@@ -10,7 +10,8 @@ from support.recipes import RecipeRun, RecipeRunner
 
 pytestmark = pytest.mark.timeout(240)
 
-STEPS = 12
+# Samples are drawn without a seed: the first well-formed answers come early or late, and then learning is quick.
+STEPS = 18
 GROUPS = 16
 GROUP_SIZE = 16
 
@@ -62,13 +63,13 @@ def test_every_step_sampled_and_trained(run: RecipeRun) -> None:
         "asample": STEPS * GROUPS * GROUP_SIZE,
         "forward_backward": STEPS,
         "optim_step": STEPS,
-        "save_weights": 3,
+        "save_weights": 4,
     }
     # Fresh weights for each step's samples, and one more at the end.
     assert run.requests["save_weights_for_sampler"] >= STEPS
 
 
 def test_checkpoints_hold_both_training_state_and_sampler_weights(run: RecipeRun, recipes: RecipeRunner) -> None:
-    assert [checkpoint["name"] for checkpoint in run.checkpoints] == ["000005", "000010", "final"]
+    assert [checkpoint["name"] for checkpoint in run.checkpoints] == ["000005", "000010", "000015", "final"]
     paths = [checkpoint[kind] for checkpoint in run.checkpoints for kind in ("state_path", "sampler_path")]
     assert set(paths) == recipes.stored_checkpoints(paths[0])
