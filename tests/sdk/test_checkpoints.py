@@ -58,7 +58,7 @@ def test_a_load_without_the_optimizer_restarts_it(client: tinker.ServiceClient, 
 
 
 @pytest.mark.filterwarnings("ignore:DEPRECATED. TrainingClient.load_state:FutureWarning")
-def test_a_state_loads_back_into_its_own_model(model: tinker.TrainingClient) -> None:
+def test_trap_24_the_deprecated_load_state_still_works(model: tinker.TrainingClient) -> None:
     before, path = logprobs(model), model.save_state("before").result().path
     train(model, rounds=2)
     assert logprobs(model) != before

@@ -83,3 +83,10 @@ def test_what_is_shown_is_a_configuration_file(tmp_path: Path) -> None:
         exclude={"database_url", "checkpoint_root"}
     )
     assert (again.store_url, again.checkpoints_url) == (settings.store_url, settings.checkpoints_url)
+
+
+def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
+    """The SDK's own timeout is 45 s; doubled by its transport, but not by every one."""
+    with pytest.raises(StartupError, match="poll_hold_seconds"):
+        load_settings({"poll_hold_seconds": 45})
+    assert load_settings({}).poll_hold_seconds < 30
