@@ -75,7 +75,7 @@ def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
         journal_syncs=journal.commits,
         journal_sync_seconds=journal.sync_seconds,
         journal_operations=journal.operations,
-        journal_bytes=service.journal.path.stat().st_size,
+        journal_bytes=service.journal.size_bytes(),
         logprob_gap=service.executor.logprob_gap.value,
         journal_sync_histogram=[
             worker_pb2.HistogramBucket(upper_bound_seconds=bound, count=count)

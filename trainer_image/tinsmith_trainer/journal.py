@@ -112,6 +112,11 @@ class Journal:
         """Runs on what is committed."""
         return self._put(_Job(run, Future(), writes=False, must_succeed=False))
 
+    def size_bytes(self) -> int:
+        """On disk, with what is not yet folded into the main file."""
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def settle(self) -> None:
         """Returns when every earlier write is on disk and its future's callbacks have run."""
         self.write(lambda db: None, must_succeed=True).result()

@@ -20,6 +20,9 @@ from tinsmith_trainer.ordering import Turn
 GAP_CLOSES_AFTER_SECONDS = 400.0
 """The SDK retries a submit for 300 s; a number that is still missing then will not come."""
 
+KEPT_PAYLOAD_BYTES = 128 * 1024**2
+"""Payloads of waiting operations in memory; above this the engine reads them from the journal."""
+
 CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
 
 OnFinished = Callable[[str, int], None]
@@ -43,6 +46,7 @@ class Lines:
         self._lines: dict[str, ModelLine] = {}
         self._queue: deque[str] = deque()  # models in the order of their turns
         self._stopping = False
+        self._kept_bytes = 0
 
     # ---- start and stop
 
@@ -101,9 +105,26 @@ class Lines:
             # Decision and enqueueing are one step: the journal keeps the order in which we decided.
             late = line.late_failure(operation.seq_id)
             entry = Entry(operation, "pending", accepted=self._write_accepted(operation, payload, late))
+            if self._kept_bytes + len(payload) <= KEPT_PAYLOAD_BYTES:
+                entry.payload = payload
+                self._kept_bytes += len(payload)
             line.entries[operation.seq_id] = entry
         entry.accepted.add_done_callback(lambda done: self._place(line, entry, late, done))
         return entry.accepted
+
+    def take_payload(self, entry: Entry) -> bytes:
+        """What was submitted; memory keeps it no longer."""
+        operation = entry.operation
+        with self._changed:
+            kept = self._drop_payload(entry)
+        if kept is not None:
+            return kept
+        return self._journal.read(lambda db: rows.read_payload(db, operation.model_id, operation.seq_id)).result()
+
+    def _drop_payload(self, entry: Entry) -> bytes | None:
+        kept, entry.payload = entry.payload, None
+        self._kept_bytes -= len(kept or b"")
+        return kept
 
     def _line_for(self, operation: Operation) -> ModelLine:
         line = self._lines.get(operation.model_id)
@@ -138,6 +159,7 @@ class Lines:
             # While this was being synced, a later operation may have closed the gap that it would fill.
             became_late = None if late else line.late_failure(operation.seq_id)
             if late is not None:
+                self._drop_payload(entry)
                 entry.status, entry.failure = "late", late
             elif became_late is None:
                 line.put_in_order(operation)
@@ -149,6 +171,7 @@ class Lines:
 
     def _forget(self, line: ModelLine, entry: Entry) -> None:
         with self._changed:
+            self._drop_payload(entry)
             del line.entries[entry.operation.seq_id]
             if not line.entries:
                 del self._lines[line.model_id]
@@ -226,6 +249,7 @@ class Lines:
 
         def publish(_: Future[None]) -> None:
             with self._changed:
+                self._drop_payload(entry)
                 entry.status, entry.failure = "late", failure
             self._on_finished(operation.model_id, operation.seq_id)
 

@@ -24,6 +24,7 @@ class Entry:
     status: Status
     failure: Failure | None = None
     accepted: Future[None] = field(default_factory=_settled)  # resolves when it is on disk
+    payload: bytes | None = None  # kept for its turn, so that the engine need not wait for the journal's thread
 
     @property
     def is_finished(self) -> bool:

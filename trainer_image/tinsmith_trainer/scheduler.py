@@ -150,7 +150,7 @@ class Scheduler:
     def _replay(self, line: ModelLine, entry: Entry) -> None:
         """Runs again what ran before the crash, for its effect alone: its result stands."""
         operation = entry.operation
-        payload = self._payload(operation)
+        payload = self._lines.take_payload(entry)
         if entry.failure is not None:
             self._note_failure(line, operation, payload, entry.failure)
             return
@@ -162,13 +162,12 @@ class Scheduler:
     # ---- running
 
     def _run(self, line: ModelLine, entry: Entry) -> None:
-        finding = self._find(line, entry.operation)
+        finding = self._find(line, entry.operation, self._lines.take_payload(entry))
         reach("executed-before-result")
         committed = self._journal.write(lambda db: self._write(db, entry.operation, finding), must_succeed=True)
         committed.add_done_callback(lambda done: self._publish(line, entry, finding, done))
 
-    def _find(self, line: ModelLine, operation: Operation) -> _Finding:
-        payload = self._payload(operation)
+    def _find(self, line: ModelLine, operation: Operation, payload: bytes) -> _Finding:
         try:
             executed = self._execute(line, operation, payload)
         except TrainerError as error:
@@ -214,11 +213,9 @@ class Scheduler:
             line.reason = f"{line.model_id} could not be created: {failure.message}"
             self._engine.drop(line.model_id)
 
-    def _payload(self, operation: Operation) -> bytes:
-        return self._journal.read(lambda db: rows.read_payload(db, operation.model_id, operation.seq_id)).result()
-
     def _name_event(self, model_id: str) -> Callable[[int, str], int]:
         def look_up(kind: int, name: str) -> int:
+            self._journal.settle()  # the save just before may still be on its way to the disk
             return self._journal.read(lambda db: rows.saved_name_event(db, model_id, kind, name)).result() or 0
 
         return look_up

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 from transformers.models.llama import LlamaForCausalLM
 from transformers.models.qwen3 import Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 Family = Literal["qwen3", "llama3"]
 
@@ -54,6 +55,7 @@ def make_tiny_model(
     """Writes config, random weights and tokenizer into `directory`, the same bytes for the same arguments."""
     shape = shape or TinyShape()
     directory.mkdir(parents=True, exist_ok=True)
+    disable_progress_bar()  # a bar for one file of a few hundred kilobytes is noise
     tokenizer = _make_tokenizer(family, shape.vocab_size)
     tokenizer.save_pretrained(directory)
     _make_weights(family, shape, seed, tokenizer.eos_token_id).save_pretrained(directory)

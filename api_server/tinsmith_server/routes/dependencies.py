@@ -12,7 +12,8 @@ from tinsmith_server.services.assembly import Services
 _api_key = APIKeyHeader(name="X-API-Key", auto_error=False, description="A key that starts with `tml-`.")
 
 
-def get_services(request: Request) -> Services:
+async def get_services(request: Request) -> Services:
+    # Not a plain function: FastAPI would send each call to a thread.
     services: Services = request.app.state.services
     return services
 
