@@ -43,7 +43,7 @@ class HeldRoute(APIRoute):
                 if isinstance(error, TinsmithError) and http_status(error) < 500:
                     raise
                 log.exception("poll failed")
-                services = get_services(request)
+                services = await get_services(request)
                 return await services.holds.hold(_later(services.settings.poll_hold_seconds), _pending(STOPPING))
 
         return held
