@@ -153,7 +153,8 @@ def resolve_loss(name: str, *, map_stable_reinforce: bool = True) -> str:
     if name == STABLE_REINFORCE and map_stable_reinforce:
         return STABLE_REINFORCE_STAND_IN
     if name not in _DEFINITIONS:
-        raise UserError(f"Unknown loss {name!r}. This server has {', '.join(_DEFINITIONS)}.")
+        known = ", ".join(loss_names(map_stable_reinforce=map_stable_reinforce))
+        raise UserError(f"Unknown loss {name!r}. This server has {known}.")
     return name
 
 

@@ -94,6 +94,7 @@ def missing_failure(missing: range) -> WindowFailure:
 
 def failed_step_message(failure: WindowFailure) -> str:
     return (
-        f"optim_step was not applied, because the gradient since the last step is incomplete: {failure.message}. "
-        "Its gradients were dropped; weights, moments and step are unchanged. Repeat forward_backward and optim_step."
+        "optim_step was not applied, because the gradient since the last step is incomplete: "
+        f"{failure.message.rstrip('.?!')}. Its gradients were dropped; weights, moments and step are unchanged. "
+        "Mend what failed, then send forward_backward and optim_step again."
     )

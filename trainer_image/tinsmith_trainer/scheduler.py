@@ -205,7 +205,7 @@ class Scheduler:
         """What a failed operation leaves behind, at its first run and at replay alike."""
         if line.window_failure is None and self._executor.bears_gradient(operation, payload):
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"
-            line.window_failure = WindowFailure(failure.category, message.rstrip("."))
+            line.window_failure = WindowFailure(failure.category, message)
         elif operation.kind == worker_pb2.OPTIM_STEP:
             self._engine.clear_gradients(line.model_id)
             line.window_failure = None

@@ -51,6 +51,11 @@ def test_weights_come_in_the_asked_dtype(dtype: torch.dtype) -> None:
     assert {parameter.dtype for parameter in tiny_model(dtype=dtype).model.parameters()} == {dtype}
 
 
+def remove_tokenizer(directory: Path) -> None:
+    for path in directory.glob("tokenizer*"):
+        path.unlink()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -60,6 +65,7 @@ def test_weights_come_in_the_asked_dtype(dtype: torch.dtype) -> None:
         pytest.param(lambda d: (d / WEIGHTS).unlink(), r"no weights: expected \*\.safetensors", id="no-weights"),
         pytest.param(truncate, r"model\.safetensors is truncated", id="truncated"),
         pytest.param(lambda d: (d / "tokenizer.json").write_text("{"), "tokenizer in", id="bad-tokenizer"),
+        pytest.param(remove_tokenizer, "has no tokenizer", id="no-tokenizer"),
     ],
 )
 def test_a_directory_that_cannot_be_loaded_names_what_is_wrong(

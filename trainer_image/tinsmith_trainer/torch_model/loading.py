@@ -20,6 +20,7 @@ from tinsmith_trainer.torch_model.turn import DeviceTurn
 
 IDENTITY_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
 DEFAULT_MAX_SEQUENCE_LENGTH = 2048
+SMALLEST_VOCABULARY = 16
 
 
 @dataclass(slots=True)
@@ -108,9 +109,13 @@ def _check_safetensors(shard: Path) -> None:
 
 def _load_tokenizer(directory: Path) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory)
     except Exception as error:
         raise ModelDirectoryInvalid(f"The tokenizer in {directory} cannot be loaded: {error}.") from error
+    if len(tokenizer) < SMALLEST_VOCABULARY:
+        # Without its files transformers makes an empty tokenizer, and stop strings would never match.
+        raise ModelDirectoryInvalid(f"{directory} has no tokenizer: expected tokenizer.json beside config.json.")
+    return tokenizer
 
 
 def _blame(directory: Path, error: Exception) -> str:

@@ -76,7 +76,8 @@ class PeftEngine(Engine):
 
     def _new_adapter(self, adapter_id: str, lora: LoraSpec) -> Adapter:
         if not 1 <= lora.rank <= self._settings.max_rank:
-            raise UserError(f"Rank {lora.rank} is not possible here; choose 1 to {self._settings.max_rank}.")
+            limit = self._settings.max_rank
+            raise UserError(f"LoRA rank {lora.rank} is outside this server's 1 to {limit}; its setting is max_rank.")
         if lora.seed not in SEEDS:
             raise UserError(f"Seed {lora.seed} does not fit in 64 bits.")
         if adapter_id not in self._adapters and len(self._adapters) >= self._settings.adapter_slots:
