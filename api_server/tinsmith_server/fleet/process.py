@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +17,6 @@ T = TypeVar("T")
 
 STDERR = 2
 EXIT_MODEL_UNLOADABLE = 3
-LAST_LINES = 20
 SENTENCE_PREFIX = "tinsmith-trainer: "
 SOCKET_POLL_SECONDS = 0.05
 # A worker snapshots every model on SIGTERM.
@@ -38,7 +36,7 @@ class WorkerProcess:
         self._process = process
         self._lifeline = lifeline
         self._socket = socket
-        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._sentence: str | None = None
         self._reading = asyncio.create_task(self._pass_on_stderr())
         self.client = GrpcWorkerClient(f"unix:{socket}")
 
@@ -105,14 +103,7 @@ class WorkerProcess:
 
     def cause_of_death(self) -> str:
         """The process's own sentence if it left one, else how it ended."""
-        for line in reversed(self._last_lines):
-            if line.startswith(SENTENCE_PREFIX):
-                return line.removeprefix(SENTENCE_PREFIX)
-        return f"the worker process ended with status {self._process.returncode}"
-
-    @property
-    def last_lines(self) -> Sequence[str]:
-        return tuple(self._last_lines)
+        return self._sentence or f"the worker process ended with status {self._process.returncode}"
 
     async def stop(self) -> None:
         """SIGTERM, time to snapshot, then the closed pipe and SIGKILL."""
@@ -143,6 +134,9 @@ class WorkerProcess:
             self._note(unfinished)
 
     def _note(self, line: bytes) -> None:
+        """Passes the line on, but for the sentence that the supervisor logs as the cause of death."""
         text = line.decode(errors="replace").rstrip()
-        self._last_lines.append(text)
-        print(text, file=sys.stderr, flush=True)
+        if text.startswith(SENTENCE_PREFIX):
+            self._sentence = text.removeprefix(SENTENCE_PREFIX)
+        else:
+            print(text, file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ log = get_logger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 30.0
-# A directory that cannot be loaded is mended by a human.
+# A directory that cannot be loaded is mended by a human: until then no request may cost a start.
 UNLOADABLE_BACKOFF_SECONDS = 10.0
 STALE_EPOCH_PAUSE_SECONDS = 0.02
 # A worker that lived this long did not die of its start.
@@ -45,6 +46,8 @@ class Supervisor(WorkerHandle):
         self._instance_id = ""
         self._reason = "the worker is starting"
         self._unloadable = False
+        self._lives = itertools.count(1)
+        self._start_not_before = 0.0
         # Set while there is an answer: a ready worker, or the reason why its model cannot be loaded.
         self._settled = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
@@ -57,10 +60,7 @@ class Supervisor(WorkerHandle):
 
     @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:
-        if self._life is None:
-            self._life = asyncio.create_task(
-                self._live(), name=f"worker {self._worker_id}", context=contextvars.Context()
-            )
+        self._see_that_it_lives()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), timeout_seconds)
         if self._running is not None:
@@ -83,18 +83,31 @@ class Supervisor(WorkerHandle):
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
 
+    def _see_that_it_lives(self) -> None:
+        """Starts the first life, and another one after the model's directory was to blame."""
+        over = self._life is None or self._life.done()
+        if over and asyncio.get_running_loop().time() >= self._start_not_before:
+            self._lost("the worker is starting", unloadable=False)
+            self._life = asyncio.create_task(
+                self._live(), name=f"worker {self._worker_id}", context=contextvars.Context()
+            )
+
     async def _live(self) -> None:
+        """Until the server stops, or the model's directory is to blame: then the next request tries again."""
         backoff = FIRST_BACKOFF_SECONDS
-        for life in range(1, 2**31):
+        while True:
             started = asyncio.get_running_loop().time()
             try:
-                await self._one_life(life)
+                await self._one_life(next(self._lives))
             except OSError as error:
                 self._lost(f"the worker cannot be started: {error}", unloadable=False)
                 log.error("worker cannot be started", worker_id=self._worker_id, error=str(error))
+            if self._unloadable:
+                self._start_not_before = asyncio.get_running_loop().time() + UNLOADABLE_BACKOFF_SECONDS
+                return
             if asyncio.get_running_loop().time() - started > HEALTHY_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
-            await asyncio.sleep(UNLOADABLE_BACKOFF_SECONDS if self._unloadable else backoff)
+            await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _one_life(self, life: int) -> None:
@@ -106,14 +119,14 @@ class Supervisor(WorkerHandle):
             await process.unless_dead(self._activate(process, self._instance_id))
             self._ready(process)
             await process.wait()
-            self._lost(f"{process.cause_of_death()}; it is being restarted", process.model_unloadable)
+            self._lost(process.cause_of_death(), process.model_unloadable)
         except TinsmithError as error:
             self._lost(str(error), process.model_unloadable)
         except asyncio.CancelledError:
             self._lost("the server is stopping", unloadable=False)
             await process.stop()
             raise
-        log.warning("worker lost", worker_id=self._worker_id, reason=self._reason, last_lines=process.last_lines[-3:])
+        log.warning("worker lost", worker_id=self._worker_id, reason=self._reason)
         await process.discard()
 
     def _ready(self, process: WorkerProcess) -> None:

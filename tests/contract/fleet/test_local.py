@@ -42,7 +42,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
     monkeypatch.setattr(WorkerCommand, "__call__", command)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setattr("tinsmith_server.fleet.supervisor.UNLOADABLE_BACKOFF_SECONDS", 0.1)
     return Settings(data=tmp_path / "data", models=(f"a={model}", f"b={model}"), lora_alpha=32)
 
 
@@ -108,18 +107,44 @@ def pid_of(tmp_path: Path) -> int:
     return int(pid)
 
 
-async def test_a_model_that_cannot_be_loaded_is_said_in_the_workers_words_and_tried_again(
+async def refused(fleet: LocalFleet, tmp_path: Path, sentence: str) -> Supervisor:
+    """The worker, after its model's directory was found to be broken."""
+    (tmp_path / "model" / "refuse").write_text(sentence)
+    worker = only_worker(fleet)
+    with pytest.raises(ModelUnloadable, match=f"^{sentence}$"):
+        await worker.connection(START_SECONDS)
+    assert worker._life is not None
+    await worker._life
+    return worker
+
+
+async def test_a_model_that_cannot_be_loaded_is_tried_again_by_the_next_request_that_needs_it(
+    fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.fleet.supervisor.UNLOADABLE_BACKOFF_SECONDS", 0.0)
+    worker = await refused(fleet, tmp_path, "model.safetensors is truncated")
+    (tmp_path / "model" / "refuse").unlink()
+    assert worker.running() is None
+    await worker.connection(START_SECONDS)
+    assert worker.running() is not None
+
+
+async def test_requests_within_the_back_off_hear_the_reason_and_start_nothing(
     fleet: LocalFleet, tmp_path: Path
 ) -> None:
-    refusal = tmp_path / "model" / "refuse"
-    refusal.write_text("model.safetensors is truncated")
-    worker = only_worker(fleet)
-    with pytest.raises(ModelUnloadable, match=r"^model.safetensors is truncated"):
+    worker = await refused(fleet, tmp_path, "model.safetensors is truncated")
+    (tmp_path / "model" / "refuse").unlink()
+    with pytest.raises(ModelUnloadable, match="is truncated"):
         await worker.connection(START_SECONDS)
-    refusal.unlink()
-    while worker.running() is None:
-        await asyncio.sleep(0.01)
-    await worker.connection(START_SECONDS)
+
+
+async def test_a_lost_worker_is_one_line_with_its_reason_once(
+    fleet: LocalFleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await refused(fleet, tmp_path, "model.safetensors is truncated")
+    output = "".join(capfd.readouterr())
+    assert output.count("model.safetensors is truncated") == 1
+    assert output.count("worker lost") == 1
 
 
 async def test_closing_the_fleet_lets_workers_end_by_themselves(
