@@ -138,7 +138,7 @@ def train(client: tinker.TrainingClient, tokenizer: Any) -> list[float]:
         for forward_backward, optim_step in steps:
             losses.append(loss_per_token(forward_backward.result(), batch))
             optim_step.result()
-            progress.update(task, advance=1, description=f"loss {losses[-1]:.4f}")
+            progress.update(task, advance=1, description=f"loss per token {losses[-1]:.4f}")
     return losses
 
 
@@ -158,8 +158,8 @@ def resume(service: tinker.ServiceClient, client: tinker.TrainingClient, tokeniz
         for each in (client, resumed):
             output = each.forward_backward(batch, "cross_entropy")
             each.optim_step(ADAM)
-            losses.append(output.result().metrics["loss:sum"])
-        console.print(f"   step {TRAINING_STEPS + step + 1}: loss {losses[0]:.6f}, resumed {losses[1]:.6f}")
+            losses.append(loss_per_token(output.result(), batch))
+        console.print(f"   step {TRAINING_STEPS + step + 1}: loss per token {losses[0]:.6f}, resumed {losses[1]:.6f}")
         assert math.isclose(*losses, rel_tol=1e-4)
     return resumed
 
