@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import httpx
 
+from tinsmith.addresses import find_mistake
+
 BASE_URL_VARIABLE = "TINKER_BASE_URL"
 API_KEY_VARIABLE = "TINKER_API_KEY"
 LOCAL_SERVER = "http://127.0.0.1:8000"
@@ -23,8 +25,12 @@ class Unreachable(ApiError):
     """Nothing answers at that address."""
 
 
+class SpeaksHttp(ApiError):
+    """An https URL, and a server that speaks http."""
+
+
 class KeyRefused(ApiError):
-    """The server does not know the key, or it was revoked."""
+    """No key was sent, the server does not know it, or it was revoked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,17 @@ def api_key_from_environment() -> str | None:
 
 
 class Api:
-    """A server at `base_url`. Each call raises ApiError when the server cannot do its part."""
+    """A server at `base_url`.
+
+    Raises ApiError for an address that cannot be one, and from each call when the server cannot do its part.
+    """
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
+        if (mistake := find_mistake(base_url)) is not None:
+            raise ApiError(f"{mistake.detail}; {mistake.cure}")
         headers = {"X-API-Key": api_key} if api_key else {}
         self.base_url = base_url.rstrip("/")
+        self._has_key = bool(api_key)
         self._http = httpx.Client(base_url=f"{self.base_url}/api/v1", headers=headers, timeout=TIMEOUT_SECONDS)
 
     def __enter__(self) -> Self:
@@ -76,9 +88,13 @@ class Api:
         try:
             response = self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
+            if "WRONG_VERSION_NUMBER" in str(error):
+                raise SpeaksHttp(f"the server at {self.base_url} speaks http, not https") from error
             raise Unreachable(f"nothing answers at {self.base_url}: {error or type(error).__name__}") from error
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise KeyRefused(f"{self.base_url} refuses the key: {response.text}")
+            if not self._has_key:
+                raise KeyRefused(f"{self.base_url} wants a key, and {API_KEY_VARIABLE} is not set")
+            raise KeyRefused(f"{self.base_url} refuses the key: {_sentence(response)}")
         try:
             content = response.raise_for_status().json()
         except (httpx.HTTPStatusError, ValueError) as error:
@@ -86,6 +102,14 @@ class Api:
         if not isinstance(content, dict):
             raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
         return content
+
+
+def _sentence(response: httpx.Response) -> str:
+    """The server's `detail`, or whatever else stands between it and this program has to say."""
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, TypeError, KeyError):
+        return _summary(response)
 
 
 def _summary(response: httpx.Response) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tinsmith.api import API_KEY_VARIABLE, BASE_URL_VARIABLE, Api, ApiError, KeyRefused, Unreachable
+from tinsmith.addresses import find_mistake
+from tinsmith.api import API_KEY_VARIABLE, BASE_URL_VARIABLE, Api, ApiError, KeyRefused, SpeaksHttp, Unreachable
 from tinsmith.tokenizers import find_tokenizer, tokenizer_id
 
 OLDEST_SDK = (0, 38)
@@ -16,6 +18,9 @@ OLDEST_SDK = (0, 38)
 
 KEY_PREFIXES = ("tml-", "eyJ")
 """The SDK refuses every other key before it sends a request."""
+
+
+RETRY_SECONDS = 0.2
 
 
 class Status(StrEnum):
@@ -36,19 +41,29 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a program would run with. `environment_url` is TINKER_BASE_URL, if it is set."""
+    """What a program would run with.
+
+    `environment_url` is TINKER_BASE_URL, if it is set; if not, `base_url` is where a server would listen by default.
+    """
 
     base_url: str
     environment_url: str | None
     api_key: str | None
 
 
-def diagnose(surroundings: Surroundings) -> Iterator[Finding]:
-    """Every check in the order in which a program would stumble; what cannot be judged is skipped."""
+def diagnose(surroundings: Surroundings, *, wait_seconds: float = 0.0) -> Iterator[Finding]:
+    """Every check in the order in which a program would stumble; what cannot be judged is skipped.
+
+    A server that does not answer is asked again for `wait_seconds`.
+    """
     yield _check_address(surroundings)
     yield _check_sdk()
+    if find_mistake(surroundings.base_url) is not None:
+        yield Finding("server", Status.SKIPPED, "needs an address")
+        return
     with Api(surroundings.base_url, surroundings.api_key) as api:
-        yield (server := _check_server(api))
+        server = _wait_for_server(api, wait_seconds)
+        yield server if surroundings.environment_url is not None else _as_hint(server, api)
         if server.status is not Status.OK:
             yield Finding("key", Status.SKIPPED, "needs a server that answers")
             return
@@ -62,8 +77,11 @@ def diagnose(surroundings: Surroundings) -> Iterator[Finding]:
 def _check_address(surroundings: Surroundings) -> Finding:
     url = surroundings.base_url
     if surroundings.environment_url is None:
-        cure = f"export {BASE_URL_VARIABLE}={url}, or ServiceClient(base_url={url!r})"
-        return Finding("address", Status.FAILED, f"{BASE_URL_VARIABLE} is not set: programs go to the vendor", cure)
+        detail = f"{BASE_URL_VARIABLE} is not set: programs go to the vendor's service, not to a server of yours"
+        cure = f"export {BASE_URL_VARIABLE}={url}, or the other URL that `tinsmith serve` printed"
+        return Finding("address", Status.FAILED, detail, cure)
+    if (mistake := find_mistake(url)) is not None:
+        return Finding("address", Status.FAILED, mistake.detail, mistake.cure)
     return Finding("address", Status.OK, f"programs go to {surroundings.environment_url}")
 
 
@@ -85,11 +103,28 @@ def _sdk_version() -> str | None:
         return None
 
 
+def _wait_for_server(api: Api, wait_seconds: float) -> Finding:
+    deadline = time.monotonic() + wait_seconds
+    while (finding := _check_server(api)).status is Status.FAILED and time.monotonic() < deadline:
+        time.sleep(RETRY_SECONDS)
+    return finding
+
+
+def _as_hint(server: Finding, api: Api) -> Finding:
+    """Nobody named the default address, so its silence is not a failure."""
+    if server.status is Status.OK:
+        return server
+    return Finding("server", Status.SKIPPED, f"needs an address; there is none at {api.base_url}, the default one")
+
+
 def _check_server(api: Api) -> Finding:
     try:
         api.check_health()
     except Unreachable as error:
         cure = f"start one with `tinsmith serve`, or correct {BASE_URL_VARIABLE}; behind a proxy, set NO_PROXY"
+        return Finding("server", Status.FAILED, str(error), cure)
+    except SpeaksHttp as error:
+        cure = f"export {BASE_URL_VARIABLE}=http{api.base_url.removeprefix('https')}"
         return Finding("server", Status.FAILED, str(error), cure)
     except ApiError as error:
         return Finding(
@@ -131,6 +166,10 @@ def _check_tokenizer(model_name: str) -> Finding:
     found = find_tokenizer(identifier)
     if found is not None:
         return Finding(check, Status.OK, str(found))
+    if Path(identifier).is_dir():
+        detail = f"the directory {Path(identifier).resolve()} has no tokenizer.json"
+        cure = f"put the model's tokenizer there: the SDK prefers a directory {identifier} to the hub's repository"
+        return Finding(check, Status.FAILED, detail, cure)
     detail = f"{identifier} is neither a directory in {Path.cwd()} nor in the hub's cache"
     cure = (
         f"`hf download {identifier}` if it is on the hub; else run programs where {identifier} is the model's "

@@ -19,6 +19,9 @@ MARKS = {Status.OK: "[green]✓[/green]", Status.FAILED: "[red]✗[/red]", Statu
 
 def doctor(
     base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Ask a server that does not answer again for so long.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON object.")] = False,
 ) -> None:
     """Check address, SDK, server, key and tokenizers, and say how to cure what fails.
@@ -27,10 +30,10 @@ def doctor(
     """
     surroundings = Surroundings(
         base_url=base_url or base_url_from_environment(),
-        environment_url=base_url or os.environ.get(BASE_URL_VARIABLE),
+        environment_url=base_url or os.environ.get(BASE_URL_VARIABLE) or None,
         api_key=api_key_from_environment(),
     )
-    findings = diagnose(surroundings)
+    findings = diagnose(surroundings, wait_seconds=wait)
     healthy = _print_json(findings) if as_json else _print_lines(findings)
     raise typer.Exit(0 if healthy else 1)
 

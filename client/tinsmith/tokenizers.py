@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
+"""One of them is there. Of tokenizer_config.json alone, transformers makes an empty tokenizer without a word."""
+
 LLAMA_3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
 
 
@@ -22,7 +24,7 @@ def find_tokenizer(identifier: str) -> Path | None:
     """The folder that transformers would load it from without a download: a directory, or the hub's cache."""
     directory = Path(identifier)
     if directory.is_dir():
-        return directory if any((directory / name).is_file() for name in TOKENIZER_FILES) else None
+        return directory if any((directory / name).is_file() for name in VOCABULARY_FILES) else None
     return _find_in_hub_cache(identifier)
 
 
@@ -30,7 +32,7 @@ def _find_in_hub_cache(repository: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    for name in TOKENIZER_FILES:
+    for name in VOCABULARY_FILES:
         try:
             found = try_to_load_from_cache(repository, name)
         except HFValidationError:

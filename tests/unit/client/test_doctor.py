@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.stub_server import GOOD_KEY, NOT_FOUND, WELL, stub_server
+from support.stub_server import GOOD_KEY, NOT_FOUND, WELL, Answer, stub_server
 from tinsmith.checks import Finding, Status, Surroundings, diagnose
 from tinsmith.cli import main
+from typing_extensions import override
 
 
 @pytest.fixture
@@ -53,6 +55,62 @@ def test_an_unset_address_sends_programs_to_the_vendor(well_server: str) -> None
     assert f"export TINKER_BASE_URL={well_server}" in (findings["address"].cure or "")
 
 
+def test_nothing_at_the_default_address_is_no_failure_of_its_own() -> None:
+    with stub_server() as url:
+        pass
+    findings = examine(url, environment_url=None)
+    assert failures(findings) == ["address"]
+    assert findings["server"].status is Status.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("written", "cure"),
+    [
+        ("127.0.0.1:18431", "put http:// in front: http://127.0.0.1:18431"),
+        ("http://127.0.0.1:8000/api/v1", "leave out /api/v1, which the SDK adds: http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/api/v1/", "leave out /api/v1, which the SDK adds: http://127.0.0.1:8000"),
+        ("http://127.0.0.1:eight", "http://HOST:PORT"),
+        ("ftp://127.0.0.1:8000", "http://HOST:PORT"),
+        ("http://", "http://HOST:PORT"),
+    ],
+    ids=["no scheme", "the API's path", "the API's path and a slash", "no port", "another scheme", "no host"],
+)
+def test_a_mistake_in_the_address_is_corrected(written: str, cure: str) -> None:
+    findings = examine(written)
+    assert failures(findings) == ["address"]
+    assert cure in (findings["address"].cure or "")
+    assert findings["server"].status is Status.SKIPPED
+
+
+def test_https_to_a_server_that_speaks_http_is_named(well_server: str) -> None:
+    findings = examine(well_server.replace("http:", "https:"))
+    assert failures(findings) == ["server"]
+    assert "speaks http, not https" in findings["server"].detail
+    assert f"export TINKER_BASE_URL={well_server}" in (findings["server"].cure or "")
+
+
+class IllAtFirst(dict[str, Answer]):
+    """Answers whose first one to a health check is 503."""
+
+    asked = 0
+
+    @override
+    def get(self, path: str, default: object = None) -> Any:
+        if path.endswith("/healthz"):
+            self.asked += 1
+            return (503, {}) if self.asked == 1 else (200, {"status": "ok"})
+        return super().get(path, default)
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+@pytest.mark.parametrize(("seconds", "failed"), [(0, ["server"]), (60, [])], ids=["at once", "waiting"])
+def test_a_server_that_is_starting_is_waited_for_on_request(seconds: float, failed: list[str]) -> None:
+    with stub_server(IllAtFirst(WELL)) as url:
+        surroundings = Surroundings(url, url, GOOD_KEY)
+        found = {finding.check: finding for finding in diagnose(surroundings, wait_seconds=seconds)}
+    assert failures(found) == failed
+
+
 def test_a_server_that_is_not_there_leaves_the_rest_unjudged() -> None:
     with stub_server() as url:
         pass
@@ -93,6 +151,14 @@ def test_a_tokenizer_that_programs_would_not_find_has_a_cure(well_server: str) -
     findings = examine(well_server)
     assert failures(findings) == ["tokenizer of org/tiny"]
     assert "hf download org/tiny" in (findings["tokenizer of org/tiny"].cure or "")
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_directory_without_a_tokenizer_is_told_from_none(well_server: str) -> None:
+    Path("org/tiny").mkdir(parents=True)
+    finding = examine(well_server)["tokenizer of org/tiny"]
+    assert finding.status is Status.FAILED
+    assert f"{Path('org/tiny').resolve()} has no tokenizer.json" in finding.detail
 
 
 @pytest.mark.usefixtures("tokenizer_here")

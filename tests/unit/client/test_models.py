@@ -36,3 +36,25 @@ def test_a_server_that_does_not_answer_is_one_sentence(capsys: pytest.CaptureFix
         main(["models", "--base-url", url])
     assert end.value.code == 1
     assert f"nothing answers at {url}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("api_key", "sentence"),
+    [("tml-revoked", "refuses the key: no such key\n"), ("", "wants a key, and TINKER_API_KEY is not set\n")],
+    ids=["a bad key", "no key"],
+)
+def test_a_refused_key_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], api_key: str, sentence: str
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", api_key)
+    with stub_server() as url, pytest.raises(SystemExit) as end:
+        main(["models", "--base-url", url])
+    assert end.value.code == 1
+    assert f"tinsmith models: {url} {sentence}" in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_one_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["models", "--base-url", "127.0.0.1:8000"])
+    assert end.value.code == 1
+    assert "put http:// in front: http://127.0.0.1:8000" in capsys.readouterr().err

@@ -38,13 +38,24 @@ def test_a_name_becomes_what_the_sdk_makes_of_it(name: str, monkeypatch: pytest.
 
 def test_a_directory_of_that_name_holds_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo" / "tiny").mkdir(parents=True)
-    (tmp_path / "demo" / "tiny" / "tokenizer_config.json").touch()
+    (tmp_path / "demo" / "tiny" / "tokenizer.json").touch()
+    monkeypatch.chdir(tmp_path)
+    assert find_tokenizer("demo/tiny") == Path("demo/tiny")
+
+
+def test_links_to_a_tokenizer_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "blob").touch()
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "tokenizer.json").symlink_to(tmp_path / "blob")
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "tiny").symlink_to(tmp_path / "snapshot")
     monkeypatch.chdir(tmp_path)
     assert find_tokenizer("demo/tiny") == Path("demo/tiny")
 
 
 def test_a_directory_without_a_tokenizer_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo" / "tiny").mkdir(parents=True)
+    (tmp_path / "demo" / "tiny" / "tokenizer_config.json").touch()
     monkeypatch.chdir(tmp_path)
     assert find_tokenizer("demo/tiny") is None
 
