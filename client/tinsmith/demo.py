@@ -13,12 +13,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tinsmith.local_server import ServerFailed, running_server, tinsmith_command
+from tinsmith.local_server import ServerFailed, free_port, running_server, tinsmith_command
 
 MODEL = "demo/tiny"
 """Its name and, in the output directory, its directory: so the SDK finds the tokenizer."""
 
 PROGRAM = "first_steps.py"
+DEFAULT_PORT = 8000
+SERVE_SECONDS = 20
+"""Longer than a server with the tiny model takes to answer, on a slow machine too."""
 
 
 def demo(
@@ -35,11 +38,12 @@ def demo(
         with running_server([f"--data={out / 'server'}", f"--model={MODEL}={out / MODEL}"], api_key, out) as base_url:
             console.print(f"  it answers at {base_url}; its log is {out / 'server.log'}")
             _run_program(console, out, base_url, api_key)
-        write_environment(out / "environment", api_key)
+        port = free_port(DEFAULT_PORT)
+        write_environment(out / "environment", api_key, port)
     except (ServerFailed, subprocess.CalledProcessError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"tinsmith demo: {error}", markup=False)
         raise typer.Exit(1) from error
-    _say_what_next(console, out, time.monotonic() - started)
+    _say_what_next(console, out, port, time.monotonic() - started)
 
 
 def find_program() -> Path:
@@ -68,18 +72,19 @@ def _run_program(console: Console, out: Path, base_url: str, api_key: str) -> No
     subprocess.run([sys.executable, program, *arguments], check=True, cwd=out, env=environment)
 
 
-def write_environment(file: Path, api_key: str) -> None:
-    """What a shell needs to speak to the demo's server: the next one gets the same key."""
+def write_environment(file: Path, api_key: str, port: int) -> None:
+    """What a shell needs to speak to the demo's next server, which gets the same key."""
     file.touch(mode=0o600)
     file.write_text(
         f"export PATH={Path(sys.executable).parent}:$PATH\n"
-        f"export TINSMITH_API_KEY={api_key} TINKER_API_KEY={api_key} TINKER_BASE_URL=http://127.0.0.1:8000\n"
+        f"export TINSMITH_API_KEY={api_key} TINKER_API_KEY={api_key} TINKER_BASE_URL=http://127.0.0.1:{port}\n"
     )
 
 
-def _say_what_next(console: Console, out: Path, seconds: float) -> None:
+def _say_what_next(console: Console, out: Path, port: int, seconds: float) -> None:
     console.print(f"\nThat took {seconds:.0f} seconds. The server has stopped; what it keeps is in {out / 'server'}.")
     console.print("\n[bold]Next[/bold]")
     console.print(f"  cd {out} && source environment")
-    console.print(f"  tinsmith serve --data server --model {MODEL} --log-level warning &")
-    console.print("  tinsmith doctor && tinker checkpoint list")
+    console.print(f"  tinsmith serve --data server --model {MODEL} --port {port} --log-level warning &")
+    console.print(f"  tinsmith doctor --wait {SERVE_SECONDS} && tinker checkpoint list")
+    console.print("\n`kill %1` stops that server; what it keeps is there when it starts again.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,14 @@ LOG_LINES_SHOWN = 5
 
 class ServerFailed(Exception):
     """The server did not start, or did not stop by itself. `str(error)` ends with its last words."""
+
+
+def free_port(preferred: int) -> int:
+    """`preferred`, or another one where something listens there already."""
+    try:
+        return _bind(preferred)
+    except OSError:
+        return _bind(0)
 
 
 def tinsmith_command() -> list[str]:
@@ -43,6 +52,14 @@ def running_server(
             status = _wait_for_end(process)
     if status != 0:
         raise ServerFailed(f"the server stopped with status {status}. {_last_words(log)}")
+
+
+def _bind(port: int) -> int:
+    with socket.socket() as listener:
+        # As servers do: a port whose last connections linger is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        return int(listener.getsockname()[1])
 
 
 def _start(command: Sequence[str], api_key: str, stderr: IO[str]) -> subprocess.Popen[str]:

@@ -20,4 +20,4 @@ def test_the_demo_trains_and_shows_what_it_did(tmp_path: Path) -> None:
     assert "Pots, pans and lanterns." not in before
     assert (out / "first_steps.png").read_bytes().startswith(b"\x89PNG")
     assert {file.name for file in (out / "adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
-    assert "tinsmith doctor" in done.stdout
+    assert "tinsmith doctor --wait 20 && tinker checkpoint list" in done.stdout

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 from tinsmith import demo, local_server
-from tinsmith.local_server import ServerFailed, running_server
+from tinsmith.local_server import ServerFailed, free_port, running_server
 
 READY = """
 import signal, sys
@@ -67,6 +68,14 @@ def test_a_server_that_stops_badly_is_reported(tmp_path: Path, monkeypatch: pyte
 
 def test_only_its_owner_reads_the_demos_key(tmp_path: Path) -> None:
     file = tmp_path / "environment"
-    demo.write_environment(file, "tml-secret")
+    demo.write_environment(file, "tml-secret", 8001)
     assert file.stat().st_mode & 0o077 == 0
     assert "TINKER_API_KEY=tml-secret" in file.read_text()
+    assert "TINKER_BASE_URL=http://127.0.0.1:8001" in file.read_text()
+
+
+def test_a_port_where_something_listens_is_not_suggested() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        assert free_port(taken) != taken
+    assert free_port(taken) == taken
