@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import tinker
 from support.sdk import adam, exact_logprobs, next_token_datum, service_client
-from support.servers import REFERENCE_ENGINE, ServedInstallation
+from support.servers import REFERENCE_MODEL, ServedInstallation
 
-MODEL = "reference/model"
 DATA = [next_token_datum([5, 9, 2, 14, 7])]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServedInstallation]:
-    model = tmp_path / "reference"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    installation = ServedInstallation(tmp_path / "data", {MODEL: model}, {"engine": REFERENCE_ENGINE}).start()
-    yield installation
-    installation.stop()
-
-
-def test_a_lost_volume_corrupts_its_models_and_leaves_their_checkpoints(server: ServedInstallation) -> None:
+def test_a_lost_volume_corrupts_its_models_and_leaves_their_checkpoints(reference_server: ServedInstallation) -> None:
+    server = reference_server
     with service_client(server) as client:
-        model = client.create_lora_training_client(MODEL, rank=4, seed=1).result()
+        model = client.create_lora_training_client(REFERENCE_MODEL, rank=4, seed=1).result()
         model.forward_backward(DATA, "cross_entropy")
         model.optim_step(adam())
         path = model.save_state("before").result().path

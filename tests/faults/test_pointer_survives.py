@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-from support.servers import REFERENCE_ENGINE, ServedInstallation
+from support.servers import REFERENCE_MODEL, ServedInstallation
 
-MODEL = "reference/model"
 PATIENCE_SECONDS = 60.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServedInstallation]:
-    model = tmp_path / "reference"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    installation = ServedInstallation(tmp_path / "data", {MODEL: model}, {"engine": REFERENCE_ENGINE}).start()
-    yield installation
-    installation.stop()
 
 
 def new_model(server: ServedInstallation) -> str:
     session = server.post("/api/v1/create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0.38.0"}).json()
-    create = {"session_id": session["session_id"], "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4}}
+    create = {
+        "session_id": session["session_id"],
+        "model_seq_id": 0,
+        "base_model": REFERENCE_MODEL,
+        "lora_config": {"rank": 4},
+    }
     request_id = server.post("/api/v1/create_model", create).json()["request_id"]
     model_id: str = server.post("/api/v1/retrieve_future", {"request_id": request_id}).json()["model_id"]
     return model_id
@@ -44,7 +35,8 @@ def names(server: ServedInstallation, run: str) -> list[str]:
     return [checkpoint["checkpoint_id"] for checkpoint in listed]
 
 
-def test_a_checkpoint_is_listed_though_nobody_asked_for_its_result(server: ServedInstallation) -> None:
+def test_a_checkpoint_is_listed_though_nobody_asked_for_its_result(reference_server: ServedInstallation) -> None:
+    server = reference_server
     run = new_model(server)
     server.post("/api/v1/save_weights", {"model_id": run, "path": "a", "seq_id": 1, "overwrite": False})
     wait_for_files(server)

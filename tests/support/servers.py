@@ -19,6 +19,7 @@ API_KEY = "tml-test-key"
 START_SECONDS = 60.0
 HTTP_OPTIONS: dict[str, Any] = {"trust_env": False, "timeout": 60.0}
 REFERENCE_ENGINE = "support.reference_engine:build_reference"
+REFERENCE_MODEL = "reference/model"
 
 
 def free_port() -> int:
