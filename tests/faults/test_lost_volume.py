@@ -28,5 +28,8 @@ def test_a_lost_volume_corrupts_its_models_and_leaves_their_checkpoints(referenc
         assert failure.value.category == "server"
         resumed = client.create_training_client_from_state(path).result()
         assert exact_logprobs(resumed.forward(DATA, "cross_entropy").result()) == expected
+        saved = resumed.save_state("after").result().path
+        again = client.create_training_client_from_state(saved).result()
+        assert exact_logprobs(again.forward(DATA, "cross_entropy").result()) == expected
         run = server.get(f"/api/v1/training_runs/{path.split('/')[2]}").json()
         assert run["corrupted"]

@@ -43,15 +43,25 @@ class ForwardBackward:
 
 def decode_forward_backward(body: bytes, *, zstd: bool) -> ForwardBackward:
     """Raises UserError with the datum and field at fault."""
+    request = _parse(body, zstd=zstd)
+    if not request.data:
+        raise UserError("forward_backward needs at least one datum; data is empty.")
+    datums = tuple(_decode_datum(index, datum) for index, datum in enumerate(request.data))
+    return ForwardBackward(datums, LossSpec(request.loss_fn, _loss_config(request)), request.forward_only)
+
+
+def is_forward_only(body: bytes, *, zstd: bool) -> bool:
+    """Whether the call asks for no gradient, however wrong the rest of it is. Raises UserError if it cannot be read."""
+    return _parse(body, zstd=zstd).forward_only
+
+
+def _parse(body: bytes, *, zstd: bool) -> wire_pb2.ForwardBackwardRequest:
     request = wire_pb2.ForwardBackwardRequest()
     try:
         request.ParseFromString(_decompress(body) if zstd else body)
     except DecodeError as error:
         raise UserError("The forward_backward body is not a readable protobuf message.") from error
-    if not request.data:
-        raise UserError("forward_backward needs at least one datum; data is empty.")
-    datums = tuple(_decode_datum(index, datum) for index, datum in enumerate(request.data))
-    return ForwardBackward(datums, LossSpec(request.loss_fn, _loss_config(request)), request.forward_only)
+    return request
 
 
 def _decompress(body: bytes) -> bytes:

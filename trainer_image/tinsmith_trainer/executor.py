@@ -13,7 +13,7 @@ import orjson
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints import CheckpointRoot, Contents, WrittenCheckpoint
-from tinsmith_trainer.codec import ForwardBackward, decode_forward_backward, encode_forward_backward
+from tinsmith_trainer.codec import ForwardBackward, decode_forward_backward, encode_forward_backward, is_forward_only
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
 from tinsmith_trainer.engines.base import Outcome as EngineOutcome
 from tinsmith_trainer.errors import UserError
@@ -26,6 +26,7 @@ PATH_KINDS = {
     worker_pb2.EXTERNAL: "external_weights",
 }
 EPHEMERAL_AREA = "ephemeral"
+SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Executor:
         if not operation.is_forward_backward:
             return False
         try:
-            return not decode_forward_backward(payload, zstd=operation.zstd).forward_only
+            return not is_forward_only(payload, zstd=operation.zstd)
         except UserError:
             return True
 
@@ -164,7 +165,7 @@ class Executor:
             forces_snapshot=True,
             events=(_saved_event(operation, request, written, state.lora),),
             saved_name=(request.kind, request.name) if request.name else None,
-            saved=SavedWeights(written, state),
+            saved=SavedWeights(written, state.weights_only()) if request.kind in SAMPLED_KINDS else None,
         )
 
     def _release(self, operation: Operation, request: worker_pb2.ReleaseModel, epoch: int) -> Executed:

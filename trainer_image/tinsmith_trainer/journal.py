@@ -7,6 +7,7 @@ resolves only after its transaction is on disk.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import apsw
+import structlog
 
 from tinsmith_trainer.errors import JournalFull, ServerError
 
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 FORMAT_VERSION = 1
 FULL_RETRY_SECONDS = 1.0
@@ -56,7 +60,7 @@ CREATE TABLE IF NOT EXISTS operations (
     finished_at REAL,
     UNIQUE (model_id, seq_id)
 );
-CREATE INDEX IF NOT EXISTS operations_by_finish ON operations (finished_at) WHERE result IS NOT NULL;
+CREATE INDEX IF NOT EXISTS results_by_age ON operations (finished_at, id, result_bytes) WHERE result IS NOT NULL;
 CREATE TABLE IF NOT EXISTS events (event_id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS saved_names (
     model_id TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL, event_id INTEGER NOT NULL,
@@ -131,8 +135,13 @@ class Journal:
         return job.future
 
     def _serve(self) -> None:
-        while self._serve_batch(self._take_batch()):
-            pass
+        try:
+            while self._serve_batch(self._take_batch()):
+                pass
+        except BaseException:
+            # Whoever waits for this thread would wait for ever. A new process replays what is on disk.
+            log.exception("the journal's thread failed", path=str(self.path))
+            os._exit(1)
         self._db.close()
 
     def _take_batch(self) -> list[_Job[Any] | None]:
@@ -188,19 +197,22 @@ class Journal:
 
     def _commit_one_by_one(self, jobs: list[_Job[Any]]) -> None:
         for job in jobs:
-            while True:
-                try:
-                    [result] = self._transaction([job])
-                except apsw.FullError:
-                    if job.must_succeed:
-                        time.sleep(FULL_RETRY_SECONDS)
-                        continue
-                    job.future.set_exception(
-                        JournalFull(f"No room on the volume of {self.path}: make room, then retry.")
-                    )
-                else:
-                    job.future.set_result(result)
-                break
+            while not self._commit_unless_full(job):
+                time.sleep(FULL_RETRY_SECONDS)
+
+    def _commit_unless_full(self, job: _Job[Any]) -> bool:
+        """False when the disk is full and the job has to wait for room; else its future is settled."""
+        try:
+            [result] = self._transaction([job])
+        except apsw.FullError:
+            if job.must_succeed:
+                return False
+            job.future.set_exception(JournalFull(f"No room on the volume of {self.path}: make room, then retry."))
+        except Exception as error:
+            job.future.set_exception(ServerError(f"The journal could not be written: {error}"))
+        else:
+            job.future.set_result(result)
+        return True
 
 
 def _resolve(job: _Job[Any], db: apsw.Connection) -> None:
@@ -218,6 +230,12 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     db.pragma("synchronous", "FULL")
     db.execute(SCHEMA)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
+    # A server may remember a cursor of a volume that was lost: events of a new one must come after it.
+    db.execute(
+        "INSERT INTO sqlite_sequence (name, seq) SELECT 'events', ?"
+        " WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'events')",
+        (time.time_ns() // 1_000_000,),
+    )
     [(version,)] = db.execute("SELECT value FROM meta WHERE key = 'format_version'").fetchall()
     if int(str(version)) != FORMAT_VERSION:
         raise ServerError(

@@ -13,7 +13,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer import operations as rows
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.journal import Journal
-from tinsmith_trainer.model_line import Entry, ModelLine
+from tinsmith_trainer.model_line import SETTLED, Entry, ModelLine
 from tinsmith_trainer.operations import Failure, Operation
 from tinsmith_trainer.ordering import Turn
 
@@ -137,7 +137,8 @@ class Lines:
 
     def _enlist(self, line: ModelLine) -> None:
         self._lines[line.model_id] = line
-        self._queue.append(line.model_id)
+        if line.is_open:
+            self._queue.append(line.model_id)
 
     def _write_accepted(self, operation: Operation, payload: bytes, late: Failure | None) -> Future[None]:
         def write(db: rows.Database) -> None:
@@ -156,6 +157,7 @@ class Lines:
             self._forget(line, entry)
             return
         with self._changed:
+            entry.accepted = SETTLED
             # While this was being synced, a later operation may have closed the gap that it would fill.
             became_late = None if late else line.late_failure(operation.seq_id)
             if late is not None:
@@ -186,17 +188,31 @@ class Lines:
                 ready = self._next_ready()
                 if ready is not None:
                     return ready
-                self._changed.wait()
+                self._changed.wait(self._seconds_to_next_hold())
         return None
+
+    def _seconds_to_next_hold(self) -> float | None:
+        """When a line that was put off is due again; None: only a change can bring work."""
+        held = [line.held_until for line in self._lines.values() if line.held_until]
+        return max(min(held) - self._clock(), 0.0) if held else None
+
+    def hold(self, line: ModelLine, seconds: float) -> None:
+        """Its next operation is tried again after this time."""
+        with self._changed:
+            line.held_until = self._clock() + seconds
 
     def _next_ready(self) -> tuple[ModelLine, Turn, Entry] | None:
         for _ in range(len(self._queue)):
             line = self._lines[self._queue[0]]
             self._queue.rotate(-1)
-            turn = line.order.next_turn() if line.is_open else None
+            turn = line.order.next_turn() if self._may_run(line) else None
             if turn is not None and not self._needs_a_slot(line):
+                line.held_until = 0.0
                 return line, turn, line.entries[turn.seq_id]
         return None
+
+    def _may_run(self, line: ModelLine) -> bool:
+        return line.is_open and line.held_until <= self._clock()
 
     def _needs_a_slot(self, line: ModelLine) -> bool:
         """A create waits, rather than fails, until another model is released."""
@@ -231,6 +247,8 @@ class Lines:
         """Nothing of this model runs any more; what waits fails with the reason."""
         with self._changed:
             line.phase, line.reason = phase, reason
+            if line.model_id in self._queue:
+                self._queue.remove(line.model_id)
             self._changed.notify_all()  # its slot is free
         self._fail_waiting(line)
 

@@ -9,11 +9,9 @@ from tinsmith_trainer.operations import Failure, ModelPhase, Operation, Status, 
 from tinsmith_trainer.ordering import OperationOrder, WindowFailure
 from tinsmith_trainer.snapshots import SnapshotFile
 
-
-def _settled() -> Future[None]:
-    future: Future[None] = Future()
-    future.set_result(None)
-    return future
+SETTLED: Future[None] = Future()
+"""Shared by all that is on disk: a Future of its own would be most of an entry's memory."""
+SETTLED.set_result(None)
 
 
 @dataclass(slots=True)
@@ -23,7 +21,7 @@ class Entry:
     operation: Operation
     status: Status
     failure: Failure | None = None
-    accepted: Future[None] = field(default_factory=_settled)  # resolves when it is on disk
+    accepted: Future[None] = SETTLED  # resolves when it is on disk
     payload: bytes | None = None  # kept for its turn, so that the engine need not wait for the journal's thread
 
     @property
@@ -45,6 +43,7 @@ class ModelLine:
     snapshot_at: float = 0.0
     gap_at: int | None = None  # the operation that an open gap holds up
     gap_open_seconds: float = 0.0
+    held_until: float = 0.0  # put off till then, by the scheduler's clock; 0: not
     # The engine's thread alone:
     window_failure: WindowFailure | None = None
     replay_seconds: float = 0.0  # what a crash now would cost to run again
@@ -110,5 +109,5 @@ class ModelLine:
         return None
 
     def oldest_waiting_at(self) -> float | None:
-        times = [entry.operation.accepted_at for entry in self.entries.values() if not entry.is_finished]
-        return min(times, default=None)
+        waiting = (self.entries[seq_id] for seq_id in self.order.waiting())
+        return min((entry.operation.accepted_at for entry in waiting), default=None)

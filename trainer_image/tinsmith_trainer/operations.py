@@ -86,6 +86,13 @@ def set_meta(db: Database, key: str, value: str) -> None:
     db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
 
 
+def raise_epoch(db: Database, epoch: int) -> int:
+    """Fences older epochs out, in one step; returns the highest seen, this one included."""
+    highest = max(epoch, int(get_meta(db, "epoch") or 0))
+    set_meta(db, "epoch", str(highest))
+    return highest
+
+
 def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
     """Accepts it; `late`: it is recorded as failed at once and never runs."""
     rejection = operation.rejection
@@ -153,12 +160,13 @@ def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now:
 def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest: str) -> None:
     """The snapshot now stands for everything up to `applied`: those inputs are forgotten."""
     db.execute(
-        "UPDATE models SET applied = ?, snapshot_file = ?, snapshot_digest = ? WHERE model_id = ?",
-        (applied, file, digest, model_id),
+        "UPDATE operations SET payload = NULL WHERE model_id = ?1 AND seq_id <= ?2 AND payload IS NOT NULL"
+        " AND seq_id > (SELECT applied FROM models WHERE model_id = ?1)",
+        (model_id, applied),
     )
     db.execute(
-        "UPDATE operations SET payload = NULL WHERE model_id = ? AND seq_id <= ? AND payload IS NOT NULL",
-        (model_id, applied),
+        "UPDATE models SET applied = ?, snapshot_file = ?, snapshot_digest = ? WHERE model_id = ?",
+        (applied, file, digest, model_id),
     )
 
 
@@ -183,7 +191,11 @@ def read_events(db: Database, after: int, limit: int = 256) -> list[bytes]:
 
 
 def forget_events(db: Database, up_to: int) -> None:
-    db.execute("DELETE FROM events WHERE event_id <= ?", (up_to,))
+    # A cursor beyond the last event is another volume's: it says nothing of these.
+    db.execute(
+        "DELETE FROM events WHERE event_id <= ?1 AND ?1 <= (SELECT seq FROM sqlite_sequence WHERE name = 'events')",
+        (up_to,),
+    )
 
 
 def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id: int) -> None:

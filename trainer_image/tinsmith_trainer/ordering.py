@@ -73,6 +73,10 @@ class OperationOrder:
         heapq.heappop(self._waiting)
         self.applied = turn.seq_id
 
+    def waiting(self) -> tuple[int, ...]:
+        """In no order."""
+        return tuple(self._waiting)
+
     @property
     def waiting_count(self) -> int:
         return len(self._waiting)

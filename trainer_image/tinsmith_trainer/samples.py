@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints import CheckpointRoot
@@ -18,10 +19,12 @@ from tinsmith_trainer.executor import SavedWeights
 from tinsmith_trainer.operations import Failure, Success
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplingParams
 
+log = structlog.get_logger(__name__)
+
 MAX_WAITING_SAMPLES = 8192
 KEEP_RESULTS_SECONDS = 3600.0
 KEEP_RESULT_BYTES = 512 * 1024 * 1024
-RECENT_SAVES = 16
+RECENT_SAVE_BYTES = 1024**3
 LOADED_ADAPTERS = 64
 
 
@@ -43,7 +46,8 @@ class Samples:
         self._sampler = sampler
         self._checkpoints = checkpoints
         self._base = base
-        self._samples: OrderedDict[str, _Sample] = OrderedDict()
+        self._samples: dict[str, _Sample] = {}
+        self._finished: deque[str] = deque()  # oldest result first
         self._unfinished = 0
         self._result_bytes = 0
         self._recent: OrderedDict[str, AdapterState] = OrderedDict()
@@ -66,12 +70,10 @@ class Samples:
         self._unfinished += 1
         if request.HasField("rejection"):
             self._finish(request.request_id, Failure("user", request.rejection.message))
-        elif not request.adapter.directory:
-            self._start(request, "")
-        else:
-            task = self._loop.create_task(self._start_with_adapter(request))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            return
+        task = self._loop.create_task(self._start(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def wait(self, request_id: str, timeout_seconds: float) -> Success | Failure | None:
         """The result, or None when it is not there in time. Raises KeyError for ids that are not known."""
@@ -93,17 +95,24 @@ class Samples:
 
     def _keep_recent(self, saved: SavedWeights) -> None:
         self._recent[saved.written.manifest_digest] = saved.state
-        while len(self._recent) > RECENT_SAVES:
+        while len(self._recent) > 1 and sum(map(_state_bytes, self._recent.values())) > RECENT_SAVE_BYTES:
             self._recent.popitem(last=False)
 
-    async def _start_with_adapter(self, request: worker_pb2.SampleRequest) -> None:
-        key = request.adapter.manifest_digest
+    async def _start(self, request: worker_pb2.SampleRequest) -> None:
+        """Whatever goes wrong here is the sample's failure: nobody else would ever finish it."""
+
+        def done(outcome: SampleOutcome) -> None:
+            self._loop.call_soon_threadsafe(self._finish, request.request_id, _as_result(outcome))
+
         try:
-            await self._loading(request.adapter)
+            if request.adapter.directory:
+                await self._loading(request.adapter)
+            self._sampler.submit(_job(request), done)
         except TrainerError as error:
             self._finish(request.request_id, Failure(error.category, str(error)))
-        else:
-            self._start(request, key)
+        except Exception as error:
+            log.exception("a sample could not be started", request_id=request.request_id)
+            self._finish(request.request_id, Failure("server", f"{type(error).__name__}: {error}"))
 
     def _loading(self, adapter: worker_pb2.AdapterRef) -> asyncio.Task[None]:
         key = adapter.manifest_digest
@@ -124,30 +133,28 @@ class Samples:
             state = loaded.state
         await asyncio.to_thread(self._sampler.load_adapter, key, state)
 
-    def _start(self, request: worker_pb2.SampleRequest, adapter_key: str) -> None:
-        def done(outcome: SampleOutcome) -> None:
-            self._loop.call_soon_threadsafe(self._finish, request.request_id, _as_result(outcome))
-
-        self._sampler.submit(_job(request, adapter_key), done)
-
     def _finish(self, request_id: str, result: Success | Failure) -> None:
         sample = self._samples[request_id]
         sample.result, sample.finished_at = result, time.monotonic()
         sample.finished.set()
         self._unfinished -= 1
         self._result_bytes += _size(result)
+        self._finished.append(request_id)
 
     def _forget_old(self) -> None:
-        """Oldest first, while they are past their time or too many; unfinished ones stay."""
+        """Oldest result first, while they are past their time or too large together."""
         horizon = time.monotonic() - KEEP_RESULTS_SECONDS
-        while self._samples:
-            request_id, sample = next(iter(self._samples.items()))
-            if sample.result is None:
-                return
+        while self._finished:
+            sample = self._samples[self._finished[0]]
             if sample.finished_at >= horizon and self._result_bytes <= KEEP_RESULT_BYTES:
                 return
+            assert sample.result is not None
             self._result_bytes -= _size(sample.result)
-            del self._samples[request_id]
+            del self._samples[self._finished.popleft()]
+
+
+def _state_bytes(state: AdapterState) -> int:
+    return sum(tensor.nbytes for tensor in state.tensors.values())
 
 
 def _size(result: Success | Failure) -> int:
@@ -160,10 +167,10 @@ def _as_result(outcome: SampleOutcome) -> Success | Failure:
     return Success(encode_sample(outcome), protobuf=True)
 
 
-def _job(request: worker_pb2.SampleRequest, adapter_key: str) -> SampleJob:
+def _job(request: worker_pb2.SampleRequest) -> SampleJob:
     return SampleJob(
         request_id=request.request_id,
-        adapter_key=adapter_key,
+        adapter_key=request.adapter.manifest_digest if request.adapter.directory else "",
         prompt=np.frombuffer(request.prompt_tokens, dtype="<i4"),
         params=SamplingParams(
             max_tokens=request.max_tokens if request.HasField("max_tokens") else None,

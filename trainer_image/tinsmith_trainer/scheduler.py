@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from tinsmith_trainer.ordering import Turn, WindowFailure, failed_step_message, 
 from tinsmith_trainer.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 
 log = structlog.get_logger(__name__)
+
+RELEASE_RETRY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +93,18 @@ class Scheduler:
         self._clock = clock
         self._epoch = 0
         self._snapshot_cost_seconds = 0.0
+        self._corrupted: deque[str] = deque()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
 
-    def start(self, epoch: int) -> None:
+    def start(self) -> None:
         """Takes over what the journal holds and begins to run it."""
-        self._epoch = epoch
         recovered = self._lines.recover()
         self._snapshots.keep_only(line.snapshot.name for line in recovered if line.snapshot)
         self._thread.start()
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
+        """Names the checkpoints and events from now on. Never moves back."""
+        self._epoch = max(self._epoch, epoch)
 
     def stop(self) -> None:
         """Lets the running operation finish, snapshots every model, ends the thread."""
@@ -112,6 +116,7 @@ class Scheduler:
         for line in self._lines.all():
             self._restore_or_corrupt(line)
         while (ready := self._lines.wait_for_turn()) is not None:
+            self._drop_corrupted()
             self._take(*ready)
         self._journal.settle()  # a release that is being synced must not be snapshot again
         for line in self._lines.all():
@@ -123,13 +128,19 @@ class Scheduler:
                 line.window_failure = missing_failure(turn.missing)
             if entry.is_finished:
                 self._replay(line, entry)
-            else:
-                self._run(line, entry)
+            elif not self._run(line, entry):
+                self._lines.hold(line, RELEASE_RETRY_SECONDS)
+                return
         except Exception as error:
             log.exception("model corrupted", model_id=line.model_id, seq_id=turn.seq_id)
             self._corrupt(line, error)
         else:
             self._lines.finish(line, turn)
+
+    def _drop_corrupted(self) -> None:
+        """Their slots are free; only this thread may touch the engine."""
+        while self._corrupted:
+            self._engine.drop(self._corrupted.popleft())
 
     # ---- recovery
 
@@ -161,11 +172,17 @@ class Scheduler:
 
     # ---- running
 
-    def _run(self, line: ModelLine, entry: Entry) -> None:
+    def _run(self, line: ModelLine, entry: Entry) -> bool:
+        """False: it must be tried again later, and nothing was decided."""
         finding = self._find(line, entry.operation, self._lines.take_payload(entry))
+        if entry.operation.kind == worker_pb2.RELEASE_MODEL and finding.failure is not None:
+            # Its last checkpoint did not get through, and without it the work would be lost: it keeps its slot.
+            log.warning("release put off", model_id=line.model_id, reason=finding.failure.message)
+            return False
         reach("executed-before-result")
         committed = self._journal.write(lambda db: self._write(db, entry.operation, finding), must_succeed=True)
         committed.add_done_callback(lambda done: self._publish(line, entry, finding, done))
+        return True
 
     def _find(self, line: ModelLine, operation: Operation, payload: bytes) -> _Finding:
         try:
@@ -236,7 +253,7 @@ class Scheduler:
             try:
                 return self._write_snapshot(line, applied)
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 log.warning("waiting for room for a snapshot", model_id=line.model_id)
                 time.sleep(FULL_RETRY_SECONDS)
@@ -335,4 +352,5 @@ class Scheduler:
             rows.add_event(db, self._stamped(event))
 
         self._journal.write(write, must_succeed=True)
+        self._corrupted.append(line.model_id)
         self._lines.close_model(line, "corrupted", reason)

@@ -142,6 +142,8 @@ class WorkerServicer(SamplingServicer):
             result = await self._service.wait_for(request.model_id, request.seq_id, request.timeout_seconds)
         except KeyError:
             return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
+        except NotActive as error:
+            await _abort(context, error)
         if result is None:
             return worker_pb2.AwaitReply(pending=self._service.pending(request.model_id, request.seq_id))
         return _reply(_outcome(result), metadata_only=request.metadata_only)

@@ -69,6 +69,7 @@ class WorkerService:
     def __init__(self, parts: WorkerParts) -> None:
         self.instance_id = uuid.uuid4().hex
         self.epoch = 0
+        self._recovery: asyncio.Task[None] | None = None  # the index of the journal, shared by all who activate
         self.parts = parts
         self._loop = asyncio.get_running_loop()
         self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs)
@@ -97,15 +98,14 @@ class WorkerService:
 
     async def activate(self, epoch: int) -> None:
         """Raises NotActive when a higher epoch was here before."""
-        stored = int(await self._read(lambda db: rows.get_meta(db, "epoch")) or 0)
-        if epoch < stored:
-            raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {stored}")
-        await asyncio.wrap_future(self.journal.write(lambda db: rows.set_meta(db, "epoch", str(epoch))))
-        first, self.epoch = self.epoch == 0, epoch
-        if first:
-            await asyncio.to_thread(self.scheduler.start, epoch)
-        else:
-            self.scheduler.set_epoch(epoch)
+        seen = await asyncio.wrap_future(self.journal.write(lambda db: rows.raise_epoch(db, epoch)))
+        if epoch < seen:
+            raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {seen}")
+        self.scheduler.set_epoch(epoch)
+        if self._recovery is None:
+            self._recovery = self._loop.create_task(asyncio.to_thread(self.scheduler.start))
+        await asyncio.shield(self._recovery)
+        self.epoch = max(self.epoch, epoch)
 
     async def run_clock(self) -> None:
         """Ages gaps while server and worker are both up, and forgets what is past its time."""
@@ -148,6 +148,8 @@ class WorkerService:
 
     async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> StoredResult | None:
         """None when it is not finished in time. Raises KeyError when the operation is not known."""
+        if self.epoch == 0:
+            raise NotActive("this worker has not been activated, and does not know what its journal holds")
         entry = self.lines.entry(model_id, seq_id)
         if entry is None:
             raise KeyError((model_id, seq_id))
@@ -269,8 +271,9 @@ class _ResultCache:
         return self._results.get(key)
 
     def put(self, key: tuple[str, int], result: StoredResult) -> None:
+        replaced = self._results.pop(key, None)
         self._results[key] = result
-        self._bytes += len(result.payload or b"")
+        self._bytes += len(result.payload or b"") - len((replaced and replaced.payload) or b"")
         while self._bytes > self._capacity_bytes:
             _, oldest = self._results.popitem(last=False)
             self._bytes -= len(oldest.payload or b"")

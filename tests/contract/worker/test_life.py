@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 from support.worker_in_process import Worker
 from support.workers import MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
+from tinsmith_trainer import scheduler as scheduler_module
 from tinsmith_trainer.errors import JournalFull, ModelChanged
+from tinsmith_trainer.operations import forget_events
 from tinsmith_trainer.service import Draining, NotActive
+from tinsmith_trainer.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 
 from .conftest import StartWorker
 
@@ -163,9 +168,82 @@ async def test_events_come_once_in_order_with_their_epoch(start: StartWorker) ->
     await worker.finished(2)
     events = await worker.events()
     assert [event.WhichOneof("what") for event in events] == ["model_created", "checkpoint_saved", "checkpoint_saved"]
-    assert [event.event_id for event in events] == [1, 2, 3]
+    ids = [event.event_id for event in events]
+    assert ids == [ids[0], ids[0] + 1, ids[0] + 2]
     assert {event.epoch for event in events} == {1}
-    assert await worker.events(after=3) == []
+    assert await worker.events(after=ids[2]) == []
+
+
+async def test_events_of_a_new_journal_come_after_every_cursor_of_a_lost_one(tmp_path: Path) -> None:
+    ids = []
+    for name in ("lost", "new"):
+        worker = Worker(tmp_path / name)
+        await worker.service.activate(1)
+        await worker.submit(create(), save(1, "a"))
+        await worker.finished(1)
+        ids.append([event.event_id for event in await worker.events()])
+        await worker.service.drain()
+    assert max(ids[0]) < min(ids[1])
+
+
+async def test_a_cursor_of_another_volume_forgets_no_event(worker: Worker) -> None:
+    await worker.submit(create())
+    await worker.finished(0)
+    [event] = await worker.events()
+    worker.service.journal.write(lambda db: forget_events(db, event.event_id + 1000)).result()
+    assert [kept.event_id for kept in await worker.events()] == [event.event_id]
+    worker.service.journal.write(lambda db: forget_events(db, event.event_id)).result()
+    assert await worker.events() == []
+
+
+async def test_a_release_waits_until_its_last_checkpoint_is_safe(
+    start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage is away for a moment: the model keeps its slot and its work, and leaves when storage is back."""
+    monkeypatch.setattr(scheduler_module, "RELEASE_RETRY_SECONDS", 0.05)
+    worker = await start(slots=1)
+    await worker.submit(create(), train(1), step(2))
+    await worker.finished(2)
+    (tmp_path / "checkpoints").write_text("no folder")
+    await worker.submit(release(final="autosave"))
+    assert await worker.is_pending(RELEASE_SEQ_ID)
+    (tmp_path / "checkpoints").unlink()
+    assert (await worker.finished(RELEASE_SEQ_ID)).failure is None
+    assert [event.checkpoint_saved.name for event in await worker.events() if event.HasField("checkpoint_saved")] == [
+        "autosave"
+    ]
+
+
+async def test_a_corrupted_model_frees_its_slot(start: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = await start(slots=1)
+    other = "sess:train:1"
+    await worker.submit(create(), create(model_id=other))
+    await worker.finished(0)
+    write = SnapshotFolder.write
+
+    def break_for_the_first(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
+        if snapshot.model_id == MODEL:
+            raise OSError(errno.EIO, "input/output error")
+        return write(folder, snapshot)
+
+    monkeypatch.setattr(SnapshotFolder, "write", break_for_the_first)
+    await worker.submit(save(1, "a"))
+    assert "corrupted" in await worker.failure(1)
+    assert (await worker.finished(0, other)).failure is None
+
+
+async def test_of_two_activations_at_once_the_higher_epoch_stands(worker: Worker) -> None:
+    outcomes = await asyncio.gather(worker.service.activate(5), worker.service.activate(4), return_exceptions=True)
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], NotActive)
+    assert worker.service.epoch == 5
+
+
+async def test_a_result_is_not_declared_unknown_before_the_journal_was_read(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    with pytest.raises(NotActive):
+        await worker.service.wait_for(MODEL, 0, 0)
+    await worker.service.drain()
 
 
 async def test_the_journal_forgets_inputs_below_a_snapshot_and_keeps_results(worker: Worker) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from support.bodies import forward_backward
 from support.reference_engine import ReferenceEngine
 from support.workers import Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import worker_pb2
@@ -58,6 +59,8 @@ def test_a_body_that_cannot_be_read_may_have_been_a_gradient(executor: Executor)
     assert executor.bears_gradient(operation, b"not a protobuf message")
     assert executor.bears_gradient(operation, train(1).payload)
     assert not executor.bears_gradient(operation, train(1, forward_only=True).payload)
+    empty = forward_backward([], forward_only=True)
+    assert not executor.bears_gradient(operation, empty), "readable, and wrong in another way"
 
 
 def test_a_kind_from_a_newer_server_is_refused_by_name(executor: Executor) -> None:

@@ -109,3 +109,23 @@ def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(ServerError, match="format 99"):
         Journal(tmp_path / "journal")
+
+
+def test_an_error_of_the_disk_fails_its_writes_and_not_the_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.read(lambda db: db.pragma("max_page_count", 20)).result()
+    gate = threading.Event()
+    journal.read(lambda db: gate.wait())  # so that both share the transaction that finds the disk full
+    refused = journal.write(lambda db: set_meta(db, "large", "x" * 200_000))
+    broken = journal.write(fail_with_io_error)
+    gate.set()
+    with pytest.raises(JournalFull):
+        refused.result()
+    with pytest.raises(ServerError, match="disk I/O error"):
+        broken.result()
+    journal.write(lambda db: set_meta(db, "small", "x")).result()
+    journal.close()
+
+
+def fail_with_io_error(db: apsw.Connection) -> None:
+    raise apsw.IOError("disk I/O error")

@@ -88,6 +88,11 @@ class AdapterState:
     optimizer_step: int
     tensors: Mapping[str, NDArray[np.float32]]
 
+    def weights_only(self) -> AdapterState:
+        """What sampling needs: no moments, no gradients."""
+        weights = {name: tensor for name, tensor in self.tensors.items() if name.startswith("weights/")}
+        return AdapterState(self.lora, 0, weights)
+
 
 @dataclass(frozen=True, slots=True)
 class BaseModelInfo:
