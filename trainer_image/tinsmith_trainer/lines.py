@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 from tinsmith_rpc import worker_pb2
@@ -170,6 +170,12 @@ class Lines:
             self._on_finished(operation.model_id, operation.seq_id)
         elif became_late is not None:
             self._write_late(line, entry, became_late)
+
+    def forget(self, model_ids: Iterable[str]) -> None:
+        """Models whose rows are gone."""
+        with self._changed:
+            for model_id in model_ids:
+                del self._lines[model_id]
 
     def _forget(self, line: ModelLine, entry: Entry) -> None:
         with self._changed:

@@ -271,3 +271,16 @@ def forget_results(db: Database, finished_before: float, keep_bytes: int) -> int
         (keep_bytes,),
     )
     return dropped + db.changes()
+
+
+def forget_released_models(db: Database, finished_before: float) -> list[str]:
+    """Removes every trace of models that were released and whose last result is past its time; returns them."""
+    rows = db.execute(
+        "SELECT model_id FROM models WHERE state = 'released' AND NOT EXISTS (SELECT 1 FROM operations"
+        " WHERE operations.model_id = models.model_id AND (finished_at IS NULL OR finished_at >= ?))",
+        (finished_before,),
+    )
+    forgotten = [str(model_id) for (model_id,) in rows.fetchall()]
+    for table in ("operations", "saved_names", "models"):
+        db.executemany(f"DELETE FROM {table} WHERE model_id = ?", [(model_id,) for model_id in forgotten])
+    return forgotten

@@ -117,7 +117,7 @@ class WorkerService:
             since_tidy += TICK_SECONDS
             if since_tidy >= TIDY_SECONDS:
                 since_tidy = 0.0
-                await self._tidy()
+                await self.tidy()
 
     async def drain(self) -> None:
         """Refuses new work, finishes the running operation, snapshots, closes the journal."""
@@ -235,14 +235,16 @@ class WorkerService:
     async def _read(self, run: Callable[[rows.Database], T]) -> T:
         return await asyncio.wrap_future(self.journal.read(run))
 
-    async def _tidy(self) -> None:
+    async def tidy(self) -> None:
+        """Forgets results, events and released models that are past their time."""
         horizon, acknowledged = time.time() - KEEP_RESULTS_SECONDS, self._acknowledged_event_id
 
-        def forget(db: rows.Database) -> None:
+        def forget(db: rows.Database) -> list[str]:
             rows.forget_results(db, horizon, KEEP_RESULT_BYTES)
             rows.forget_events(db, acknowledged)
+            return rows.forget_released_models(db, horizon)
 
-        await asyncio.wrap_future(self.journal.write(forget, must_succeed=True))
+        self.lines.forget(await asyncio.wrap_future(self.journal.write(forget, must_succeed=True)))
 
     def _check_base_model(self) -> None:
         """Other base weights would make replay a lie: refuse, unless nothing depends on the old ones."""

@@ -11,8 +11,9 @@ from support.worker_in_process import Worker
 from support.workers import MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer import scheduler as scheduler_module
+from tinsmith_trainer import service as service_module
 from tinsmith_trainer.errors import JournalFull, ModelChanged
-from tinsmith_trainer.operations import forget_events
+from tinsmith_trainer.operations import StoredResult, forget_events, read_result
 from tinsmith_trainer.service import Draining, NotActive
 from tinsmith_trainer.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 
@@ -255,3 +256,29 @@ async def test_the_journal_forgets_inputs_below_a_snapshot_and_keeps_results(wor
 
     assert worker.service.journal.read(kept).result() == [4]
     assert (await worker.finished(1)).payload is not None
+
+
+async def test_results_are_forgotten_after_their_time_and_said_to_be_gone(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.submit(create(), train(1))
+    await worker.finished(1)
+    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    await worker.service.tidy()
+    assert worker.service.journal.read(lambda db: read_result(db, MODEL, 1)).result() == StoredResult(None, True, None)
+    await worker.submit(step(2))
+    assert (await worker.finished(2)).failure is None
+
+
+async def test_a_released_model_is_forgotten_when_its_results_are(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await start()
+    await worker.submit(create(), train(1), release())
+    await worker.finished(RELEASE_SEQ_ID)
+    await worker.service.tidy()
+    assert (await worker.finished(1)).failure is None
+    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    await worker.service.tidy()
+    assert worker.service.lines.all() == []
+    assert (await start()).service.lines.all() == []
