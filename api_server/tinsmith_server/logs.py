@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import structlog
 
+LogFormat = Literal["auto", "json", "console"]
+
 _KEY = re.compile(r"\b(tml-|eyJ)[A-Za-z0-9._~+/=-]+")
 
 
@@ -32,7 +34,14 @@ def bind_ids(**ids: str) -> None:
     structlog.contextvars.bind_contextvars(**ids)
 
 
-def configure_logs(level: str, style: Literal["json", "console"]) -> None:
+def chosen_format(log_format: LogFormat) -> Literal["json", "console"]:
+    """`auto` is for people where standard error is a terminal, and for programs elsewhere."""
+    if log_format == "auto":
+        return "console" if sys.stderr.isatty() else "json"
+    return log_format
+
+
+def configure_logs(level: str, log_format: LogFormat) -> None:
     """Sends structlog and the standard library's loggers through the same renderer."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -48,7 +57,11 @@ def configure_logs(level: str, style: Literal["json", "console"]) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    renderer: Any = structlog.processors.JSONRenderer() if style == "json" else structlog.dev.ConsoleRenderer()
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if chosen_format(log_format) == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -1,21 +1,12 @@
-"""What can be set, where it comes from, and what is in force.
-
-Flags win over the environment (`TINSMITH_...`), which wins over the file of `--config`, which
-wins over the defaults here.
-"""
+"""What can be set, and what it is by default. `configuration.py` has where it comes from."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
-
-from tinsmith_server.errors import StartupError
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 2**20
 DAY_SECONDS = 24 * 3600.0
@@ -61,7 +52,9 @@ class Settings(BaseSettings):
     external_url_seconds: Seconds = Field(3600, description="How long a download link works.")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["json", "console"] = "json"
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="`json` or `console`; `auto` is `console` on a terminal, else `json`."
+    )
 
     @field_validator("models", mode="before")
     @classmethod
@@ -84,47 +77,3 @@ class Settings(BaseSettings):
     @property
     def checkpoints_url(self) -> str:
         return self.checkpoint_root or (self.data / "checkpoints").absolute().as_uri()
-
-
-def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Merges flags (None means not given), environment, file and defaults. Raises StartupError naming the key."""
-    from_file = read_config_file(config) if config is not None else {}
-    given = {name: value for name, value in flags.items() if value is not None}
-    try:
-        return Settings(**{**from_file, **EnvSettingsSource(Settings)(), **given})
-    except ValidationError as error:
-        raise StartupError(_sentence(error)) from error
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    """A mapping of setting names, as YAML or JSON. Raises StartupError for anything else in it."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise StartupError(f"cannot read the configuration file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise StartupError(f"the configuration file {path} is neither YAML nor JSON: {error}") from error
-    if not isinstance(content, dict | None):
-        raise StartupError(f"the configuration file {path} must hold a mapping of setting names to values")
-    unknown = sorted(str(key) for key in content or {} if key not in Settings.model_fields)
-    if unknown:
-        known = ", ".join(sorted(Settings.model_fields))
-        raise StartupError(f"unknown setting {', '.join(unknown)} in {path}; there are: {known}")
-    return content or {}
-
-
-def describe_settings(settings: Settings) -> str:
-    """What is in force, as YAML that `--config` accepts again but for its masked secrets."""
-    values = settings.model_dump(mode="json")
-    values["database_url"] = _without_password(settings.store_url)
-    values["checkpoint_root"] = _without_password(settings.checkpoints_url)
-    return yaml.safe_dump(values, sort_keys=False)
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", url)
-
-
-def _sentence(error: ValidationError) -> str:
-    problems = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_input=False))
-    return "settings do not fit: " + "; ".join(problems)

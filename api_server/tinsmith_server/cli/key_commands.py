@@ -10,11 +10,13 @@ from typing import Annotated, Any, TypeVar
 import orjson
 import typer
 
-from tinsmith_server.errors import TinsmithError
+from tinsmith_server.configuration import load_settings
+from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.services.keys import DEFAULT_TENANT, Keys
-from tinsmith_server.settings import Settings, load_settings
+from tinsmith_server.settings import Settings
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.records import ApiKey
+from tinsmith_server.store.url import parse_store_url
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 
 @keys.command("create")
 def create(
-    name: Annotated[str, typer.Argument(help="What the key is for.")] = "",
+    name: Annotated[str | None, typer.Argument(help="What the key is for.")] = None,
     tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")] = DEFAULT_TENANT,
     data: Data = None,
     database_url: DatabaseUrl = None,
@@ -36,11 +38,18 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a key. Its secret is shown only this once."""
-    made = _with_keys(data, database_url, config, lambda service: service.create(tenant, name))
+    if name is not None and not name.strip():
+        typer.echo("tinsmith keys: the name is empty; say what the key is for, or leave it out", err=True)
+        raise typer.Exit(2)
+    made = _with_keys(
+        data, database_url, config, lambda service: service.create(tenant, name or ""), may_make_store=True
+    )
     if as_json:
         _print_json({**_fields(made.record), "key": made.secret})
     else:
         typer.echo(made.secret)
+        number = made.record.key_id
+        typer.echo(f"key {number}, shown only this once; `tinsmith keys revoke {number}` takes it back", err=True)
 
 
 @keys.command("list")
@@ -56,6 +65,7 @@ def list_(
     if as_json:
         _print_json([_fields(key) for key in found])
         return
+    typer.echo("ID\tKEY\tTENANT\tMADE\tSTATE\tNAME")
     for key in found:
         state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "active"
         typer.echo(f"{key.key_id}\t{key.prefix}...\t{key.tenant}\t{key.created_at:%Y-%m-%d}\t{state}\t{key.name}")
@@ -70,28 +80,60 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:
     """Take a key's power away; a running server notices within seconds."""
-    if not _with_keys(data, database_url, config, lambda service: service.revoke(key_id)):
+    key = _with_keys(data, database_url, config, lambda service: _revoke(service, key_id))
+    if key is None:
         typer.echo(f"tinsmith keys: there is no key {key_id}", err=True)
         raise typer.Exit(1)
     if as_json:
         _print_json({"key_id": key_id, "revoked": True})
+    elif key.revoked_at is not None:
+        typer.echo(f"key {key_id} was revoked already, on {key.revoked_at:%Y-%m-%d}")
     else:
         typer.echo(f"revoked key {key_id}")
 
 
+async def _revoke(service: Keys, key_id: int) -> ApiKey | None:
+    """The key as it was before."""
+    found = {key.key_id: key for key in await service.list()}
+    await service.revoke(key_id)
+    return found.get(key_id)
+
+
 def _with_keys(
-    data: Path | None, database_url: str | None, config: Path | None, use: Callable[[Keys], Awaitable[T]]
+    data: Path | None,
+    database_url: str | None,
+    config: Path | None,
+    use: Callable[[Keys], Awaitable[T]],
+    *,
+    may_make_store: bool = False,
 ) -> T:
     try:
         settings = load_settings({"data": data, "database_url": database_url}, config)
+        if missing := _missing_file(settings):
+            if not may_make_store:
+                raise StartupError(_nothing_there(settings, missing))
+            missing.parent.mkdir(parents=True, exist_ok=True)
+            typer.echo(f"no server has used {missing.parent} yet: making a new store, {missing}", err=True)
         return asyncio.run(_on_store(settings, use))
     except TinsmithError as error:
         typer.echo(f"tinsmith keys: {error}", err=True)
         raise typer.Exit(2) from error
 
 
+def _missing_file(settings: Settings) -> Path | None:
+    """The SQLite file, unless it is there. A server's database is asked when it is opened."""
+    url = parse_store_url(settings.store_url)
+    file = Path(url.database or "")
+    return file if url.drivername == "sqlite" and not file.exists() else None
+
+
+def _nothing_there(settings: Settings, missing: Path) -> str:
+    if settings.database_url is None:
+        return f"{settings.data} holds no server's data; give --data or --config"
+    return f"there is no store {missing}; give the server's --database-url, --data or --config"
+
+
 async def _on_store(settings: Settings, use: Callable[[Keys], Awaitable[T]]) -> T:
-    settings.data.mkdir(parents=True, exist_ok=True)
     store = await open_store(settings.store_url)
     try:
         return await use(Keys(store, static_key=None))

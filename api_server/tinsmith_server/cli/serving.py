@@ -6,15 +6,16 @@ import errno
 import resource
 import signal
 import socket
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from tinsmith_server.cli.terminal import announce, say_stopped
+from tinsmith_server.configuration import describe_settings, load_settings, unknown_variables
 from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.logs import configure_logs
-from tinsmith_server.settings import Settings, describe_settings, load_settings
+from tinsmith_server.settings import Settings
 
 # One client process may hold some 1400 connections.
 WANTED_OPEN_FILES = 65536
@@ -36,7 +37,7 @@ def serve(
     checkpoint_root: Annotated[str | None, typer.Option(help="fsspec URL for checkpoints.")] = None,
     public_url: Annotated[str | None, typer.Option(help="How clients reach this server, for download links.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="json or console.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML or JSON file of settings.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Show what is in force, and exit.")] = False,
 ) -> None:
@@ -54,6 +55,8 @@ def serve(
     }
     try:
         settings = load_settings(flags, config)
+        if warning := unknown_variables():
+            typer.echo(f"tinsmith serve: {warning}", err=True)
         if print_config:
             typer.echo(describe_settings(settings), nl=False)
             return
@@ -86,11 +89,12 @@ def run_server(settings: Settings) -> None:
             timeout_graceful_shutdown=STOP_SECONDS,
             server_header=False,
         ),
-        announce=lambda: _announce(app.state, listener),
+        announce=lambda: announce(url_of(listener), app.state.first_key, settings.public_url),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stopped)
     server.run(sockets=[listener])
+    say_stopped(settings.data)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -117,12 +121,9 @@ def _stopped(_number: int, _frame: object) -> None:
     """uvicorn repeats the signal after a clean stop; without this the exit status would say "killed"."""
 
 
-def _announce(state: Any, listener: socket.socket) -> None:
-    """One line on standard output, which is all that a script has to wait for."""
-    if state.first_key is not None:
-        print(f"API key, shown only this once: {state.first_key.secret}", file=sys.stderr, flush=True)
+def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    print(f"http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _raise_open_files() -> None:

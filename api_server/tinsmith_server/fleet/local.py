@@ -19,6 +19,7 @@ from tinsmith_server.errors import StartupError, WorkerUnavailable
 from tinsmith_server.fleet.base import EpochRegistry, Fleet, ServedModel, WorkerHandle
 from tinsmith_server.fleet.sources import ModelDirectory, locate_models
 from tinsmith_server.fleet.supervisor import Supervisor
+from tinsmith_server.logs import chosen_format
 from tinsmith_server.settings import Settings
 
 # sockaddr_un holds 108 bytes on Linux and 104 elsewhere, the final zero included.
@@ -104,7 +105,7 @@ class WorkerCommand:
             *("--max-rank", str(settings.max_rank)),
             "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
             "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",
-            *("--log-format", settings.log_format),
+            *("--log-format", chosen_format(settings.log_format)),
             *("--log-level", settings.log_level),
         ]
 

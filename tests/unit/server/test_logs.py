@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -45,3 +46,23 @@ def test_a_traceback_is_masked_too(capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().err
     assert "ValueError" in output
     assert "secret" not in output
+
+
+@pytest.mark.parametrize(("on_terminal", "colours"), [(True, True), (False, False)], ids=["terminal", "file"])
+def test_colours_are_for_terminals(
+    on_terminal: bool, colours: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
+    configure_logs("info", "console")
+    get_logger("t").info("done")
+    assert ("\x1b[" in capsys.readouterr().err) is colours
+
+
+@pytest.mark.parametrize(("on_terminal", "is_json"), [(True, False), (False, True)], ids=["terminal", "file"])
+def test_people_read_text_and_programs_read_json(
+    on_terminal: bool, is_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
+    configure_logs("info", "auto")
+    get_logger("t").info("done")
+    assert capsys.readouterr().err.startswith("{") is is_json

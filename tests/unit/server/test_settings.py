@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from tinsmith_server.configuration import describe_settings, load_settings, unknown_variables
 from tinsmith_server.errors import StartupError
-from tinsmith_server.settings import Settings, describe_settings, load_settings
+from tinsmith_server.settings import Settings
 
 
 @pytest.fixture(autouse=True)
 def _no_settings_around_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"TINSMITH_{name.upper()}", raising=False)
+    for name in [name for name in os.environ if name.startswith("TINSMITH_")]:
+        monkeypatch.delenv(name)
 
 
 def write(path: Path, content: object) -> Path:
@@ -42,7 +45,7 @@ def test_models_in_the_environment_are_split_at_commas(monkeypatch: pytest.Monke
 
 
 def test_an_unknown_key_in_a_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"unknown setting prot in .*there are: .*port"):
+    with pytest.raises(StartupError, match=r"unknown setting prot \(did you mean port\?\) in .*there are: .*port"):
         load_settings({}, write(tmp_path / "c.yaml", {"prot": 1}))
 
 
@@ -62,31 +65,88 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: str | Non
     ("name", "value"),
     [("port", 70000), ("poll_hold_seconds", 0), ("poll_hold_seconds", 60), ("api_key", "x"), ("max_rank", "many")],
 )
-def test_a_value_that_does_not_fit_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(StartupError, match=name):
-        load_settings({name: value})
+def test_a_value_that_does_not_fit_is_refused_by_name(
+    name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"TINSMITH_{name.upper()}", str(value))
+    with pytest.raises(StartupError, match=f"^TINSMITH_{name.upper()}: "):
+        load_settings({})
 
 
-def test_what_is_in_force_can_be_read_back_without_secrets(tmp_path: Path) -> None:
-    given = {"api_key": "tml-secret", "database_url": "postgresql://me:secret@host/db", "data": tmp_path}
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ("flag", "--port: 70000 does not fit: input should be less than or equal to 65535"),
+        ("environment", "TINSMITH_PORT: '70000' does not fit: input should be less than or equal to 65535"),
+        ("file", "port in {file}: 70000 does not fit: input should be less than or equal to 65535"),
+    ],
+)
+def test_a_refusal_says_where_the_value_was_set(
+    where: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "c.yaml"
+    load: dict[str, Callable[[], Settings]] = {
+        "flag": lambda: load_settings({"port": 70000}),
+        "environment": lambda: load_settings({}),
+        "file": lambda: load_settings({}, write(file, {"port": 70000})),
+    }
+    if where == "environment":
+        monkeypatch.setenv("TINSMITH_PORT", "70000")
+    with pytest.raises(StartupError) as refusal:
+        load[where]()
+    assert str(refusal.value) == sentence.format(file=file)
+
+
+def test_a_refused_key_is_not_shown() -> None:
+    with pytest.raises(StartupError) as refusal:
+        load_settings({"api_key": "hunter2"})
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_slip_in_a_file_is_said_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("port: 1\nmodels: [a\nhost: b\n")
+    with pytest.raises(StartupError, match=r"^[^\n]*neither YAML nor JSON: [^\n]* at line 3, column 5$"):
+        load_settings({}, file)
+
+
+def test_a_variable_that_sets_nothing_is_named_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown_variables() is None
+    monkeypatch.setenv("TINSMITH_PROT", "8001")
+    monkeypatch.setenv("TINSMITH_HOST", "::1")
+    assert unknown_variables() == "not a setting: TINSMITH_PROT (did you mean TINSMITH_PORT?)"
+
+
+def test_secrets_are_shown_as_comments_and_what_is_shown_can_be_read(tmp_path: Path) -> None:
+    given = {"api_key": "tml-hunter2", "database_url": "postgresql://me:hunter2@host/db", "data": tmp_path}
     shown = describe_settings(load_settings(given))
-    assert "secret" not in shown
-    assert yaml.safe_load(shown)["database_url"] == "postgresql://me:***@host/db"
+    assert "hunter2" not in shown
+    assert "# database_url: postgresql://me:***@host/db  (set;" in shown
+    (tmp_path / "c.yaml").write_text(shown)
+    again = load_settings({}, tmp_path / "c.yaml")
+    assert (again.api_key, again.database_url) == (None, None)
 
 
 def test_what_is_shown_is_a_configuration_file(tmp_path: Path) -> None:
-    settings = load_settings({"data": tmp_path, "models": ("a=b",), "lora_alpha": 16.0})
+    given = {"data": tmp_path, "models": ("a=b",), "lora_alpha": 16.0, "database_url": "postgresql://host/db"}
+    settings = load_settings(given)
     file = tmp_path / "c.yaml"
     file.write_text(describe_settings(settings))
-    again = load_settings({}, file)
-    assert again.model_dump(exclude={"database_url", "checkpoint_root"}) == settings.model_dump(
-        exclude={"database_url", "checkpoint_root"}
+    assert load_settings({}, file) == settings
+
+
+def test_what_is_shown_goes_with_another_data_directory(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(describe_settings(load_settings({"data": tmp_path / "one"})))
+    other = load_settings({"data": tmp_path / "two"}, file)
+    assert (other.store_url, other.checkpoints_url) == (
+        f"sqlite:///{tmp_path / 'two' / 'tinsmith.db'}",
+        (tmp_path / "two" / "checkpoints").as_uri(),
     )
-    assert (again.store_url, again.checkpoints_url) == (settings.store_url, settings.checkpoints_url)
 
 
 def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
     """The SDK's own timeout is 45 s; doubled by its transport, but not by every one."""
-    with pytest.raises(StartupError, match="poll_hold_seconds"):
+    with pytest.raises(StartupError, match="poll-hold-seconds"):
         load_settings({"poll_hold_seconds": 45})
     assert load_settings({}).poll_hold_seconds < 30

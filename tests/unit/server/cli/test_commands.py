@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import yaml
 from tinsmith_server.cli.key_commands import keys
 from tinsmith_server.cli.serving import listen, serve
 from tinsmith_server.errors import StartupError
-from tinsmith_server.settings import Settings
 from typer.testing import CliRunner, Result
 
 app = typer.Typer()
@@ -22,8 +22,8 @@ app.add_typer(keys, name="keys")
 
 @pytest.fixture(autouse=True)
 def _no_settings_around_us(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(f"TINSMITH_{name.upper()}", raising=False)
+    for name in [name for name in os.environ if name.startswith("TINSMITH_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("TINSMITH_DATA", str(tmp_path / "data"))
 
 
@@ -85,10 +85,13 @@ def test_a_key_is_made_listed_and_revoked() -> None:
 
 def test_a_key_is_printed_alone_for_a_shell() -> None:
     assert run("keys", "create").stdout.strip().startswith("tml-")
-    assert "active" in run("keys", "list").stdout
+    header, line = run("keys", "list").stdout.splitlines()
+    assert header.split() == ["ID", "KEY", "TENANT", "MADE", "STATE", "NAME"]
+    assert "active" in line
 
 
 def test_revoking_an_unknown_key_fails() -> None:
+    run("keys", "create")
     result = run("keys", "revoke", "77")
     assert (result.exit_code, result.stderr) == (1, "tinsmith keys: there is no key 77\n")
 
@@ -97,3 +100,41 @@ def test_a_database_that_cannot_be_is_said_in_a_sentence() -> None:
     result = run("keys", "list", "--database-url", "mysql://x")
     assert result.exit_code == 2
     assert result.stderr.startswith("tinsmith keys: The store cannot live in 'mysql'")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["revoke", "1"]], ids=["list", "revoke"])
+def test_keys_of_a_directory_without_a_store_are_refused_and_no_store_is_made(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    result = run("keys", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr == f"tinsmith keys: {tmp_path / 'data'} holds no server's data; give --data or --config\n"
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_key_for_a_new_directory_says_which_store_it_made(tmp_path: Path) -> None:
+    assert f"making a new store, {tmp_path / 'data' / 'tinsmith.db'}" in run("keys", "create").stderr
+    assert "new store" not in run("keys", "create").stderr
+
+
+def test_a_new_key_comes_with_the_number_that_revoke_takes() -> None:
+    assert "`tinsmith keys revoke 1`" in run("keys", "create").stderr
+
+
+def test_a_key_without_a_readable_name_is_refused() -> None:
+    result = run("keys", "create", " ")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the name is empty" in result.stderr
+
+
+def test_revoking_twice_says_so() -> None:
+    run("keys", "create")
+    assert run("keys", "revoke", "1").stdout == "revoked key 1\n"
+    assert "was revoked already" in run("keys", "revoke", "1").stdout
+
+
+def test_serve_warns_of_a_variable_that_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINSMITH_PROT", "8001")
+    result = run("serve", "--print-config")
+    assert result.exit_code == 0
+    assert result.stderr == "tinsmith serve: not a setting: TINSMITH_PROT (did you mean TINSMITH_PORT?)\n"
