@@ -44,8 +44,10 @@ def create_app(settings: Settings, fleet: Fleet | None = None, clock: Clock = ut
     )
     for router in ROUTERS:
         app.include_router(router, prefix="/api/v1")
-    app.add_api_route("/metrics", _metrics_page(metrics), tags=["service"])
-    app.add_middleware(Observing, metrics=metrics)
+    app.add_api_route("/", _front_page, tags=["service"], summary="What this is")
+    app.add_api_route("/metrics", _metrics_page(metrics), tags=["service"], summary="Metrics for Prometheus")
+    pages = frozenset(url for url in (app.docs_url, app.redoc_url, app.openapi_url) if url)
+    app.add_middleware(Observing, metrics=metrics, pages=pages)
     install_problem_handlers(app)
     install_openapi(app)
     return app
@@ -54,6 +56,14 @@ def create_app(settings: Settings, fleet: Fleet | None = None, clock: Clock = ut
 def release_polls(app: FastAPI) -> None:
     """Lets held polls go, so that a stopping server does not wait for them."""
     app.state.services.holds.release()
+
+
+def _front_page() -> dict[str, str]:
+    """For whoever opens the address in a browser."""
+    return {
+        "detail": "Tinsmith serves the Tinker training API here, under /api/v1. /docs describes every call; "
+        "`tinsmith doctor` checks that your programs can use it."
+    }
 
 
 def _metrics_page(metrics: Metrics) -> Callable[[], Response]:

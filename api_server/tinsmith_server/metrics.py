@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from tinsmith_rpc import worker_pb2
@@ -15,6 +15,9 @@ from typing_extensions import override
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 POLL_ROUTE = "/retrieve_future"
+
+# A second series for each one, with the time of its first use.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:

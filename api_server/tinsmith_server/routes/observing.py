@@ -19,9 +19,11 @@ log = get_logger(__name__)
 class Observing:
     """Plain ASGI: a thousand held polls pay for nothing they do not use."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, pages: frozenset[str]) -> None:
+        """`pages` are the paths that FastAPI serves itself, without saying so in the scope."""
         self._app = app
         self._metrics = metrics
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,11 +50,11 @@ class Observing:
             await problem(500, "an error inside the server; its log says more")(scope, receive, noting_status)
         finally:
             seconds = time.monotonic() - started
-            self._metrics.note_request(_route(scope), status, seconds)
+            self._metrics.note_request(self._route(scope), status, seconds)
             log.debug("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
 
-
-def _route(scope: Scope) -> str:
-    """The template, never the path: ids would make as many time series."""
-    route = scope.get("route")
-    return getattr(route, "path", "unknown")
+    def _route(self, scope: Scope) -> str:
+        """The template, never the path: ids would make as many time series."""
+        if scope["path"] in self._pages:
+            return str(scope["path"])
+        return getattr(scope.get("route"), "path", "unknown")

@@ -33,7 +33,7 @@ async def get_sampler(sampling_session_id: str, tenant: Tenant, services: Servic
     )
 
 
-@router.post("/asample", openapi_extra=takes(SampleRequest))
+@router.post("/asample", summary="Sample", openapi_extra=takes(SampleRequest))
 async def asample(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
     submission = await services.sampling.submit(tenant, body)
     return FutureResponse(request_id=str(submission.sample), sample_sequence_ids=list(submission.sequence_ids))

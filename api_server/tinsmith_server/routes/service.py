@@ -22,27 +22,27 @@ from tinsmith_server.wire.responses import (
 router = APIRouter(tags=["service"])
 
 
-@router.get("/healthz")
+@router.get("/healthz", summary="Whether the server answers")
 async def healthz() -> HealthResponse:
     return HealthResponse()
 
 
-@router.post("/client/config", openapi_extra=takes(ClientConfigRequest))
+@router.post("/client/config", summary="Flags for the SDK", openapi_extra=takes(ClientConfigRequest))
 async def client_config(_tenant: Tenant, services: ServicesDep) -> ClientConfigResponse:
     return ClientConfigResponse(proto_compress_fwdbwd=services.settings.compress_training_bodies)
 
 
-@router.post("/client/dynamic_config", openapi_extra=takes(ClientConfigRequest))
+@router.post("/client/dynamic_config", summary="Flags for a running SDK", openapi_extra=takes(ClientConfigRequest))
 async def dynamic_config(_tenant: Tenant) -> DynamicConfigResponse:
     return DynamicConfigResponse()
 
 
-@router.get("/get_server_capabilities", response_model_exclude_none=True)
+@router.get("/get_server_capabilities", summary="Base models served", response_model_exclude_none=True)
 async def get_server_capabilities(_tenant: Tenant, services: ServicesDep) -> CapabilitiesResponse:
     return CapabilitiesResponse(supported_models=services.capabilities.supported_models())
 
 
-@router.post("/telemetry")
+@router.post("/telemetry", summary="Take the SDK's telemetry")
 async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)]) -> TelemetryResponse:
     """Without a key, too: each refusal would cost the user half a minute."""
     note_telemetry(body)

@@ -115,6 +115,27 @@ async def test_health_metrics_and_the_api_page_need_no_key(server: TestedServer)
     assert (await server.client.get("http://server/docs", headers=headers)).status_code == 200
 
 
+async def test_the_front_page_says_what_this_is_and_where_to_look(server: TestedServer) -> None:
+    page = await server.client.get("http://server/", headers={"X-API-Key": ""})
+    assert page.status_code == 200
+    assert all(word in page.json()["detail"] for word in ("Tinsmith", "/docs", "tinsmith doctor"))
+
+
+async def test_pages_are_counted_under_their_own_names(server: TestedServer) -> None:
+    for path in ("/", "/docs", "/openapi.json", "/no/such/page"):
+        await server.client.get(f"http://server{path}")
+    metrics = (await server.client.get("http://server/metrics")).text
+    for route, status in (("/", 200), ("/docs", 200), ("/openapi.json", 200), ("unknown", 404)):
+        assert f'tinsmith_http_requests_total{{route="{route}",status="{status}"}} 1.0' in metrics
+
+
+async def test_the_api_page_has_no_title_made_of_a_function_name(server: TestedServer) -> None:
+    paths = (await server.client.get("http://server/openapi.json")).json()["paths"]
+    titles = {operation["summary"] for path in paths.values() for operation in path.values()}
+    assert "Not supported yet: looking up one's own key" in titles
+    assert titles.isdisjoint({"Healthz", "Page", "Front Page", "Asample", "Client Config"})
+
+
 async def test_metrics_hold_no_ids_of_clients(server: TestedServer) -> None:
     model_id = await server.model()
     await server.forward_backward(model_id, 1)

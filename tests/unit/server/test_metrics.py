@@ -57,3 +57,7 @@ def test_two_applications_in_one_process_do_not_add_up() -> None:
     first, second = Metrics(), Metrics()
     first.note_request("/x", 200, 0.1)
     assert b"/x" not in second.render()
+
+
+def test_no_series_tells_when_another_one_began() -> None:
+    assert "_created" not in rendered()
