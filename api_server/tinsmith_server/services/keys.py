@@ -55,7 +55,9 @@ class Keys:
     async def _look_up(self, digest: str) -> str:
         key = await self._store.find_key(digest)
         if key is None:
-            raise AuthenticationFailed("unknown or revoked API key; `tinsmith keys create` makes one")
+            raise AuthenticationFailed(
+                "unknown or revoked API key; `tinsmith keys create --data DIR`, with the server's DIR, makes one"
+            )
         self._seen.put(digest, key.tenant)
         return key.tenant
 
