@@ -56,6 +56,7 @@ async def creation_by_load(tenant: str, body: dict[str, Any], fleet: Fleet, look
         request = LoadWeightsRequest.model_validate(body)
         check_optimizer(request.optimizer_config)
         checkpoint = await lookup.readable(tenant, request.path, "training")
+        base_model = base_model or checkpoint.base_model
         served = _compatible(fleet, checkpoint, request.base_model)
     except ValidationError as error:
         return Creation("load", base_model, failure=Failure("user", sentence(error)))

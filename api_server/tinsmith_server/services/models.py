@@ -96,10 +96,18 @@ class Models:
         await self._store.set_model_state(model.model_id, "failed", failure.to_row())
 
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
-        """The worker does not hold a model that it should: either its creation failed, or its volume is lost."""
-        if creation.WhichOneof("state") == "failure":
+        """The worker does not hold a bound model: its creation failed, or its volume is lost.
+
+        `creation` is what the worker says of operation 0. Any other answer, and any other state of
+        the model than bound, settles nothing. Returns the model as it is then.
+        """
+        model = await self._store.get_model(model.model_id) or model
+        if model.state != "bound":
+            return model
+        state = creation.WhichOneof("state")
+        if state == "failure":
             await self.fail(model, Failure.from_worker(creation.failure))
-        else:
+        elif state == "not_found":
             message = f"the worker of {model.model_id} has lost its volume; load the model's last checkpoint"
             log.error("model corrupted", model_id=model.model_id, reason=message)
             await self._store.set_model_state(model.model_id, "corrupted", Failure("server", message).to_row())
@@ -136,7 +144,11 @@ class Models:
             failure=creation.failure.to_row() if creation.failure else None,
         )
         made = await self._store.add_model(model)
-        log.info("model accepted", model_id=made.model_id, base_model=made.base_model, state=made.state)
+        if made.state == "failed":
+            reason = Failure.from_row(made.failure).message
+            log.info("model refused", model_id=made.model_id, base_model=made.base_model, reason=reason)
+        else:
+            log.info("model accepted", model_id=made.model_id, base_model=made.base_model, state=made.state)
         if made.state == "accepted":
             self._binding.start(made)
         return OperationId(made.model_id, 0)

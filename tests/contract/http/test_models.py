@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import zstandard
-from support.fake_fleet import ALIAS, OTHER_MODEL
+from support.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
 from support.fake_worker import proto_result
 from support.http_server import PROTOBUF, TestedServer, training_body
 from tinsmith_rpc import worker_pb2
@@ -172,3 +174,30 @@ async def test_stable_reinforce_is_mapped_aloud(server: TestedServer, encoding: 
     response = await server.client.post("/forward_backward", content=content, headers=headers)
     assert "cispo" in response.headers["x-deprecation-note"]
     assert "x-deprecation-note" not in (await server.forward_backward(model_id, 2)).headers
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"base_model": OTHER_MODEL, "lora_config": {"rank": "many"}}, {"base_model": "org/unknown"}],
+    ids=["rank", "model"],
+)
+async def test_a_refused_model_is_logged_with_its_reason(
+    server: TestedServer, fields: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    await server.create_model(await server.session(), **fields)
+    output = capsys.readouterr().out
+    (line,) = [line for line in output.splitlines() if "model refused" in line]
+    assert f"base_model={fields['base_model']}" in line
+    assert "reason=" in line
+    assert "model accepted" not in output
+
+
+async def test_a_refused_load_is_logged_with_the_checkpoints_base_model(
+    server: TestedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = (await server.outcome(await server.save(await server.model(), 1, "ck")))["path"]
+    monkeypatch.delitem(server.fleet._models, BASE_MODEL)
+    body = {"session_id": await server.session(), "model_seq_id": 0, "path": path, "optimizer": True}
+    await server.post("/load_weights", body)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model refused" in line]
+    assert f"base_model={BASE_MODEL}" in line
