@@ -25,6 +25,8 @@ AUTOSAVE_NAME = "autosave"
 BIND_SECONDS = 5.0
 # A release runs behind everything the client has sent; the next round asks again.
 RELEASE_WAIT_SECONDS = 2.0
+# Rounds come every 15 s. After three missed ones nobody was here: the host slept, or the database was away.
+ABSENCE = timedelta(seconds=45)
 
 
 class Reaper:
@@ -51,17 +53,21 @@ class Reaper:
         self._timeout = timedelta(seconds=settings.session_timeout_seconds)
         self._autosave_ttl_seconds = int(settings.autosave_ttl_seconds)
         self._clock = clock
-        self._started_at = clock()
+        self._listening_since = self._last_round_at = clock()
         # What the log has said already: a worker may stay away for days.
         self._told: dict[str, str] = {}
 
     async def reap(self) -> None:
-        """Heartbeats could not arrive while the server was down, so silence counts from its start."""
+        """Only silence that could be heard counts: not what lies before the server's start, or in its host's sleep."""
         now = self._clock()
-        if now - self._started_at < self._timeout:
+        if now - self._last_round_at > ABSENCE:
+            self._listening_since = now
+        self._last_round_at = now
+        if now - self._listening_since < self._timeout:
             return
-        for session in await self._store.silent_sessions(now - self._timeout):
-            await self._sessions.end(session.session_id, "reaped", "no heartbeat")
+        last_heartbeat_before = now - self._timeout
+        for session in await self._store.silent_sessions(last_heartbeat_before):
+            await self._sessions.reap(session.session_id, last_heartbeat_before)
 
     async def release(self) -> None:
         sessions = await self._store.finished_sessions_with_live_models()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Sequence
+from datetime import datetime
 
 from tinsmith_server.errors import Gone, NotFound
 from tinsmith_server.logs import bind_ids, get_logger
@@ -76,14 +77,22 @@ class Sessions:
     async def finish(self, tenant: str, session_id: str, request: FinishSessionRequest) -> None:
         """The first finish wins; later ones are answered the same and change nothing."""
         await self.owned(tenant, session_id)
-        await self.end(session_id, request.reason.type, request.detail)
-
-    async def end(self, session_id: str, type: FinishType, detail: str | None) -> None:
-        finished = await self._store.finish_session(session_id, type, detail, self._clock())
+        finish_type = request.reason.type
+        finished = await self._store.finish_session(session_id, finish_type, request.detail, self._clock())
         self._active.forget(session_id)
         if finished:
-            log.info("session finished", session_id=session_id, finish_type=type)
-            self.finished.set()
+            self._announce(session_id, finish_type)
+
+    async def reap(self, session_id: str, last_heartbeat_before: datetime) -> None:
+        """Ends a session for its silence. One that has given a sign of life in the meantime goes on."""
+        now, why = self._clock(), "no heartbeat"
+        if await self._store.finish_silent_session(session_id, "reaped", why, now, last_heartbeat_before):
+            self._active.forget(session_id)
+            self._announce(session_id, "reaped")
+
+    def _announce(self, session_id: str, type: FinishType) -> None:
+        log.info("session finished", session_id=session_id, finish_type=type)
+        self.finished.set()
 
     async def list_ids(self, tenant: str, limit: int, offset: int) -> list[str]:
         page = await self._store.list_sessions(tenant, limit, offset)

@@ -50,6 +50,11 @@ class Store(Protocol):
     async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
         """First finish wins: False when it was finished before or does not exist."""
 
+    async def finish_silent_session(
+        self, session_id: str, type: FinishType, detail: str | None, now: datetime, last_heartbeat_before: datetime
+    ) -> bool:
+        """Like `finish_session`, but False as well when the last sign of life is not older."""
+
     async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
         """Unfinished sessions whose last sign of life is older."""
 

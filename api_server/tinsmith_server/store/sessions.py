@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, exists, update
+from sqlalchemy import ColumnElement, Select, Update, exists, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
@@ -53,12 +53,15 @@ class SessionQueries(Queries):
         return await self._database.write(beat_and_look)
 
     async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
-        unfinished = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
-        finish = {"finished_at": now, "finish_type": type, "finish_detail": detail}
-        return await self._write(update(sessions).where(unfinished).values(finish))
+        return await self._write(_finish(session_id, type, detail, now))
+
+    async def finish_silent_session(
+        self, session_id: str, type: FinishType, detail: str | None, now: datetime, last_heartbeat_before: datetime
+    ) -> bool:
+        return await self._write(_finish(session_id, type, detail, now).where(_silent(last_heartbeat_before)))
 
     async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
-        silent = sessions.c.finished_at.is_(None) & (sessions.c.last_heartbeat_at < last_heartbeat_before)
+        silent = sessions.c.finished_at.is_(None) & _silent(last_heartbeat_before)
         query = select_records(sessions, Session).where(silent).order_by(sessions.c.last_heartbeat_at)
         return await self._read_all(Session, query)
 
@@ -71,6 +74,15 @@ class SessionQueries(Queries):
             .order_by(sessions.c.finished_at)
         )
         return await self._read_all(Session, query)
+
+
+def _finish(session_id: str, type: FinishType, detail: str | None, now: datetime) -> Update:
+    unfinished = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
+    return update(sessions).where(unfinished).values(finished_at=now, finish_type=type, finish_detail=detail)
+
+
+def _silent(last_heartbeat_before: datetime) -> ColumnElement[bool]:
+    return sessions.c.last_heartbeat_at < last_heartbeat_before
 
 
 def _by_id(session_id: str) -> Select[Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from pathlib import Path
+
 import pytest
-from support.http_server import TestedServer
+from support.fake_fleet import FakeFleet
+from support.http_server import TestedServer, running_server, settings_for
 
 SUCCESS = {"reason": {"type": "success"}, "detail": None}
 
@@ -53,6 +57,41 @@ async def test_silence_counts_from_the_servers_start(server: TestedServer) -> No
     server.time.pass_seconds(899)
     await server.services.background.reap_now()
     assert (await server.post("/session_heartbeat", {"session_id": session_id})).status_code == 200
+
+
+async def test_a_host_that_slept_does_not_take_its_sleep_for_the_clients_silence(server: TestedServer) -> None:
+    session_id = await server.session()
+    server.time.pass_seconds(1200)
+    await server.services.background.reap_now()
+    assert (await server.post("/session_heartbeat", {"session_id": session_id})).status_code == 200
+
+
+async def test_a_client_that_stays_away_after_the_hosts_sleep_is_reaped(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_server(settings_for(tmp_path, session_timeout_seconds=30), fleet) as server:
+        session_id = await server.session()
+        statuses: list[int] = []
+        for seconds in (1200, 29, 1):
+            server.time.pass_seconds(seconds)
+            await server.services.background.reap_now()
+            statuses.append((await server.create_model(session_id, len(statuses))).status_code)
+        assert statuses == [200, 200, 410]
+
+
+async def test_a_heartbeat_that_comes_while_silent_sessions_are_ended_is_heard(
+    tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_server(settings_for(tmp_path, session_timeout_seconds=30), fleet) as server:
+        beat = {"session_id": await server.session()}
+        reap = server.services.sessions.reap
+
+        async def beaten_before(session_id: str, last_heartbeat_before: datetime) -> None:
+            await server.post("/session_heartbeat", beat)
+            await reap(session_id, last_heartbeat_before)
+
+        monkeypatch.setattr(server.services.sessions, "reap", beaten_before)
+        server.time.pass_seconds(31)
+        await server.services.background.reap_now()
+        assert (await server.post("/session_heartbeat", beat)).status_code == 200
 
 
 async def test_a_session_lists_what_was_made_in_it(server: TestedServer) -> None:

@@ -258,9 +258,9 @@ async def test_trap_18_a_heartbeat_is_refused_only_when_the_session_is_over(serv
 async def test_trap_19_a_client_that_vanishes_gets_its_model_saved_and_released(
     tmp_path: Path, fleet: FakeFleet
 ) -> None:
-    async with running_server(settings_for(tmp_path), fleet) as server:
+    async with running_server(settings_for(tmp_path, session_timeout_seconds=30), fleet) as server:
         model_id = await server.model()
-        server.time.pass_seconds(901)
+        server.time.pass_seconds(31)
         await server.services.background.reap_now()
         listed = (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"]
         assert [one["checkpoint_id"] for one in listed] == ["weights/autosave"]

@@ -1,5 +1,6 @@
 import asyncio
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 from support.store_records import NOW, a_model, a_session, later
@@ -104,6 +105,43 @@ async def test_the_first_finish_wins(store: Store) -> None:
 
 async def test_finishing_an_unknown_session_is_false(store: Store) -> None:
     assert not await store.finish_session("unknown", "success", None, NOW)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "finished"), [(later(1), True), (later(2), False), (later(3), False)], ids=["older", "at", "younger"]
+)
+async def test_a_silent_session_is_finished_only_while_it_is_silent(
+    store: Store, heartbeat: datetime, finished: bool
+) -> None:
+    await store.create_session(a_session(last_heartbeat_at=heartbeat), None)
+
+    assert await store.finish_silent_session("session-1", "reaped", "no heartbeat", later(9), later(2)) is finished
+
+    alive = a_session(last_heartbeat_at=heartbeat)
+    reaped = replace(alive, finished_at=later(9), finish_type="reaped", finish_detail="no heartbeat")
+    assert await store.get_session("session-1") == (reaped if finished else alive)
+
+
+async def test_a_silent_session_is_finished_once(store: Store) -> None:
+    await store.create_session(a_session(), None)
+    await store.finish_session("session-1", "success", None, later(1))
+
+    assert not await store.finish_silent_session("session-1", "reaped", None, later(9), later(2))
+    assert not await store.finish_silent_session("unknown", "reaped", None, later(9), later(2))
+    assert await store.get_session("session-1") == a_session(finished_at=later(1), finish_type="success")
+
+
+async def test_a_heartbeat_and_the_end_by_silence_exclude_each_other(replicas: tuple[Store, Store]) -> None:
+    for number in range(20):
+        await replicas[0].create_session(a_session(f"session-{number}"), None)
+
+        beaten, reaped = await asyncio.gather(
+            replicas[number % 2].heartbeat(f"session-{number}", later(5)),
+            replicas[1 - number % 2].finish_silent_session(f"session-{number}", "reaped", None, later(9), later(2)),
+        )
+
+        assert beaten is not None
+        assert reaped is (beaten.finished_at is not None)
 
 
 async def test_of_concurrent_finishes_one_wins(replicas: tuple[Store, Store]) -> None:
