@@ -10,7 +10,7 @@ from typing import Any
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.errors import Gone, ModelNotAtWorker, Unprocessable
+from tinsmith_server.errors import Gone, ModelNotAtWorker, Unprocessable, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.binding import Binding
 from tinsmith_server.services.delivery import PATIENCE_SECONDS, Delivery
@@ -90,7 +90,12 @@ class Operations:
         model = await self._models.at_work(tenant, model_id)
         await self._sessions.active(tenant, model.session_id)
         await self._models.touch(model_id)
-        return await self._binding.until_bound(model, PATIENCE_SECONDS)
+        model = await self._binding.until_bound(model, PATIENCE_SECONDS)
+        if model.state == "accepted":
+            # Work that came before the create would be refused as work for a model that the worker has lost.
+            reason = self._binding.reason(model_id) or "its worker is still starting"
+            raise WorkerUnavailable(f"{model_id} is not ready for work yet: {reason}")
+        return model
 
     async def _submit(self, model: Model, seq_id: int, payload: Payload) -> OperationId:
         """A model that is no more gets no work; its futures say why when they are asked for."""
@@ -116,4 +121,6 @@ class Operations:
         if current.state == "released":
             raise Gone(f"{model.model_id} has been released: its session is over") from None
         worker = await self._fleet.worker(model.worker_id).connection(CREATION_SECONDS)
-        await self._models.settle_missing(model, await worker.await_result(model.model_id, 0, 0))
+        settled = await self._models.settle_missing(model, await worker.await_result(model.model_id, 0, 0))
+        if settled.state == "bound":
+            raise WorkerUnavailable(f"{model.model_id} was not at its worker a moment ago; send this again")
