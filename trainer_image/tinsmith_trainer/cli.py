@@ -47,19 +47,24 @@ def make_tiny_model(
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint's directory, the one with manifest.json.")],
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint's directory, the one with manifest.json.")],
     base_model: Annotated[str, typer.Option(help="Directory or hub id of the model it was trained on.")],
     to: Annotated[Path, typer.Option(help="Where to write; made if it is not there.")],
     layout: Annotated[Layout, typer.Option(help="A PEFT adapter, or the model with the adapter merged in.")],
 ) -> None:
     """Turn a saved checkpoint into a PEFT adapter or a merged Hugging Face model."""
+    if checkpoint.startswith("tinker://"):
+        _fail(
+            f"{checkpoint} is a name that only its server can resolve. "
+            f"Give the checkpoint's directory, DATA/checkpoints/weights/RUN/SEQ-EPOCH beside the server."
+        )
     from tinsmith_trainer.engines.peft import build_peft_engine
     from tinsmith_trainer.torch_model.loading import load_torch_model
 
     _hide_progress_bars()
     try:
         engine = build_peft_engine(load_torch_model(base_model))
-        loaded = _read_checkpoint(checkpoint, engine.base_model())
+        loaded = _read_checkpoint(Path(checkpoint), engine.base_model())
         to.mkdir(parents=True, exist_ok=True)
         engine.export(loaded.state, to, layout.value)
     except TrainerError as error:
@@ -90,5 +95,5 @@ def _hide_progress_bars() -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(sentence, markup=False, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(f"tinsmith export: {sentence}", markup=False, soft_wrap=True)
     raise typer.Exit(1)

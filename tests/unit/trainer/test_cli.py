@@ -87,6 +87,12 @@ def test_a_directory_that_is_no_checkpoint_is_named(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tinker_path_is_refused_with_what_to_give_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = export_error(capsys, "tinker://run:train:0/weights/a", "--base-model", "any", "--to", tmp_path / "out")
+    assert said.startswith("tinsmith export: tinker://run:train:0/weights/a is a name")
+    assert "DATA/checkpoints/weights/" in said
+
+
 def test_a_damaged_manifest_is_named(tmp_path: Path, base_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / MANIFEST_FILE).write_text("{")
     assert "is not valid JSON" in export_error(capsys, tmp_path, "--base-model", base_model, "--to", tmp_path / "out")
