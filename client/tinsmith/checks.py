@@ -135,15 +135,15 @@ def _check_server(api: Api) -> Finding:
 
 def _check_key(api: Api, api_key: str | None) -> Finding:
     if api_key is None:
-        cure = f"make one with `tinsmith keys create` beside the server, and export {API_KEY_VARIABLE}"
+        cure = f"make one with `tinsmith keys create --data DIR` beside the server, and export {API_KEY_VARIABLE}"
         return Finding("key", Status.FAILED, f"{API_KEY_VARIABLE} is not set", cure)
     if not api_key.startswith(KEY_PREFIXES):
-        cure = "use a key of `tinsmith keys create`; static ones (TINSMITH_API_KEY) must start with tml- too"
+        cure = "use a key of `tinsmith keys create --data DIR`; static ones (TINSMITH_API_KEY) must start with tml- too"
         return Finding("key", Status.FAILED, "the SDK refuses keys that do not start with tml-", cure)
     try:
         api.send_client_config(_sdk_version() or "none")
     except KeyRefused:
-        cure = "`tinsmith keys list` beside the server shows the living ones; `tinsmith keys create` makes another"
+        cure = "beside the server, `tinsmith keys list --data DIR` shows the living ones, and `keys create` makes another"
         return Finding("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
     except ApiError as error:
         return Finding("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")

@@ -11,7 +11,9 @@ import structlog
 def configure_logs(log_format: str, level: str) -> None:
     """`log_format` is "json" or "console"; `level` a name of the logging module."""
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer()
+        structlog.processors.JSONRenderer()
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     structlog.configure(
         processors=[
