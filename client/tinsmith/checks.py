@@ -143,7 +143,7 @@ def _check_key(api: Api, api_key: str | None) -> Finding:
     try:
         api.send_client_config(_sdk_version() or "none")
     except KeyRefused:
-        cure = "beside the server, `tinsmith keys list --data DIR` shows the living ones, and `keys create` makes another"
+        cure = "make one beside the server with `tinsmith keys create --data DIR`; `keys list` shows the living ones"
         return Finding("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
     except ApiError as error:
         return Finding("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")

@@ -78,7 +78,7 @@ def test_a_directory_that_cannot_be_loaded_names_what_is_wrong(
 
 def test_a_name_that_is_no_directory_and_no_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelDirectoryInvalid, match=r"nobody/nothing.*--model NAME=PATH"):
+    with pytest.raises(ModelDirectoryInvalid, match=r"nobody/nothing.*Give a local directory"):
         load_torch_model("nobody/nothing")
 
 

@@ -79,7 +79,7 @@ def resolve_directory(source: str) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelDirectoryInvalid(
             f"{source!r} is neither a directory nor a model repository that can be downloaded ({error}). "
-            f"Give a local directory with --model NAME=PATH."
+            f"Give a local directory of the model."
         ) from error
 
 
