@@ -80,9 +80,7 @@ class Events:
         if model is None:
             log.error("checkpoint of an unknown model", model_id=saved.model_id, directory=saved.directory)
             return
-        replaced = await self._store.put_checkpoint(_checkpoint(event, model))
-        if replaced is not None and replaced.directory != saved.directory:
-            await self._store.add_garbage([replaced.directory])
+        await self._store.put_checkpoint(_checkpoint(event, model))
         if saved.kind == worker_pb2.EPHEMERAL:
             await self._store.add_sampling_session(_sampling_session(event, model))
             await self._retention.enforce_ephemeral_cap(model.tenant)

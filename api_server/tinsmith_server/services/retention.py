@@ -46,7 +46,6 @@ class Retention:
             checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock()
         )
         if deleted is not None:
-            await self._store.add_garbage([deleted.directory])
             log.info("checkpoint deleted", model_id=deleted.run_id, type=deleted.type, name=deleted.name)
         return deleted
 

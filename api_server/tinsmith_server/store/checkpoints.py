@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import Checkpoint, CheckpointType, Page
 from tinsmith_server.store.rows import insert_unless_there, newest_first, select_records, to_record, values
-from tinsmith_server.store.tables import checkpoints, models, sessions
+from tinsmith_server.store.tables import checkpoints, garbage, models, sessions
 
 _NOT_DELETED = checkpoints.c.deleted_at.is_(None)
 _EPHEMERAL = checkpoints.c.type == "ephemeral"
@@ -42,7 +42,10 @@ class CheckpointQueries(Queries):
 
         async def delete(connection: AsyncConnection) -> Checkpoint | None:
             row = (await connection.execute(entomb)).one_or_none()
-            return None if row is None else to_record(Checkpoint, row)
+            if row is None:
+                return None
+            await _discard(connection, row.directory)
+            return to_record(Checkpoint, row)
 
         return await self._database.write(delete)
 
@@ -97,4 +100,10 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint) -> Checkpoin
     # A deleted one was handed out at its deletion; a directory that the name still points to is no garbage.
     if present.deleted_at is not None or present.directory == checkpoint.directory:
         return None
+    await _discard(connection, present.directory)
     return to_record(Checkpoint, present)
+
+
+async def _discard(connection: AsyncConnection, directory: str) -> None:
+    """In the transaction that takes the name away: a crash in between would leave files that nobody knows."""
+    await insert_unless_there(connection, garbage, {"directory": directory})

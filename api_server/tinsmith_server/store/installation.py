@@ -21,13 +21,6 @@ _SECRET_BYTES = 32
 class GarbageQueries(Queries):
     """The part of `Store` about files that no name points to any more."""
 
-    async def add_garbage(self, directories: Sequence[str]) -> None:
-        async def add(connection: AsyncConnection) -> None:
-            for directory in directories:
-                await insert_unless_there(connection, garbage, {"directory": directory})
-
-        await self._database.write(add)
-
     async def list_garbage(self) -> Sequence[str]:
         async def directories(connection: AsyncConnection) -> Sequence[str]:
             return (await connection.scalars(select(garbage.c.directory).order_by(garbage.c.garbage_id))).all()

@@ -4,17 +4,24 @@ from support.store_records import NOW, a_checkpoint, a_model, a_session, later
 from tinsmith_server.store.base import Store
 
 
-async def test_garbage_is_listed_once_in_order_until_it_is_removed(store: Store) -> None:
-    await store.add_garbage(["b", "a"])
-    await store.add_garbage(["a", "c"])
-    await store.add_garbage([])
+async def test_files_that_lost_their_name_are_garbage_until_they_are_removed(store: Store) -> None:
+    await store.put_checkpoint(a_checkpoint(directory="first", event_id=1))
+    await store.put_checkpoint(a_checkpoint(directory="second", event_id=2))
+    assert await store.list_garbage() == ["first"]
 
-    assert await store.list_garbage() == ["b", "a", "c"]
+    checkpoint = a_checkpoint()
+    await store.delete_checkpoint(checkpoint.run_id, checkpoint.type, checkpoint.name, NOW)
+    assert await store.list_garbage() == ["first", "second"]
 
-    await store.remove_garbage("a")
-    await store.remove_garbage("a")
+    await store.remove_garbage("first")
+    await store.remove_garbage("first")
+    assert await store.list_garbage() == ["second"]
 
-    assert await store.list_garbage() == ["b", "c"]
+
+async def test_a_save_that_is_reported_twice_is_no_garbage(store: Store) -> None:
+    await store.put_checkpoint(a_checkpoint(directory="only", event_id=1))
+    await store.put_checkpoint(a_checkpoint(directory="only", event_id=2))
+    assert await store.list_garbage() == []
 
 
 async def test_a_secret_is_drawn_once_for_all_replicas(replicas: tuple[Store, Store]) -> None:
