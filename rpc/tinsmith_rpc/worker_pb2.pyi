@@ -704,22 +704,19 @@ class AwaitRequest(_message.Message):
     MODEL_ID_FIELD_NUMBER: _builtins.int
     SEQ_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
-    METADATA_ONLY_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     seq_id: _builtins.int
     timeout_seconds: _builtins.float
-    metadata_only: _builtins.bool
     def __init__(
         self,
         *,
         model_id: _builtins.str = ...,
         seq_id: _builtins.int = ...,
         timeout_seconds: _builtins.float = ...,
-        metadata_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_only", b"metadata_only", "model_id", b"model_id", "seq_id", b"seq_id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_id", b"model_id", "seq_id", b"seq_id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -795,22 +792,18 @@ class Result(_message.Message):
 
     PAYLOAD_FIELD_NUMBER: _builtins.int
     PROTOBUF_FIELD_NUMBER: _builtins.int
-    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
-    """empty when metadata_only was asked"""
     protobuf: _builtins.bool
     """else JSON"""
-    size_bytes: _builtins.int
     def __init__(
         self,
         *,
         payload: _builtins.bytes = ...,
         protobuf: _builtins.bool = ...,
-        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "protobuf", b"protobuf", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "protobuf", b"protobuf"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -977,20 +970,17 @@ class AwaitSampleRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
-    METADATA_ONLY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     timeout_seconds: _builtins.float
-    metadata_only: _builtins.bool
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         timeout_seconds: _builtins.float = ...,
-        metadata_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_only", b"metadata_only", "request_id", b"request_id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1258,37 +1248,3 @@ class ModelCorrupted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelCorrupted: _TypeAlias = ModelCorrupted  # noqa: Y015
-
-@_typing.final
-class DrainRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
-    timeout_seconds: _builtins.float
-    def __init__(
-        self,
-        *,
-        timeout_seconds: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout_seconds", b"timeout_seconds"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
-
-@_typing.final
-class DrainReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DrainReply: _TypeAlias = DrainReply  # noqa: Y015

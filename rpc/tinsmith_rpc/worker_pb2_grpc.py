@@ -74,11 +74,6 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.EventsRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.EventsReply.FromString,
                 _registered_method=True)
-        self.Drain = channel.unary_unary(
-                '/tinsmith.rpc.v1.Worker/Drain',
-                request_serializer=tinsmith__rpc_dot_worker__pb2.DrainRequest.SerializeToString,
-                response_deserializer=tinsmith__rpc_dot_worker__pb2.DrainReply.FromString,
-                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -148,13 +143,6 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Drain(self, request, context):
-        """Refuses new work, finishes the running operation, snapshots every model.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -197,11 +185,6 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.EventsRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.EventsReply.SerializeToString,
-            ),
-            'Drain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Drain,
-                    request_deserializer=tinsmith__rpc_dot_worker__pb2.DrainRequest.FromString,
-                    response_serializer=tinsmith__rpc_dot_worker__pb2.DrainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -420,33 +403,6 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/Events',
             tinsmith__rpc_dot_worker__pb2.EventsRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.EventsReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Drain(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tinsmith.rpc.v1.Worker/Drain',
-            tinsmith__rpc_dot_worker__pb2.DrainRequest.SerializeToString,
-            tinsmith__rpc_dot_worker__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

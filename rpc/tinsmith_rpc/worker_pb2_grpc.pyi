@@ -61,8 +61,6 @@ class WorkerStub:
     """What happened that the store must know, after the cursor, oldest first.
     Long poll; events at or below the cursor may be forgotten.
     """
-    Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainReply]
-    """Refuses new work, finishes the running operation, snapshots every model."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -95,8 +93,6 @@ class WorkerAsyncStub(WorkerStub):
     """What happened that the store must know, after the cursor, oldest first.
     Long poll; events at or below the cursor may be forgotten.
     """
-    Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainReply]  # type: ignore[assignment]
-    """Refuses new work, finishes the running operation, snapshots every model."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -174,13 +170,5 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """What happened that the store must know, after the cursor, oldest first.
         Long poll; events at or below the cursor may be forgotten.
         """
-
-    @_abc_1.abstractmethod
-    def Drain(
-        self,
-        request: _worker_pb2.DrainRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.DrainReply, _abc.Awaitable[_worker_pb2.DrainReply]]:
-        """Refuses new work, finishes the running operation, snapshots every model."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -230,11 +230,11 @@ def user_failure(message: str) -> worker_pb2.AwaitReply:
 
 def json_result(content: dict[str, Any]) -> worker_pb2.AwaitReply:
     payload = json.dumps(content).encode()
-    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=payload, size_bytes=len(payload)))
+    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=payload))
 
 
 def proto_result(payload: bytes) -> worker_pb2.AwaitReply:
-    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=payload, protobuf=True, size_bytes=len(payload)))
+    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=payload, protobuf=True))
 
 
 async def serve_fake_worker(worker: FakeWorker, socket: Path) -> grpc.aio.Server:

@@ -48,7 +48,6 @@ class Samples:
         self._base = base
         self._samples: dict[str, _Sample] = {}
         self._finished: deque[str] = deque()  # oldest result first
-        self._unfinished = 0
         self._result_bytes = 0
         self._recent: OrderedDict[str, AdapterState] = OrderedDict()
         self._loaded: OrderedDict[str, asyncio.Task[None]] = OrderedDict()
@@ -63,11 +62,10 @@ class Samples:
         """The same request_id again is the same sample. Raises TooManySamples."""
         if request.request_id in self._samples:
             return
-        if self._unfinished >= MAX_WAITING_SAMPLES:
+        if self.unfinished >= MAX_WAITING_SAMPLES:
             raise TooManySamples
         self._forget_old()
         self._samples[request.request_id] = _Sample()
-        self._unfinished += 1
         if request.HasField("rejection"):
             self._finish(request.request_id, Failure("user", request.rejection.message))
             return
@@ -91,7 +89,7 @@ class Samples:
 
     @property
     def unfinished(self) -> int:
-        return self._unfinished
+        return len(self._samples) - len(self._finished)
 
     def _keep_recent(self, saved: SavedWeights) -> None:
         self._recent[saved.written.manifest_digest] = saved.state
@@ -137,7 +135,6 @@ class Samples:
         sample = self._samples[request_id]
         sample.result, sample.finished_at = result, time.monotonic()
         sample.finished.set()
-        self._unfinished -= 1
         self._result_bytes += _size(result)
         self._finished.append(request_id)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from abc import ABC
 from typing import Any, NoReturn, TypeAlias
@@ -61,7 +60,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
             return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
         if outcome is None:
             return worker_pb2.AwaitReply(pending=worker_pb2.Pending())
-        return _reply(outcome, metadata_only=request.metadata_only)
+        return _reply(outcome)
 
     @override
     async def CancelSample(
@@ -99,10 +98,6 @@ class SamplerServicer(SamplingServicer):
 
     @override
     async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:
-        return await _refuse(context, TRAINS_NOTHING)
-
-    @override
-    async def Drain(self, request: worker_pb2.DrainRequest, context: Context) -> worker_pb2.DrainReply:
         return await _refuse(context, TRAINS_NOTHING)
 
 
@@ -146,18 +141,13 @@ class WorkerServicer(SamplingServicer):
             await _abort(context, error)
         if result is None:
             return worker_pb2.AwaitReply(pending=self._service.pending(request.model_id, request.seq_id))
-        return _reply(_outcome(result), metadata_only=request.metadata_only)
+        return _reply(_outcome(result))
 
     @override
     async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:
         self._service.heard_from_server()
         bodies = await self._service.events(request.after_event_id, request.timeout_seconds)
         return worker_pb2.EventsReply(events=[worker_pb2.Event.FromString(body) for body in bodies])
-
-    @override
-    async def Drain(self, request: worker_pb2.DrainRequest, context: Context) -> worker_pb2.DrainReply:
-        await asyncio.wait_for(self._service.drain(), request.timeout_seconds or None)
-        return worker_pb2.DrainReply()
 
 
 async def serve(servicer: SamplingServicer, address: str) -> grpc.aio.Server:
@@ -189,12 +179,10 @@ def _outcome(result: StoredResult) -> Success | Failure | None:
     return None if result.payload is None else Success(result.payload, result.protobuf)
 
 
-def _reply(outcome: Success | Failure | None, *, metadata_only: bool) -> worker_pb2.AwaitReply:
+def _reply(outcome: Success | Failure | None) -> worker_pb2.AwaitReply:
     if outcome is None:
         return worker_pb2.AwaitReply(gone=worker_pb2.Gone(reason="the result was kept for its time and then dropped"))
     if isinstance(outcome, Failure):
         failure = worker_pb2.Failure(category=CATEGORIES[outcome.category], message=outcome.message)
         return worker_pb2.AwaitReply(failure=failure)
-    payload = b"" if metadata_only else outcome.payload
-    result = worker_pb2.Result(payload=payload, protobuf=outcome.protobuf, size_bytes=len(outcome.payload))
-    return worker_pb2.AwaitReply(result=result)
+    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=outcome.payload, protobuf=outcome.protobuf))

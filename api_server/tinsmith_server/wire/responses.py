@@ -16,12 +16,6 @@ class Empty(Response):
     """`{}`, where the SDK looks at the status only."""
 
 
-class ErrorResponse(Response):
-    """Body of every 4xx and 5xx."""
-
-    detail: str
-
-
 class HealthResponse(Response):
     status: Literal["ok"] = "ok"
 
