@@ -74,6 +74,11 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.EventsRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.EventsReply.FromString,
                 _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/Snapshot',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.SnapshotReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -117,6 +122,8 @@ class WorkerServicer(object):
     def Sample(self, request, context):
         """Starts a sample. The same request_id again is the same sample.
         RESOURCE_EXHAUSTED: too many are waiting; try again in a second.
+        UNAVAILABLE: a sampler on its way out; it still answers for the samples that it took.
+        UNIMPLEMENTED: this worker has no sampler; no sample is known to it either.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,6 +145,17 @@ class WorkerServicer(object):
     def Events(self, request, context):
         """What happened that the store must know, after the cursor, oldest first.
         Long poll; events at or below the cursor may be forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Snapshot(self, request, context):
+        """Snapshots every adapter that changed since its last snapshot, between two operations, and answers when that is
+        on disk. Calls that wait at the same time share one.
+        FAILED_PRECONDITION: not activated yet. UNAVAILABLE: draining, which saves them, too.
+        RESOURCE_EXHAUSTED: the volume has no room.
+        UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,6 +203,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.EventsRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.EventsReply.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.SnapshotRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.SnapshotReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -403,6 +426,33 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/Events',
             tinsmith__rpc_dot_worker__pb2.EventsRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.EventsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/Snapshot',
+            tinsmith__rpc_dot_worker__pb2.SnapshotRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.SnapshotReply.FromString,
             options,
             channel_credentials,
             insecure,
