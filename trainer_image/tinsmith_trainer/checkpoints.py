@@ -1,4 +1,4 @@
-"""Tinker checkpoints under the checkpoint root, any fsspec URL.
+"""Tinker checkpoints under the checkpoint root.
 
 A checkpoint is an immutable directory: PEFT's two files, the optimizer for training checkpoints,
 and a manifest with the digest of each, written last. What has no manifest does not exist;
@@ -8,20 +8,18 @@ finding one's own manifest means that an earlier attempt succeeded.
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from tinsmith_trainer import peft_layout
-from tinsmith_trainer.durable_files import sha256_of, sync_directory
+from tinsmith_trainer.checkpoint_storage import CheckpointStorage, StorageFault
+from tinsmith_trainer.durable_files import sha256_of
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
-from tinsmith_trainer.errors import CheckpointInvalid, ServerError
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
 from tinsmith_trainer.failpoints import reach
 
 FORMAT_VERSION = 1
@@ -47,13 +45,11 @@ class LoadedCheckpoint:
 
 
 class CheckpointRoot:
-    """Reads and writes checkpoints below one URL."""
+    """Reads and writes checkpoints below one URL. Blocking calls, for threads."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        fs, path = fsspec.core.url_to_fs(url)
-        self._fs = fs
-        self._path = str(path).rstrip("/")
+        """Raises ServerError when nothing here speaks the URL's protocol."""
+        self._storage = CheckpointStorage(url)
 
     def write(
         self,
@@ -67,7 +63,7 @@ class CheckpointRoot:
     ) -> WrittenCheckpoint:
         """Writes the directory `<area>/<model>/<seq>-<epoch>`; durable when it returns.
 
-        Raises ServerError when the storage refuses.
+        Raises StorageUnavailable when the storage cannot be reached or may take it later, ServerError when it refuses.
         """
         files = _encode(contents, state, base)
         manifest = _manifest(model_id, seq_id, contents, state, base, files)
@@ -76,64 +72,71 @@ class CheckpointRoot:
             directory = self._written_before(attempts, manifest)
             if directory is None:
                 directory = f"{attempts}-{epoch}"
-                self._write_files(directory, files, manifest)
-        except OSError as error:
-            raise ServerError(f"The checkpoint {attempts} could not be written to {self.url}: {error}.") from error
+                self._storage.write(directory, files, lambda: _commit(manifest))
+        except StorageFault as error:
+            raise _unusable(error, f"The checkpoint {attempts} could not be saved to {self._storage.url}") from error
         size_bytes = sum(len(content) for content in files.values()) + len(manifest)
         return WrittenCheckpoint(directory, sha256_of(manifest), size_bytes)
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
-        """Raises CheckpointInvalid when anything is missing, altered, or of another base model."""
-        manifest_bytes = self._read_file(directory, MANIFEST_FILE)
+        """Raises CheckpointInvalid when anything is missing, altered, or of another base model; or as `write` does."""
+        manifest_bytes = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
         if sha256_of(manifest_bytes) != manifest_digest:
             raise CheckpointInvalid(
                 f"The checkpoint {directory} was altered: its manifest is not the one that was saved."
             )
         manifest = json.loads(manifest_bytes)
         _check_base_model(directory, manifest, base)
-        files = {name: self._read_checked(directory, name, entry) for name, entry in manifest["files"].items()}
+        files = self._read_files(directory, manifest["files"])
+        for name, entry in manifest["files"].items():
+            _check_content(directory, name, files[name], entry)
         return _decode(manifest, files)
+
+    def digest_of(self, directory: str) -> str:
+        """What `read` needs, of a checkpoint that no record tells of. Raises CheckpointInvalid when there is none."""
+        manifest = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
+        try:
+            json.loads(manifest)
+        except ValueError as error:
+            raise CheckpointInvalid(
+                f"The checkpoint {directory} has a manifest that is not valid JSON: {error}."
+            ) from error
+        return sha256_of(manifest)
 
     def _written_before(self, attempts: str, manifest: bytes) -> str | None:
         """The directory of an earlier attempt at this very checkpoint that got as far as its manifest."""
-        for path in self._fs.glob(f"{self._path}/{attempts}-*/{MANIFEST_FILE}"):
-            if self._fs.cat_file(path) == manifest:
-                return str(path)[len(self._path) + 1 : -len(MANIFEST_FILE) - 1]
+        for directory in self._storage.directories(f"{attempts}-", holding=MANIFEST_FILE):
+            if self._storage.read(directory, [MANIFEST_FILE])[MANIFEST_FILE] == manifest:
+                return directory
         return None
 
-    def _write_files(self, directory: str, files: dict[str, bytes], manifest: bytes) -> None:
-        folder = f"{self._path}/{directory}"
-        self._fs.makedirs(folder, exist_ok=True)
-        for name, content in files.items():
-            self._write_file(f"{folder}/{name}", content)
-        reach("checkpoint-before-manifest")
-        self._write_file(f"{folder}/{MANIFEST_FILE}", manifest)
-        if isinstance(self._fs, LocalFileSystem):
-            _sync_upwards(Path(folder), Path(self._path))
-
-    def _write_file(self, path: str, content: bytes) -> None:
-        with self._fs.open(path, "wb") as file:
-            file.write(content)
-            if isinstance(self._fs, LocalFileSystem):
-                file.flush()
-                os.fsync(file.fileno())
-
-    def _read_checked(self, directory: str, name: str, entry: dict[str, Any]) -> bytes:
-        content = self._read_file(directory, name)
-        if len(content) != entry["size_bytes"] or sha256_of(content) != entry["sha256"]:
-            raise CheckpointInvalid(
-                f"The checkpoint {directory} is damaged: {name} has {len(content)} bytes unlike its manifest "
-                f"({entry['size_bytes']} bytes). Use another checkpoint."
-            )
-        return content
-
-    def _read_file(self, directory: str, name: str) -> bytes:
+    def _read_files(self, directory: str, names: Iterable[str]) -> dict[str, bytes]:
         try:
-            return bytes(self._fs.cat_file(f"{self._path}/{directory}/{name}"))
-        except FileNotFoundError as error:
-            raise CheckpointInvalid(f"The checkpoint {directory} is incomplete: {name} is missing.") from error
-        except OSError as error:
-            raise ServerError(f"The checkpoint {directory} cannot be read from {self.url}: {error}.") from error
+            found = self._storage.read(directory, names)
+        except StorageFault as error:
+            raise _unusable(error, f"The checkpoint {directory} cannot be read from {self._storage.url}") from error
+        missing = [name for name, content in found.items() if content is None]
+        if missing:
+            raise CheckpointInvalid(f"The checkpoint {directory} is incomplete: {', '.join(missing)} is missing.")
+        return {name: content for name, content in found.items() if content is not None}
+
+
+def _unusable(fault: StorageFault, what: str) -> ServerError:
+    kind = StorageUnavailable if fault.may_pass else ServerError
+    return kind(f"{what}: {fault}")
+
+
+def _commit(manifest: bytes) -> tuple[str, bytes]:
+    reach("checkpoint-before-manifest")
+    return MANIFEST_FILE, manifest
+
+
+def _check_content(directory: str, name: str, content: bytes, entry: dict[str, Any]) -> None:
+    if len(content) != entry["size_bytes"] or sha256_of(content) != entry["sha256"]:
+        raise CheckpointInvalid(
+            f"The checkpoint {directory} is damaged: {name} has {len(content)} bytes unlike its manifest "
+            f"({entry['size_bytes']} bytes). Use another checkpoint."
+        )
 
 
 def _path_safe(model_id: str) -> str:
@@ -186,10 +189,3 @@ def _decode(manifest: dict[str, Any], files: dict[str, bytes]) -> LoadedCheckpoi
         tensors |= load_tensors(files[OPTIMIZER_FILE])
     state = AdapterState(LoraSpec(**manifest["lora"]), manifest["optimizer_step"], tensors)
     return LoadedCheckpoint(state, has_optimizer)
-
-
-def _sync_upwards(folder: Path, root: Path) -> None:
-    for directory in (folder, *folder.parents):
-        sync_directory(directory)
-        if directory == root.parent:
-            return

@@ -1,11 +1,11 @@
-"""The trainer's commands: `make-tiny-model` and `export`.
+"""The trainer's commands: `make-tiny-model` and `export`, also as `python -m tinsmith_trainer.cli`.
 
-Torch is imported inside them, so that a wrong option is answered at once.
+The worker's image has no `tinsmith` program. Torch is imported inside the commands, so that a wrong
+option is answered at once.
 """
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.errors import CheckpointInvalid, TrainerError
 
 if TYPE_CHECKING:
     from tinsmith_trainer.checkpoints import LoadedCheckpoint
@@ -47,7 +47,9 @@ def make_tiny_model(
 
 
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint's directory, the one with manifest.json.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A checkpoint's directory, the one with manifest.json; or its URL, such as s3://….")
+    ],
     base_model: Annotated[str, typer.Option(help="Directory or hub id of the model it was trained on.")],
     to: Annotated[Path, typer.Option(help="Where to write; made if it is not there.")],
     layout: Annotated[Layout, typer.Option(help="A PEFT adapter, or the model with the adapter merged in.")],
@@ -56,7 +58,8 @@ def export(
     if checkpoint.startswith("tinker://"):
         _fail(
             f"{checkpoint} is a name that only its server can resolve. "
-            f"Give the checkpoint's directory, DATA/checkpoints/weights/RUN/SEQ-EPOCH beside the server."
+            "Give the checkpoint's directory, DATA/checkpoints/weights/RUN/SEQ-EPOCH beside the server, "
+            "or weights/RUN/SEQ-EPOCH below another checkpoint root."
         )
     from tinsmith_trainer.engines.peft import build_peft_engine
     from tinsmith_trainer.torch_model.loading import load_torch_model
@@ -64,7 +67,7 @@ def export(
     _hide_progress_bars()
     try:
         engine = build_peft_engine(load_torch_model(base_model))
-        loaded = _read_checkpoint(Path(checkpoint), engine.base_model())
+        loaded = _read_checkpoint(checkpoint, engine.base_model())
         to.mkdir(parents=True, exist_ok=True)
         engine.export(loaded.state, to, layout.value)
     except TrainerError as error:
@@ -72,20 +75,18 @@ def export(
     print(to)
 
 
-def _read_checkpoint(directory: Path, base: BaseModelInfo) -> LoadedCheckpoint:
+def _read_checkpoint(checkpoint: str, base: BaseModelInfo) -> LoadedCheckpoint:
     """The manifest is taken as it is found; it then vouches for the digests of the other files."""
-    from tinsmith_trainer.checkpoints import MANIFEST_FILE, CheckpointRoot
-    from tinsmith_trainer.durable_files import sha256_of
+    from tinsmith_trainer.checkpoints import CheckpointRoot
 
-    directory = directory.absolute()
+    url = checkpoint if "://" in checkpoint else f"file://{Path(checkpoint).absolute()}"
+    root, _, directory = url.rstrip("/").rpartition("/")
+    checkpoints = CheckpointRoot(root)
     try:
-        manifest = (directory / MANIFEST_FILE).read_bytes()
-        json.loads(manifest)
-    except OSError as error:
-        _fail(f"{directory} is not a checkpoint: {MANIFEST_FILE} cannot be read ({error.strerror}).")
-    except ValueError as error:
-        _fail(f"{directory / MANIFEST_FILE} is not valid JSON: {error}.")
-    return CheckpointRoot(directory.parent.as_uri()).read(directory.name, sha256_of(manifest), base)
+        digest = checkpoints.digest_of(directory)
+    except CheckpointInvalid as error:
+        _fail(f"{checkpoint} is not a checkpoint: {error}")
+    return checkpoints.read(directory, digest, base)
 
 
 def _hide_progress_bars() -> None:
@@ -97,3 +98,10 @@ def _hide_progress_bars() -> None:
 def _fail(sentence: str) -> NoReturn:
     Console(stderr=True, highlight=False).print(f"tinsmith export: {sentence}", markup=False, soft_wrap=True)
     raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    commands = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    commands.command()(make_tiny_model)
+    commands.command()(export)
+    commands()

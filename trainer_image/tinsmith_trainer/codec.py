@@ -20,16 +20,9 @@ from tinsmith_rpc import wire_pb2
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import LossSpec, Outcome
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.sampling.base import SampleOutcome
+from tinsmith_trainer.tensors import Numbers, array_of, decode_tensor
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
-NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
-    wire_pb2.FLOAT32: np.dtype("<f4"),
-    wire_pb2.INT64: np.dtype("<i8"),
-    wire_pb2.INT32: np.dtype("<i4"),
-}
-IndexArray = NDArray[np.int64]
-LossInput = NDArray[np.int64] | NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +79,7 @@ def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
     where = f"datum {index}"
     tokens = _decode_tokens(where, datum.model_input)
     inputs = {
-        name: _decode_tensor(f"{where}, loss_fn_inputs[{name!r}]", tensor)
+        name: decode_tensor(f"{where}, loss_fn_inputs[{name!r}]", tensor)
         for name, tensor in datum.loss_fn_inputs.items()
     }
     if "target_tokens" in inputs and inputs["target_tokens"].dtype != np.int64:
@@ -94,7 +87,7 @@ def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
     return Datum(tokens, {name: _as_float(name, value) for name, value in inputs.items()})
 
 
-def _as_float(name: str, value: LossInput) -> LossInput:
+def _as_float(name: str, value: Numbers) -> Numbers:
     return value if name == "target_tokens" else value.astype(np.float32, copy=False)
 
 
@@ -109,70 +102,7 @@ def _decode_chunk(where: str, chunk: wire_pb2.Chunk) -> NDArray[np.int32]:
     kind = chunk.WhichOneof("chunk")
     if kind != "encoded_text":
         raise UserError(f"{where} holds a chunk of kind {kind or 'unknown'}; this server trains on encoded_text only.")
-    return _array(f"{where}, encoded_text", chunk.encoded_text.tokens, np.dtype("<i4"))  # type: ignore[return-value]
-
-
-def _array(where: str, content: bytes, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    if len(content) % dtype.itemsize:
-        raise UserError(f"{where} has {len(content)} bytes, not a multiple of {dtype.itemsize} ({dtype.name}).")
-    return np.frombuffer(content, dtype=dtype)
-
-
-def _decode_tensor(where: str, tensor: wire_pb2.Tensor) -> LossInput:
-    dtype = NUMPY_DTYPES.get(tensor.dtype)
-    if dtype is None:
-        raise UserError(f"{where} has dtype {tensor.dtype}; float32 and int64 are understood.")
-    shape = tuple(tensor.shape)
-    if any(size < 0 for size in shape):
-        raise UserError(f"{where} has shape {list(shape)}; sizes must not be negative.")
-    encoding = tensor.WhichOneof("encoding")
-    if encoding == "sparse_csr":
-        values = _densify(where, tensor.sparse_csr, dtype, shape)
-    else:
-        values = _reshape(where, _array(where, tensor.dense, dtype), shape)
-    return _finite(where, values)
-
-
-def _reshape(where: str, flat: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
-    if math.prod(shape) != len(flat):
-        raise UserError(f"{where} has {len(flat)} values, but its shape {list(shape)} needs {math.prod(shape)}.")
-    return flat.reshape(shape)
-
-
-def _densify(
-    where: str, sparse: wire_pb2.SparseCsr, dtype: np.dtype[np.generic], shape: tuple[int, ...]
-) -> NDArray[np.generic]:
-    """CSR to dense; entries that are not listed are 0, as training tensors mean it."""
-    values = _array(where, sparse.values, dtype)
-    crow: IndexArray = _array(f"{where}, crow_indices", sparse.crow_indices, np.dtype("<i8"))  # type: ignore[assignment]
-    col: IndexArray = _array(f"{where}, col_indices", sparse.col_indices, np.dtype("<i8"))  # type: ignore[assignment]
-    _check_csr(where, values, crow, col, shape)
-    dense = np.zeros(shape, dtype=dtype)
-    dense[np.repeat(np.arange(shape[0]), np.diff(crow)), col] = values
-    return dense
-
-
-def _check_csr(
-    where: str, values: NDArray[np.generic], crow: IndexArray, col: IndexArray, shape: tuple[int, ...]
-) -> None:
-    if len(shape) != 2:
-        raise UserError(f"{where} is sparse with shape {list(shape)}; sparse tensors have two dimensions.")
-    if math.prod(shape) * values.itemsize > MAX_BODY_BYTES:
-        raise UserError(f"{where} would take more than {MAX_BODY_BYTES} bytes as a dense {list(shape)} tensor.")
-    if len(crow) != shape[0] + 1 or (len(crow) and (crow[0] != 0 or crow[-1] != len(col))) or np.any(np.diff(crow) < 0):
-        raise UserError(f"{where} has crow_indices that do not fit {shape[0]} rows and {len(col)} entries.")
-    if len(values) != len(col) or np.any((col < 0) | (col >= shape[1])):
-        raise UserError(f"{where} has col_indices that do not fit {len(values)} values and {shape[1]} columns.")
-
-
-def _finite(where: str, values: NDArray[np.generic]) -> LossInput:
-    if values.dtype.kind == "i":
-        return values.astype(np.int64, copy=False)
-    floats = values.astype(np.float32, copy=False)
-    if not np.isfinite(floats).all():
-        position = int(np.flatnonzero(~np.isfinite(floats.ravel()))[0])
-        raise UserError(f"{where} holds {floats.ravel()[position]} at position {position}; values must be finite.")
-    return floats
+    return array_of(f"{where}, encoded_text", chunk.encoded_text.tokens, np.dtype("<i4"))  # type: ignore[return-value]
 
 
 def encode_forward_backward(outcome: Outcome) -> bytes:
@@ -182,7 +112,8 @@ def encode_forward_backward(outcome: Outcome) -> bytes:
         message.loss_fn_outputs.append(_array_record(run))
     for name, value in outcome.metrics.items():
         message.metrics[name] = value
-    return message.SerializeToString()
+    # The metrics are a map, whose order would differ when the call is run again.
+    return message.SerializeToString(deterministic=True)
 
 
 Outputs = Sequence[Mapping[str, NDArray[np.float32]]]
@@ -210,19 +141,3 @@ def _array_record(outputs: Outputs) -> wire_pb2.ArrayRecord:
         field.dtype = wire_pb2.FLOAT32
         field.trailing_shape.extend(arrays[0].shape[1:])
     return record
-
-
-def encode_sample(outcome: SampleOutcome) -> bytes:
-    """A `SampleResponse`. Logprobs are always sent, one per token."""
-    message = wire_pb2.SampleResponse(prompt_cache_hit_tokens=outcome.prompt_cache_hit_tokens)
-    for sequence in outcome.sequences:
-        message.sequences.append(
-            wire_pb2.SampledSequence(
-                stop_reason=wire_pb2.STOP if sequence.stopped else wire_pb2.LENGTH,
-                tokens=sequence.tokens.astype("<i4").tobytes(),
-                logprobs=sequence.logprobs.astype("<f4").tobytes(),
-            )
-        )
-    if outcome.prompt_logprobs is not None:
-        message.prompt_logprobs = outcome.prompt_logprobs.astype("<f4").tobytes()
-    return message.SerializeToString()

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
 from tinsmith_trainer.journal import SYNC_BUCKETS_SECONDS
 from tinsmith_trainer.model_line import ModelLine
-from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.samples import Samples
 from tinsmith_trainer.service import WorkerService
 
 
-def describe(service: WorkerService) -> worker_pb2.DescribeReply:
+@dataclass(frozen=True, slots=True)
+class WorkerName:
+    """What a worker was told of itself; empty where nobody said."""
+
+    worker_id: str = ""
+    model_name: str = ""
+
+
+def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeReply:
     now = time.time()
-    engine = service.parts.engine
+    engine, scheduler, lines = service.parts.engine, service.scheduler, service.lines.all()
     return worker_pb2.DescribeReply(
+        worker_id=name.worker_id,
+        model_name=name.model_name,
         instance_id=service.instance_id,
         epoch=service.epoch,
         pid=os.getpid(),
         base_model=_base_model(engine.base_model()),
         capabilities=_capabilities(engine.capabilities()),
-        models=[_model_status(line, now) for line in service.lines.all() if line.phase != "released"],
+        models=[_model_status(line, now) for line in lines if line.phase != "released"],
         metrics=_metrics(service),
+        running_seconds=scheduler.engine_call.running_seconds(),
+        last_snapshot_time=scheduler.last_snapshot_time,
+        snapshot_seconds=sum(line.snapshot_seconds for line in lines if line.holds_a_slot),
+        draining=service.is_draining,
+        adapters_used=service.adapters_used,
     )
 
 
@@ -62,6 +78,7 @@ def _model_status(line: ModelLine, now: float) -> worker_pb2.ModelStatus:
         oldest_queued_seconds=0.0 if oldest is None else now - oldest,
         snapshot_age_seconds=now - line.snapshot_at if line.snapshot_at else 0.0,
         corrupted=line.reason if line.phase == "corrupted" else "",
+        set_aside=line.set_aside,
     )
 
 
@@ -72,6 +89,7 @@ def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
         train_seconds=counters.train_seconds,
         operations_done=counters.operations_done,
         operations_failed=counters.operations_failed,
+        operations_given_up=counters.operations_given_up,
         journal_syncs=journal.commits,
         journal_sync_seconds=journal.sync_seconds,
         journal_operations=journal.operations,
@@ -82,25 +100,36 @@ def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
             for bound, count in zip(SYNC_BUCKETS_SECONDS, journal.histogram, strict=True)
         ],
     )
-    if service.parts.sampler is not None:
-        _add_sampling(metrics, service.parts.sampler)
+    if service.samples is not None:
+        _add_sampling(metrics, service.samples)
     return metrics
 
 
-def _add_sampling(metrics: worker_pb2.WorkerMetrics, sampler: Sampler) -> None:
-    stats = sampler.stats()
+def _add_sampling(metrics: worker_pb2.WorkerMetrics, samples: Samples) -> None:
+    stats = samples.sampler.stats()
     metrics.sampled_tokens = stats.sampled_tokens
     metrics.prefilled_tokens = stats.prefilled_tokens
     metrics.prefix_hit_tokens = stats.prefix_hit_tokens
     metrics.sample_seconds = stats.busy_seconds
     metrics.samples_active = stats.active
-    metrics.samples_waiting = stats.waiting
+    # Of those that wait for their adapter the sampler has not heard yet.
+    metrics.samples_waiting = max(stats.waiting, samples.unfinished - stats.active)
 
 
-def describe_sampler(instance_id: str, base: BaseModelInfo, sampler: Sampler) -> worker_pb2.DescribeReply:
-    """A process that only samples: no models, no epoch."""
+def describe_sampler(
+    instance_id: str, name: WorkerName, base: BaseModelInfo, capabilities: EngineCapabilities, samples: Samples
+) -> worker_pb2.DescribeReply:
+    """A process that only samples: no models, no epoch; its adapter slots are those of its memory."""
     metrics = worker_pb2.WorkerMetrics(logprob_gap=float("nan"))
-    _add_sampling(metrics, sampler)
+    _add_sampling(metrics, samples)
     return worker_pb2.DescribeReply(
-        instance_id=instance_id, pid=os.getpid(), base_model=_base_model(base), metrics=metrics
+        instance_id=instance_id,
+        worker_id=name.worker_id,
+        model_name=name.model_name,
+        pid=os.getpid(),
+        base_model=_base_model(base),
+        capabilities=_capabilities(capabilities),
+        metrics=metrics,
+        draining=samples.is_draining,
+        adapters_used=len(samples.adapters),
     )

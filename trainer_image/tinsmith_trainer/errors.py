@@ -1,4 +1,7 @@
-"""What goes wrong in a worker, one family. `server.py` turns it into futures and gRPC statuses."""
+"""What goes wrong in a worker, one family.
+
+`server.py` turns it into futures and gRPC statuses, `termination.py` into reasons for not starting.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,22 @@ class Refused(TrainerError):
         self.category = category
 
 
+class StorageUnavailable(ServerError):
+    """The checkpoint root could not be reached, or refused for a reason that may pass; the same call may work soon."""
+
+
+class OutOfMemory(ServerError):
+    """The sampler's device has no room; it may have when something else goes."""
+
+
+class SamplerClosed(ServerError):
+    """The sampler ended before the sample did."""
+
+
+class ModelNotFound(TrainerError):
+    """There is no base model where it should be. The message says whether name, revision, token or network failed."""
+
+
 class ModelDirectoryInvalid(TrainerError):
     """A base model's directory cannot be loaded. The message names the file."""
 
@@ -39,9 +58,37 @@ class ModelChanged(TrainerError):
     """The journal belongs to other base weights than those on disk now."""
 
 
+class VolumeUnsuitable(TrainerError):
+    """The volume cannot keep what a journal promises, or this process may not write to it."""
+
+
+class ImageChanged(TrainerError):
+    """Operations that ran under `image` would run again under another one, which may compute other bits."""
+
+    def __init__(self, message: str, image: str) -> None:
+        super().__init__(message)
+        self.image = image
+
+
+class TlsInvalid(TrainerError):
+    """Certificate, key or certificate authority cannot be used."""
+
+
 class JournalFull(TrainerError):
     """The volume has no room for another operation; nothing was accepted."""
 
 
+class SnapshotRefused(ServerError):
+    """Too many processes ended while they took it."""
+
+
+class SnapshotDamaged(ServerError):
+    """A snapshot is gone, or not what was written: no later start can read it either."""
+
+
 class CheckpointInvalid(UserError):
     """A checkpoint is missing, truncated, altered, or of another base model."""
+
+
+class Draining(Exception):
+    """On its way out: another instance, or another replica, should be asked."""

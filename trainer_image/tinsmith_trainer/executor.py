@@ -26,6 +26,8 @@ PATH_KINDS = {
     worker_pb2.EXTERNAL: "external_weights",
 }
 EPHEMERAL_AREA = "ephemeral"
+MAX_RESULT_BYTES = 256 * 1024**2
+LOGPROB_BYTES = 4
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 
@@ -120,7 +122,9 @@ class Executor:
         loaded = self._checkpoints.read(request.directory, request.manifest_digest, self._base)
         if request.with_optimizer and not loaded.has_optimizer:
             raise UserError(f"{request.tinker_path} holds no optimizer state; load it without the optimizer.")
-        if not request.create:
+        if request.create:
+            _check_rank(request.tinker_path, loaded.state.lora.rank, self._engine.capabilities().max_rank)
+        else:
             _check_same_shape(request.tinker_path, self._engine.state(model_id).lora, loaded.state.lora)
         self._engine.load_state(model_id, loaded.state, request.with_optimizer)
         result = {"path": request.tinker_path, "model_id": model_id, "type": "load_weights"}
@@ -132,6 +136,7 @@ class Executor:
 
     def _forward_backward(self, model_id: str, payload: bytes, *, zstd: bool) -> Executed:
         call = decode_forward_backward(payload, zstd=zstd)
+        _check_result_size(call)
         [outcome] = self._engine.forward_backward([Work(model_id, call.datums, call.loss, call.forward_only)])
         if outcome.error is not None:
             raise outcome.error
@@ -183,6 +188,22 @@ def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, name_eve
     if request.name_taken or name_event(request.kind, request.name) > request.seen_event_id:
         path = f"tinker://{model_id}/{PATH_KINDS[request.kind]}/{request.name}"
         raise UserError(f"{path} exists already. Choose another name, delete it first, or save with overwrite=True.")
+
+
+def _check_result_size(call: ForwardBackward) -> None:
+    """The journal keeps results; what it cannot hold must not be computed first."""
+    targets = [datum.loss_inputs["target_tokens"] for datum in call.datums if "target_tokens" in datum.loss_inputs]
+    size = sum(LOGPROB_BYTES * each.size for each in targets)
+    if size > MAX_RESULT_BYTES:
+        raise UserError(
+            f"forward_backward asks for {size} bytes of logprobs, of {len(targets)} datums; one call may ask for "
+            f"{MAX_RESULT_BYTES}. Send fewer datums in a call."
+        )
+
+
+def _check_rank(path: str, rank: int, limit: int) -> None:
+    if rank > limit:
+        raise UserError(f"{path} holds a LoRA adapter of rank {rank}; this worker's limit is {limit}, its max_rank.")
 
 
 def _check_same_shape(path: str, mine: LoraSpec, other: LoraSpec) -> None:

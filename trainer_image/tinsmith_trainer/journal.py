@@ -7,7 +7,6 @@ resolves only after its transaction is on disk.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -18,13 +17,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import apsw
-import structlog
 
-from tinsmith_trainer.errors import JournalFull, ServerError
+from tinsmith_trainer.ending import needed_by_all
+from tinsmith_trainer.errors import JournalFull, ServerError, VolumeUnsuitable
 
 T = TypeVar("T")
-
-log = structlog.get_logger(__name__)
 
 FORMAT_VERSION = 1
 FULL_RETRY_SECONDS = 1.0
@@ -66,6 +63,12 @@ CREATE TABLE IF NOT EXISTS saved_names (
     model_id TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL, event_id INTEGER NOT NULL,
     PRIMARY KEY (model_id, kind, name)
 );
+CREATE TABLE IF NOT EXISTS interruptions (
+    model_id TEXT NOT NULL, seq_id INTEGER NOT NULL, purpose TEXT NOT NULL, count INTEGER NOT NULL,
+    life TEXT NOT NULL,               -- of the process that was counted last
+    last_sign TEXT NOT NULL,
+    PRIMARY KEY (model_id, seq_id, purpose)
+);
 """
 
 
@@ -91,24 +94,33 @@ class _Job(Generic[T]):
     run: Callable[[apsw.Connection], T]
     future: Future[T]
     writes: bool
-    must_succeed: bool  # a result of work already done: wait for room rather than fail
+    must_succeed: bool
 
 
 class Journal:
     """Runs reads and writes on the file, in the order they came, on a thread of its own."""
 
     def __init__(self, path: Path, *, vfs: str | None = None) -> None:
+        """Raises VolumeUnsuitable, or ServerError when another version wrote it."""
         self.stats = JournalStats()
         self.path = path
         self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
-        self._db = _open(path, vfs)
+        try:
+            self._db = _open(path, vfs)
+        except apsw.Error as error:
+            raise VolumeUnsuitable(
+                f"The journal {path} cannot be opened: {error}. Make room and rights on its volume; "
+                "a journal that is damaged is lost, and its models are resumed from their checkpoints on a new volume."
+            ) from error
         self._thread = threading.Thread(target=self._serve, name="journal", daemon=True)
         self._thread.start()
 
     def write(self, run: Callable[[apsw.Connection], T], *, must_succeed: bool = False) -> Future[T]:
         """Runs in the next transaction. Resolves after its commit is synced.
 
-        Fails with JournalFull when the disk is full, unless `must_succeed`: then it waits for room.
+        Fails with JournalFull when the disk is full, and with ServerError when the file cannot be written.
+        `must_succeed` is for what has already happened: it waits for room, and whatever else fails ends the process,
+        since its memory is then ahead of the file. A new one begins with what the file says.
         """
         return self._put(_Job(run, Future(), writes=True, must_succeed=must_succeed))
 
@@ -131,17 +143,15 @@ class Journal:
         self._thread.join()
 
     def _put(self, job: _Job[T]) -> Future[T]:
+        # A caller that gives up, as a call whose client died does, cannot take back what was asked of the file.
+        job.future.set_running_or_notify_cancel()
         self._queue.put(job)
         return job.future
 
     def _serve(self) -> None:
-        try:
+        with needed_by_all(f"the journal {self.path} could not be kept", blames_the_call=False):
             while self._serve_batch(self._take_batch()):
                 pass
-        except BaseException:
-            # Whoever waits for this thread would wait for ever. A new process replays what is on disk.
-            log.exception("the journal's thread failed", path=str(self.path))
-            os._exit(1)
         self._db.close()
 
     def _take_batch(self) -> list[_Job[Any] | None]:
@@ -190,7 +200,7 @@ class Journal:
     def _separate(self, jobs: list[_Job[Any]], error: Exception) -> None:
         """One bad write must not take its neighbours down."""
         if len(jobs) == 1:
-            jobs[0].future.set_exception(ServerError(f"The journal could not be written: {error}"))
+            _fail(jobs[0], error)
             return
         for job in jobs:
             self._commit([job])
@@ -209,7 +219,7 @@ class Journal:
                 return False
             job.future.set_exception(JournalFull(f"No room on the volume of {self.path}: make room, then retry."))
         except Exception as error:
-            job.future.set_exception(ServerError(f"The journal could not be written: {error}"))
+            _fail(job, error)
         else:
             job.future.set_result(result)
         return True
@@ -220,6 +230,12 @@ def _resolve(job: _Job[Any], db: apsw.Connection) -> None:
         job.future.set_result(job.run(db))
     except Exception as error:
         job.future.set_exception(error)
+
+
+def _fail(job: _Job[Any], error: Exception) -> None:
+    if job.must_succeed:
+        raise error
+    job.future.set_exception(ServerError(f"The journal could not be written: {error}"))
 
 
 def _open(path: Path, vfs: str | None) -> apsw.Connection:

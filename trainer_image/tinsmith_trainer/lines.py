@@ -26,6 +26,8 @@ KEPT_PAYLOAD_BYTES = 128 * 1024**2
 CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
 
 OnFinished = Callable[[str, int], None]
+Errand = Callable[[], None]
+Ready = tuple[ModelLine, Turn, Entry]
 
 
 class UnknownModel(LookupError):
@@ -45,6 +47,7 @@ class Lines:
         self._changed = threading.Condition()
         self._lines: dict[str, ModelLine] = {}
         self._queue: deque[str] = deque()  # models in the order of their turns
+        self._errands: deque[Errand] = deque()
         self._stopping = False
         self._kept_bytes = 0
 
@@ -69,6 +72,10 @@ class Lines:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
 
     # ---- looking
 
@@ -187,44 +194,59 @@ class Lines:
 
     # ---- turns
 
-    def wait_for_turn(self) -> tuple[ModelLine, Turn, Entry] | None:
-        """Models take turns; within one, its order decides. None: stop."""
+    def wait_for_turn(self) -> Ready | Errand | None:
+        """Models take turns; within one, its order decides; errands go first. None: stop."""
         with self._changed:
             while not self._stopping:
+                if self._errands:
+                    return self._errands.popleft()
                 ready = self._next_ready()
                 if ready is not None:
                     return ready
                 self._changed.wait(self._seconds_to_next_hold())
         return None
 
+    def between_turns(self, errand: Errand) -> None:
+        """Whoever waits for turns gets this before the next one; never, if told to stop first."""
+        with self._changed:
+            self._errands.append(errand)
+            self._changed.notify_all()
+
     def _seconds_to_next_hold(self) -> float | None:
         """When a line that was put off is due again; None: only a change can bring work."""
-        held = [line.held_until for line in self._lines.values() if line.held_until]
-        return max(min(held) - self._clock(), 0.0) if held else None
+        held = [line.held_until for line in self._lines.values() if line.is_open and line.held_until]
+        return max(min(held) - time.monotonic(), 0.0) if held else None
 
     def hold(self, line: ModelLine, seconds: float) -> None:
         """Its next operation is tried again after this time."""
         with self._changed:
-            line.held_until = self._clock() + seconds
+            line.held_until = time.monotonic() + seconds
 
-    def _next_ready(self) -> tuple[ModelLine, Turn, Entry] | None:
+    def set_aside(self, line: ModelLine, reason: str) -> None:
+        """Nothing of it runs in this process any more, and nothing of it fails."""
+        with self._changed:
+            line.set_aside = reason
+
+    def _next_ready(self) -> Ready | None:
         for _ in range(len(self._queue)):
             line = self._lines[self._queue[0]]
             self._queue.rotate(-1)
             turn = line.order.next_turn() if self._may_run(line) else None
             if turn is not None and not self._needs_a_slot(line):
-                line.held_until = 0.0
                 return line, turn, line.entries[turn.seq_id]
         return None
 
     def _may_run(self, line: ModelLine) -> bool:
-        return line.is_open and line.held_until <= self._clock()
+        if line.held_until <= time.monotonic():
+            line.held_until = 0.0  # also where it waits for a slot next: nobody is to wake for it
+        create_failed = bool(line.reason)  # clients do not know yet; what is behind it fails when they do
+        return line.is_open and not create_failed and not line.set_aside and not line.held_until
 
     def _needs_a_slot(self, line: ModelLine) -> bool:
         """A create waits, rather than fails, until another model is released."""
         if line.has_adapter:
             return False
-        return sum(other.is_open and other.has_adapter for other in self._lines.values()) >= self._adapter_slots
+        return sum(other.holds_a_slot for other in self._lines.values()) >= self._adapter_slots
 
     def waits_for_a_slot(self, model_id: str) -> bool:
         with self._changed:
@@ -241,7 +263,10 @@ class Lines:
             entry.status = "done" if failure is None else "failed"
             entry.failure = failure
             if line.phase == "creating" and entry.operation.kind in CREATES:
-                line.phase = "live" if failure is None else "released"
+                if failure is None:
+                    line.phase = "live"
+                else:
+                    self._close(line, "released", line.reason)
             self._changed.notify_all()
         if not line.is_open:
             self._fail_waiting(line)
@@ -252,11 +277,14 @@ class Lines:
     def close_model(self, line: ModelLine, phase: rows.ModelPhase, reason: str = "") -> None:
         """Nothing of this model runs any more; what waits fails with the reason."""
         with self._changed:
-            line.phase, line.reason = phase, reason
-            if line.model_id in self._queue:
-                self._queue.remove(line.model_id)
+            self._close(line, phase, reason)
             self._changed.notify_all()  # its slot is free
         self._fail_waiting(line)
+
+    def _close(self, line: ModelLine, phase: rows.ModelPhase, reason: str) -> None:
+        line.phase, line.reason = phase, reason
+        if line.model_id in self._queue:
+            self._queue.remove(line.model_id)
 
     def _fail_waiting(self, line: ModelLine) -> None:
         failure = line.closed_failure()

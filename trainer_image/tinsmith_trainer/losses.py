@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -178,6 +178,10 @@ class PreparedLoss:
         config = {name: torch.tensor(value) for name, value in self.config.items() if name not in inputs}
         return _DEFINITIONS[self.name].terms(lp, {**config, **inputs})
 
+    def without_arrays(self) -> PreparedLoss:
+        """For where the inputs come by themselves, as parts of a batch."""
+        return replace(self, arrays=())
+
     def standing_metrics(self) -> dict[str, float]:
         """Says aloud, with every result, that another loss stood in for the one asked for."""
         return {} if self.name == self.requested else {f"{self.requested}_as_{self.name}:max": 1.0}
@@ -243,7 +247,7 @@ def _check_names(index: int, datum: Datum, loss: str, definition: _Definition) -
 
 def _check_targets(index: int, datum: Datum, loss: str, definition: _Definition) -> None:
     shape = datum.loss_inputs[TARGETS].shape
-    if len(shape) > 2 or (len(shape) == 2 and not definition.several_targets):
+    if len(shape) not in (1, 2) or (len(shape) == 2 and not definition.several_targets):
         raise UserError(f"Datum {index}: {TARGETS} of {loss} cannot have shape {list(shape)}; it needs [T].")
     if shape[0] != datum.length or 0 in shape[1:]:
         raise UserError(

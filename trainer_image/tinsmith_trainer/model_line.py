@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tinsmith_trainer.operations import Failure, ModelPhase, Operation, Status, StoredModel, StoredOperation
 from tinsmith_trainer.ordering import OperationOrder, WindowFailure
+from tinsmith_trainer.running_mark import Purpose, Work
 from tinsmith_trainer.snapshots import SnapshotFile
 
 SETTLED: Future[None] = Future()
@@ -28,6 +29,12 @@ class Entry:
     def is_finished(self) -> bool:
         return self.status != "pending"
 
+    @property
+    def work(self) -> Work:
+        """What its turn is spent on."""
+        purpose: Purpose = "replay" if self.is_finished else "operation"
+        return Work(purpose, self.operation.model_id, self.operation.seq_id)
+
 
 @dataclass(slots=True)
 class ModelLine:
@@ -43,10 +50,13 @@ class ModelLine:
     snapshot_at: float = 0.0
     gap_at: int | None = None  # the operation that an open gap holds up
     gap_open_seconds: float = 0.0
-    held_until: float = 0.0  # put off till then, by the scheduler's clock; 0: not
+    held_until: float = 0.0  # put off till then, on the monotonic clock; 0: not
+    set_aside: str = ""  # why nothing of it runs until the worker is started again; it keeps its slot
     # The engine's thread alone:
     window_failure: WindowFailure | None = None
     replay_seconds: float = 0.0  # what a crash now would cost to run again
+    snapshot_seconds: float = 0.0  # what the latest snapshot took; until the first, what reading the old one took
+    put_off_since: float | None = None  # when its next operation was first put off
     optimizer_step: int = 0
     rank: int = 0
 
@@ -79,8 +89,12 @@ class ModelLine:
 
     @property
     def has_adapter(self) -> bool:
-        """Its create has run: it holds a slot of the engine while it is open."""
+        """Its create has run."""
         return self.order.applied >= 0
+
+    @property
+    def holds_a_slot(self) -> bool:
+        return self.is_open and self.has_adapter
 
     def unplaced(self) -> list[Entry]:
         """Accepted, never run, and out of the order: a crash came before they were told that they are late."""

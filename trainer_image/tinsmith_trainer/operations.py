@@ -10,11 +10,16 @@ import apsw
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.errors import Category
+from tinsmith_trainer.running_mark import Interruption, Work
 
 Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
 """`late`: its number was written off before it came; it failed at once and was never in the order."""
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
+
+
+NEVER_READ = b""
+"""In place of a body that ends the process that reads it. Unreadable, so it counts as a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,10 @@ class StoredModel:
     closed_below: int
     snapshot_file: str | None
     snapshot_digest: str | None
+
+    @property
+    def is_open(self) -> bool:
+        return self.phase in ("creating", "live")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +155,11 @@ def record_outcome(db: Database, model_id: str, seq_id: int, outcome: Outcome, n
             " WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
             (outcome.category, outcome.message, now, model_id, seq_id),
         )
+
+
+def drop_body(db: Database, model_id: str, seq_id: int) -> None:
+    """Also a replay, which looks at what failed, will not read it."""
+    db.execute("UPDATE operations SET payload = ? WHERE model_id = ? AND seq_id = ?", (NEVER_READ, model_id, seq_id))
 
 
 def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now: float) -> None:
@@ -260,6 +274,42 @@ def _stored_operation(model_id: str, row: tuple) -> StoredOperation:  # type: ig
     return StoredOperation(operation, status, Failure(category, message) if status in ("failed", "late") else None)
 
 
+def count_to_replay(db: Database) -> int:
+    """How many operations gave out a result that only running them again can bring back."""
+    row = db.execute(
+        "SELECT COUNT(*) FROM operations JOIN models USING (model_id)"
+        " WHERE state IN ('creating', 'live') AND seq_id > applied AND status = 'done'"
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def count_interruption(db: Database, interruption: Interruption) -> None:
+    """One life ends once, however often it is counted."""
+    work = interruption.work
+    db.execute(
+        "INSERT INTO interruptions VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT (model_id, seq_id, purpose) DO UPDATE SET"
+        " count = count + 1, life = excluded.life, last_sign = excluded.last_sign WHERE life <> excluded.life",
+        (work.model_id, work.seq_id, work.purpose, interruption.life, interruption.last_sign),
+    )
+
+
+def read_interruptions(db: Database) -> dict[Work, tuple[int, str]]:
+    """How often a process ended at which work, and what its last sign was then."""
+    rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
+    return {Work(*work): (count, last_sign) for *work, count, last_sign in rows}
+
+
+def forget_interruptions(db: Database, work: Work) -> None:
+    db.execute(
+        "DELETE FROM interruptions WHERE model_id = ? AND seq_id = ? AND purpose = ?",
+        (work.model_id, work.seq_id, work.purpose),
+    )
+
+
+def forget_all_interruptions(db: Database) -> None:
+    db.execute("DELETE FROM interruptions")
+
+
 def forget_results(db: Database, finished_before: float, keep_bytes: int) -> int:
     """Drops the payloads of old results, then of the oldest until the rest fits; returns how many."""
     db.execute("UPDATE operations SET result = NULL WHERE result IS NOT NULL AND finished_at < ?", (finished_before,))
@@ -281,6 +331,6 @@ def forget_released_models(db: Database, finished_before: float) -> list[str]:
         (finished_before,),
     )
     forgotten = [str(model_id) for (model_id,) in rows.fetchall()]
-    for table in ("operations", "saved_names", "models"):
+    for table in ("operations", "saved_names", "interruptions", "models"):
         db.executemany(f"DELETE FROM {table} WHERE model_id = ?", [(model_id,) for model_id in forgotten])
     return forgotten

@@ -5,58 +5,210 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from tinsmith_trainer.engines.base import Engine
+from typing_extensions import override
+
+from tinsmith_trainer.engines.base import BaseModelInfo, Engine
+from tinsmith_trainer.engines.nemo_rl.flags import ENGINE as RANKS_ENGINE
+from tinsmith_trainer.engines.nemo_rl.flags import RankFlags, add_rank_flags, refused_rank_flags
 from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.token_server.flags import TOKEN_SERVERS, add_server_flags, refused_server_flags
+
+DEFAULT_ENGINES = {"worker": "peft", "sampler": "builtin"}
+KNOWN_ENGINES = {"worker": ("peft", "nemo-rl"), "sampler": ("builtin", *TOKEN_SERVERS)}
 
 
-class WorkerOptions(argparse.Namespace):
+EXIT_USAGE = 2
+
+
+class UsageError(Exception):
+    """The flags contradict each other, or one is not known."""
+
+
+class WorkerOptions(RankFlags):
     """The flags of a worker, typed."""
 
     model: str
+    model_name: str
+    model_revision: str | None
+    max_sequence_length: int | None
     role: str
+    worker_id: str
     volume: Path | None
-    socket: str
+    image: str | None
+    socket: str | None
+    listen: str | None
+    tls_directory: Path | None
+    health_address: str | None
+    termination_log: Path | None
     checkpoint_root: str
     parent_fd: int | None
     engine: str
     adapter_slots: int
     max_rank: int
+    sampling: bool
     map_stable_reinforce: bool
+    device: str
+    dtype: str
     deterministic_sampling: bool
     snapshot_replay_seconds: float
     snapshot_cost_factor: float
     reserved_bytes: int
+    attempts_per_operation: int
+    hang_timeout_seconds: float
+    gpus: int
+    server_argument: list[str]
+    server_start_timeout_seconds: float
+    scratch: Path | None
     log_format: str
     log_level: str
 
 
 class EngineFactory(Protocol):
-    """Loads a base model; the sampler shares its weights, or is None."""
+    """Loads a base model; the sampler shares its weights, or is None.
+
+    Keeps to `max_sequence_length`, and brings no sampler when `sampling` is off.
+    """
 
     def __call__(self, options: WorkerOptions) -> tuple[Engine, Sampler | None]: ...
 
 
+class SamplerFactory(Protocol):
+    """Loads a base model for sampling alone. Keeps to `max_sequence_length`."""
+
+    def __call__(self, options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]: ...
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Raises UsageError where argparse would end the process."""
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
 def parse_options(arguments: Sequence[str]) -> WorkerOptions:
-    parser = argparse.ArgumentParser(prog="tinsmith-trainer", description="One worker process.")
+    """Raises UsageError."""
+    parser = FlagParser(prog="tinsmith-trainer", description="One worker process.", allow_abbrev=False)
+    add_model_flags(parser)
+    _add_place(parser)
+    _add_doors(parser)
+    _add_engine(parser)
+    add_server_flags(parser)
+    add_rank_flags(parser)
+    parser.add_argument("--log-format", choices=("json", "console"), default="json")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args(arguments, namespace=WorkerOptions())
+    options.engine = options.engine or DEFAULT_ENGINES[options.role]
+    _check(parser, options)
+    return options
+
+
+def termination_log_of(arguments: Sequence[str]) -> Path | None:
+    """Where to leave the reason when the other flags cannot be read."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--termination-log", type=Path, nargs="?")
+    found: Path | None = parser.parse_known_args(arguments)[0].termination_log
+    return found
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="directory of the base model, or a hub repository")
+    parser.add_argument("--model-name", default="", help="the name that clients know the model by")
+    parser.add_argument("--model-revision", help="branch, tag or commit of the hub repository")
+    parser.add_argument("--max-sequence-length", type=int, help="lowers the model's own limit")
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=("worker", "sampler"), default="worker", help="sampler: trains nothing")
+    parser.add_argument("--worker-id", default="", help="who this worker is in the store; Describe tells it")
     parser.add_argument("--volume", type=Path, help="folder for the journal and the snapshots; a sampler has none")
-    parser.add_argument("--socket", required=True, help="path of the Unix socket to serve on")
+    parser.add_argument("--image", help="what this process runs; another image never replays its operations")
     parser.add_argument("--checkpoint-root", required=True, help="fsspec URL below which checkpoints live")
     parser.add_argument("--parent-fd", type=int, help="end when this descriptor's other end closes")
-    parser.add_argument("--engine", default="peft", help="peft, or module:factory of an engine of your own")
-    parser.add_argument("--adapter-slots", type=int, default=64)
-    parser.add_argument("--max-rank", type=int, default=128)
+    parser.add_argument("--termination-log", type=Path, help="file for the reason, as JSON, of a refusal to start")
+
+
+def _add_doors(parser: argparse.ArgumentParser) -> None:
+    door = parser.add_mutually_exclusive_group(required=True)
+    door.add_argument("--socket", help="path of the Unix socket to serve on")
+    door.add_argument("--listen", type=_address, metavar="HOST:PORT", help="serve here, by mutual TLS alone")
+    parser.add_argument("--tls-directory", type=Path, help="folder of tls.crt, tls.key and ca.crt, for --listen")
+    parser.add_argument(
+        "--health-address", type=_address, metavar="HOST:PORT", help="serve gRPC's health service here, in plain text"
+    )
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        help="peft or nemo-rl; of a sampler builtin, vllm or sglang; or module:factory of your own. "
+        "The first is the default",
+    )
+    parser.add_argument("--adapter-slots", type=int, default=64, help="adapters in training; of a sampler, in memory")
+    parser.add_argument("--max-rank", type=int, default=128, help="highest rank of an adapter")
+    parser.add_argument("--sampling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--map-stable-reinforce", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="of base weights; auto: bfloat16 on a GPU",
+    )
     parser.add_argument("--deterministic-sampling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="a crash may cost this much")
     parser.add_argument("--snapshot-cost-factor", type=float, default=20.0, help="or this many snapshots' time")
     parser.add_argument("--reserved-bytes", type=int, default=64 * 1024**2, help="kept free on the volume")
-    parser.add_argument("--log-format", choices=("json", "console"), default="json")
-    parser.add_argument("--log-level", default="info")
-    options = parser.parse_args(arguments, namespace=WorkerOptions())
+    parser.add_argument(
+        "--attempts-per-operation", type=int, default=3, help="how many processes may end of one before it fails"
+    )
+    parser.add_argument(
+        "--hang-timeout-seconds",
+        type=float,
+        default=600.0,
+        help="an operation that ran for longer when the worker is stopped counts as the reason",
+    )
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+def _check(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
     if (options.volume is None) != (options.role == "sampler"):
         parser.error("a worker needs --volume, and a sampler has none")
-    return options
+    if (options.listen is None) != (options.tls_directory is None):
+        parser.error("--listen and --tls-directory belong together: a port is served by mutual TLS alone")
+    _check_engine(parser, options)
+    if options.role == "sampler" and not options.sampling:
+        parser.error("a sampler with --no-sampling would do nothing")
+    if options.role == "sampler" and options.image is not None:
+        parser.error("--image guards a journal, and a sampler has none")
+    for flag in ("max_sequence_length", "adapter_slots", "max_rank", "attempts_per_operation", "hang_timeout_seconds"):
+        value = getattr(options, flag)
+        if value is not None and value <= 0:
+            parser.error(f"--{flag.replace('_', '-')} must be positive")
+
+
+def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
+    known = KNOWN_ENGINES[options.role]
+    module, colon, factory = options.engine.partition(":")
+    if options.engine not in known and not (module and colon and factory):
+        parser.error(f"a {options.role} knows no engine {options.engine!r}: {', '.join(known)}, or module:factory")
+    _check_placement(parser, options)
+    refusal = refused_server_flags(options.engine, options.gpus, options.server_argument, options.scratch)
+    refusal = refusal or refused_rank_flags(options.engine, options, sampling=options.sampling)
+    if refusal is not None:
+        parser.error(refusal)
+
+
+def _check_placement(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
+    """Other engines place their weights by flags of their own; a sampler beside ranks is built in."""
+    elsewhere = options.engine in TOKEN_SERVERS or (options.engine == RANKS_ENGINE and not options.sampling)
+    if elsewhere and (options.device, options.dtype) != ("auto", "auto"):
+        parser.error(f"--device and --dtype are for peft and the built-in sampler, and not for {options.engine}")

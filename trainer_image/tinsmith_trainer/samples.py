@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints import CheckpointRoot
-from tinsmith_trainer.codec import encode_sample
-from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
-from tinsmith_trainer.errors import TrainerError
-from tinsmith_trainer.executor import SavedWeights
+from tinsmith_trainer.errors import Draining, SamplerClosed, StorageUnavailable, TrainerError, UserError
+from tinsmith_trainer.hand_over import HandOver
+from tinsmith_trainer.loaded_adapters import AdapterInUse, LoadedAdapters
 from tinsmith_trainer.operations import Failure, Success
-from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplingParams
+from tinsmith_trainer.sample_codec import decode_sample, encode_sample, unpacked_bytes
+from tinsmith_trainer.sampling.base import SampleOutcome, Sampler
 
 log = structlog.get_logger(__name__)
 
 MAX_WAITING_SAMPLES = 8192
+MAX_WAITING_BYTES = 1024**3
+"""Of prompts, target tokens, of which a sparse tensor of a few bytes may make many, and answers."""
 KEEP_RESULTS_SECONDS = 3600.0
 KEEP_RESULT_BYTES = 512 * 1024 * 1024
-RECENT_SAVE_BYTES = 1024**3
-LOADED_ADAPTERS = 64
+STORAGE_PAUSE_SECONDS = 2.0
+"""How long a sample is kept whose adapter cannot be read now: its client submits it again at once."""
 
 
 class TooManySamples(Exception):
@@ -34,38 +34,44 @@ class TooManySamples(Exception):
 
 @dataclass(slots=True)
 class _Sample:
+    """Finished without a result: it was lost with the sampler."""
+
+    nbytes: int
     result: Success | Failure | None = None
     finished_at: float = 0.0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    adapter: AdapterInUse | None = None
+    cancelled: bool = False
 
 
 class Samples:
-    """Takes sample requests, loads the adapters they name, keeps the results for an hour. One event loop's."""
+    """Takes sample requests, gets the adapters they name, keeps the results for an hour. One event loop's."""
 
-    def __init__(self, sampler: Sampler, checkpoints: CheckpointRoot, base: BaseModelInfo) -> None:
-        self._sampler = sampler
-        self._checkpoints = checkpoints
-        self._base = base
+    def __init__(self, sampler: Sampler, adapters: LoadedAdapters) -> None:
+        self.adapters = adapters
+        self.sampler = sampler
         self._samples: dict[str, _Sample] = {}
         self._finished: deque[str] = deque()  # oldest result first
         self._result_bytes = 0
-        self._recent: OrderedDict[str, AdapterState] = OrderedDict()
-        self._loaded: OrderedDict[str, asyncio.Task[None]] = OrderedDict()
+        self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-
-    def remember_saved(self, saved: SavedWeights) -> None:
-        """Weights that were just saved need not be read back. Called from any thread."""
-        self._loop.call_soon_threadsafe(self._keep_recent, saved)
+        self._hand_over = HandOver()
+        self._draining = False
 
     def submit(self, request: worker_pb2.SampleRequest) -> None:
-        """The same request_id again is the same sample. Raises TooManySamples."""
+        """The same request_id again is the same sample. Raises TooManySamples, or Draining."""
         if request.request_id in self._samples:
             return
-        if self.unfinished >= MAX_WAITING_SAMPLES:
+        if self._draining:
+            raise Draining("this sampler is shutting down, and takes no more samples")
+        nbytes = unpacked_bytes(request)
+        if not self._has_room(nbytes):
             raise TooManySamples
         self._forget_old()
-        self._samples[request.request_id] = _Sample()
+        self._samples[request.request_id] = _Sample(nbytes)
+        self._waiting_bytes += nbytes
+        self._hand_over.took(request.request_id)
         if request.HasField("rejection"):
             self._finish(request.request_id, Failure("user", request.rejection.message))
             return
@@ -74,72 +80,102 @@ class Samples:
         task.add_done_callback(self._tasks.discard)
 
     async def wait(self, request_id: str, timeout_seconds: float) -> Success | Failure | None:
-        """The result, or None when it is not there in time. Raises KeyError for ids that are not known."""
+        """The result, or None when it is not there in time. Raises KeyError for ids that are not known, or lost."""
         sample = self._samples[request_id]
-        if sample.result is not None:
-            return sample.result  # also with a timeout of 0, which wait_for would not grant a single look
-        try:
-            await asyncio.wait_for(sample.finished.wait(), timeout_seconds)
-        except TimeoutError:
-            return None
+        if not sample.finished.is_set():  # also with a timeout of 0, which wait_for would not grant a single look
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await sample.finished.wait()
+            except TimeoutError:
+                return None
+        if sample.result is None:
+            raise KeyError(request_id)
+        self._hand_over.settled(request_id)
         return sample.result
 
     def cancel(self, request_id: str) -> None:
-        self._sampler.cancel(request_id)
+        """Unknown ids are ignored."""
+        sample = self._samples.get(request_id)
+        if sample is not None:
+            sample.cancelled = True
+            self._hand_over.settled(request_id)
+            self.sampler.cancel(request_id)
+
+    def stop_taking(self) -> None:
+        """New samples are refused from now on; those that were taken go on, and can be fetched."""
+        self._draining = True
+
+    async def handed_over(self) -> None:
+        """Returns when all that was taken is done and was fetched, or not for so long that nobody will."""
+        await self._hand_over.complete()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
 
     @property
     def unfinished(self) -> int:
         return len(self._samples) - len(self._finished)
 
-    def _keep_recent(self, saved: SavedWeights) -> None:
-        self._recent[saved.written.manifest_digest] = saved.state
-        while len(self._recent) > 1 and sum(map(_state_bytes, self._recent.values())) > RECENT_SAVE_BYTES:
-            self._recent.popitem(last=False)
+    def _has_room(self, nbytes: int) -> bool:
+        """One that is too large for all others is taken alone."""
+        fits = self._waiting_bytes + nbytes <= MAX_WAITING_BYTES or not self._waiting_bytes
+        return fits and self.unfinished < MAX_WAITING_SAMPLES
 
     async def _start(self, request: worker_pb2.SampleRequest) -> None:
-        """Whatever goes wrong here is the sample's failure: nobody else would ever finish it."""
+        """Whatever goes wrong here is the sample's failure, unless it may pass: nobody else would ever finish it."""
+        request_id = request.request_id
+        sample = self._samples[request_id]
 
         def done(outcome: SampleOutcome) -> None:
-            self._loop.call_soon_threadsafe(self._finish, request.request_id, _as_result(outcome))
+            self._loop.call_soon_threadsafe(self._end, request, outcome)
 
         try:
             if request.adapter.directory:
-                await self._loading(request.adapter)
-            self._sampler.submit(_job(request), done)
+                sample.adapter = await self.adapters.take(request.adapter)
+            if sample.cancelled:
+                raise UserError("The request was cancelled.")
+            self.sampler.submit(decode_sample(request), done)
+        except StorageUnavailable:
+            await asyncio.sleep(STORAGE_PAUSE_SECONDS)
+            self._lose(request_id)
         except TrainerError as error:
-            self._finish(request.request_id, Failure(error.category, str(error)))
+            self._end(request, SampleOutcome(error=error))
         except Exception as error:
-            log.exception("a sample could not be started", request_id=request.request_id)
-            self._finish(request.request_id, Failure("server", f"{type(error).__name__}: {error}"))
+            log.exception("a sample could not be started", request_id=request_id)
+            self._finish(request_id, Failure("server", f"{type(error).__name__}: {error}"))
 
-    def _loading(self, adapter: worker_pb2.AdapterRef) -> asyncio.Task[None]:
-        key = adapter.manifest_digest
-        task = self._loaded.get(key)
-        if task is None or (task.done() and task.exception() is not None):
-            task = self._loaded[key] = self._loop.create_task(self._load(adapter))
-        self._loaded.move_to_end(key)
-        while len(self._loaded) > LOADED_ADAPTERS:
-            oldest, _ = self._loaded.popitem(last=False)
-            self._sampler.drop_adapter(oldest)
-        return task
-
-    async def _load(self, adapter: worker_pb2.AdapterRef) -> None:
-        key = adapter.manifest_digest
-        state = self._recent.pop(key, None)
-        if state is None:
-            loaded = await asyncio.to_thread(self._checkpoints.read, adapter.directory, key, self._base)
-            state = loaded.state
-        await asyncio.to_thread(self._sampler.load_adapter, key, state)
+    def _end(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
+        if isinstance(outcome.error, SamplerClosed):
+            self._lose(request.request_id)
+        else:
+            self._finish(request.request_id, _as_result(outcome, request))
 
     def _finish(self, request_id: str, result: Success | Failure) -> None:
         sample = self._samples[request_id]
         sample.result, sample.finished_at = result, time.monotonic()
-        sample.finished.set()
         self._result_bytes += _size(result)
         self._finished.append(request_id)
+        self._hand_over.finished(request_id)
+        if sample.cancelled:
+            self._hand_over.settled(request_id)
+        self._let_go(sample)
+        self._forget_old()
+
+    def _lose(self, request_id: str) -> None:
+        """As if it had never been here: whoever asks submits it again, elsewhere."""
+        self._hand_over.lost(request_id)
+        self._let_go(self._samples.pop(request_id))
+
+    def _let_go(self, sample: _Sample) -> None:
+        self._waiting_bytes -= sample.nbytes
+        sample.finished.set()
+        if sample.adapter is not None:
+            self.adapters.give_back(sample.adapter)
+            sample.adapter = None
 
     def _forget_old(self) -> None:
-        """Oldest result first, while they are past their time or too large together."""
+        """Oldest result first, while they are past their time or too large together. Whoever waits for one has it."""
         horizon = time.monotonic() - KEEP_RESULTS_SECONDS
         while self._finished:
             sample = self._samples[self._finished[0]]
@@ -147,38 +183,16 @@ class Samples:
                 return
             assert sample.result is not None
             self._result_bytes -= _size(sample.result)
-            del self._samples[self._finished.popleft()]
-
-
-def _state_bytes(state: AdapterState) -> int:
-    return sum(tensor.nbytes for tensor in state.tensors.values())
+            forgotten = self._finished.popleft()
+            self._hand_over.settled(forgotten)
+            del self._samples[forgotten]
 
 
 def _size(result: Success | Failure) -> int:
     return len(result.payload) if isinstance(result, Success) else len(result.message)
 
 
-def _as_result(outcome: SampleOutcome) -> Success | Failure:
+def _as_result(outcome: SampleOutcome, request: worker_pb2.SampleRequest) -> Success | Failure:
     if outcome.error is not None:
         return Failure(outcome.error.category, str(outcome.error))
-    return Success(encode_sample(outcome), protobuf=True)
-
-
-def _job(request: worker_pb2.SampleRequest) -> SampleJob:
-    return SampleJob(
-        request_id=request.request_id,
-        adapter_key=request.adapter.manifest_digest if request.adapter.directory else "",
-        prompt=np.frombuffer(request.prompt_tokens, dtype="<i4"),
-        params=SamplingParams(
-            max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
-            seed=request.seed if request.HasField("seed") else None,
-            temperature=request.temperature,
-            top_k=request.top_k,
-            top_p=request.top_p,
-            stop_tokens=tuple(request.stop_tokens) if request.has_stop else None,
-            stop_strings=tuple(request.stop_strings) if request.has_stop else None,
-        ),
-        num_samples=request.num_samples,
-        prompt_logprobs=request.prompt_logprobs,
-        prompt_logprobs_last_n=(request.prompt_logprobs_last_n if request.HasField("prompt_logprobs_last_n") else None),
-    )
+    return Success(encode_sample(outcome, request), protobuf=True)

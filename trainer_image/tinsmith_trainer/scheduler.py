@@ -8,10 +8,8 @@ their effect alone.
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,28 +18,26 @@ import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer import operations as rows
+from tinsmith_trainer.asked_snapshot import AskedSnapshot
+from tinsmith_trainer.attempts import AttemptPolicy, Attempts, reason_to_wait
+from tinsmith_trainer.ending import needed_by_all
+from tinsmith_trainer.engine_call import EngineCall
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Refused, TrainerError
+from tinsmith_trainer.errors import Draining, Refused, SnapshotDamaged, SnapshotRefused, TrainerError
 from tinsmith_trainer.executor import Executed, Executor, SavedWeights
 from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.journal import FULL_RETRY_SECONDS, Journal
+from tinsmith_trainer.findings import Finding, Stamp, failure_of, write_finding
+from tinsmith_trainer.journal import Journal
 from tinsmith_trainer.lines import CREATES, Lines
 from tinsmith_trainer.model_line import Entry, ModelLine
-from tinsmith_trainer.operations import Failure, Operation, Success
+from tinsmith_trainer.operations import Failure, Operation
 from tinsmith_trainer.ordering import Turn, WindowFailure, failed_step_message, missing_failure
-from tinsmith_trainer.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+from tinsmith_trainer.putting_off import retry_seconds
+from tinsmith_trainer.running_mark import RunningMark, Work
+from tinsmith_trainer.snapshots import SnapshotFile, SnapshotFolder
+from tinsmith_trainer.snapshotting import SnapshotPolicy, Snapshotter
 
 log = structlog.get_logger(__name__)
-
-RELEASE_RETRY_SECONDS = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotPolicy:
-    """A snapshot is due when replay after a crash would cost this much, or this many times the snapshot itself."""
-
-    replay_seconds: float = 10.0
-    times_snapshot_cost: float = 20.0
 
 
 @dataclass(slots=True)
@@ -50,21 +46,13 @@ class Counters:
 
     operations_done: int = 0
     operations_failed: int = 0
+    operations_given_up: int = 0
     trained_tokens: int = 0
     train_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    """What became of one operation, to be made durable in one transaction."""
-
-    outcome: Success | Failure
-    executed: Executed | None = None
-    snapshot: SnapshotFile | None = None
-
-    @property
-    def failure(self) -> Failure | None:
-        return self.outcome if isinstance(self.outcome, Failure) else None
+class _NotNow(Exception):
+    """Nothing was decided of an operation: its model waits."""
 
 
 class Scheduler:
@@ -79,32 +67,51 @@ class Scheduler:
         snapshots: SnapshotFolder,
         *,
         on_saved: Callable[[SavedWeights], None],
+        mark: RunningMark,
         policy: SnapshotPolicy | None = None,
+        attempts: AttemptPolicy | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.counters = Counters()
+        self.engine_call = EngineCall(mark)
+        self._attempt_policy = attempts or AttemptPolicy()
+        self._attempts = Attempts(journal, mark, self._attempt_policy.limit)
         self._engine = engine
         self._executor = executor
         self._lines = lines
         self._journal = journal
         self._snapshots = snapshots
         self._on_saved = on_saved
-        self._policy = policy or SnapshotPolicy()
         self._clock = clock
+        self._snapshotter = Snapshotter(
+            engine, snapshots, self.engine_call, self._attempts, policy or SnapshotPolicy(), clock
+        )
+        self._asked_snapshot = AskedSnapshot()
         self._epoch = 0
-        self._snapshot_cost_seconds = 0.0
-        self._corrupted: deque[str] = deque()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
 
     def start(self) -> None:
         """Takes over what the journal holds and begins to run it."""
-        recovered = self._lines.recover()
-        self._snapshots.keep_only(line.snapshot.name for line in recovered if line.snapshot)
-        self._thread.start()
+        with needed_by_all("the journal could not be taken over"):
+            self._attempts.recover()
+            recovered = self._lines.recover()
+            self._snapshots.keep_only(line.snapshot.name for line in recovered if line.snapshot)
+            self._snapshotter.last_time = self._snapshots.newest_written_at()
+            self._thread.start()
+
+    @property
+    def last_snapshot_time(self) -> float:
+        """Unix seconds; 0: there is none."""
+        return self._snapshotter.last_time
 
     def set_epoch(self, epoch: int) -> None:
         """Names the checkpoints and events from now on. Never moves back."""
         self._epoch = max(self._epoch, epoch)
+
+    def told_to_stop(self) -> None:
+        """Whatever ends the process from now on, the call that runs is not to blame, unless it hangs."""
+        if self.engine_call.told_to_stop(self._attempt_policy.hang_seconds):
+            self._attempts.forget_all()
 
     def stop(self) -> None:
         """Lets the running operation finish, snapshots every model, ends the thread."""
@@ -113,53 +120,86 @@ class Scheduler:
             self._thread.join()
 
     def _serve(self) -> None:
+        with needed_by_all("the engine's thread failed"):
+            self._run_all()
+
+    def _run_all(self) -> None:
         for line in self._lines.all():
-            self._restore_or_corrupt(line)
+            if not self._lines.is_stopping:
+                self._restore(line)
         while (ready := self._lines.wait_for_turn()) is not None:
-            self._drop_corrupted()
-            self._take(*ready)
-        self._journal.settle()  # a release that is being synced must not be snapshot again
-        for line in self._lines.all():
-            self._snapshot_at_stop(line)
+            if callable(ready):
+                ready()
+            else:
+                self._take(*ready)
+        self._snapshot_at_stop()
 
     def _take(self, line: ModelLine, turn: Turn, entry: Entry) -> None:
         try:
             if turn.missing:
                 line.window_failure = missing_failure(turn.missing)
-            if entry.is_finished:
-                self._replay(line, entry)
-            elif not self._run(line, entry):
-                self._lines.hold(line, RELEASE_RETRY_SECONDS)
-                return
-        except Exception as error:
-            log.exception("model corrupted", model_id=line.model_id, seq_id=turn.seq_id)
-            self._corrupt(line, error)
-        else:
+            finding = self._decide(line, entry)
+            line.put_off_since = None
+            # Before anybody can hear of the result, and ask for what comes after it.
             self._lines.finish(line, turn)
+            if finding is not None:
+                reach("executed-before-result")
+                self._write_finding(line, entry, finding)
+        except _NotNow:
+            return
+        except Exception:
+            # In memory the model is somewhere between two operations. The next process finds it where the journal says,
+            # and counts this end as one at the operation, so that not every process ends there.
+            with self.engine_call.at(entry.work), needed_by_all("the operation could not be finished"):
+                raise
 
-    def _drop_corrupted(self) -> None:
-        """Their slots are free; only this thread may touch the engine."""
-        while self._corrupted:
-            self._engine.drop(self._corrupted.popleft())
+    def _decide(self, line: ModelLine, entry: Entry) -> Finding | None:
+        """None: its result stands. Raises _NotNow."""
+        verdict = self._attempts.verdict(entry.work, entry.operation)
+        if verdict == "set aside":
+            self._set_aside(line, self._attempts.set_aside_reason(entry.work, entry.operation))
+            raise _NotNow
+        if verdict == "fail":
+            return self._give_up(line, entry.operation)
+        if entry.is_finished:
+            self._replay(line, entry)
+            return None
+        return self._run(line, entry)
 
     # ---- recovery
 
-    def _restore_or_corrupt(self, line: ModelLine) -> None:
+    def _restore(self, line: ModelLine) -> None:
         """A model that never left a snapshot starts over with its create."""
         if not line.is_open or line.snapshot is None:
             return
-        try:
-            snapshot = self._snapshots.read(line.snapshot)
-            self._engine.load_state(line.model_id, snapshot.state, with_optimizer=True)
-        except Exception as error:
-            log.exception("model corrupted", model_id=line.model_id)
-            self._corrupt(line, error)
+        work = Work("restore", line.model_id, line.snapshot_applied)
+        if self._attempts.verdict(work) == "set aside":
+            self._set_aside(line, self._attempts.set_aside_reason(work))
             return
+        started = time.perf_counter()
+        try:
+            with self.engine_call.at(work):
+                snapshot = self._snapshots.read(line.snapshot)
+                self._engine.load_state(line.model_id, snapshot.state, with_optimizer=True)
+        except SnapshotDamaged as error:
+            log.error("model corrupted", model_id=line.model_id, reason=str(error))
+            self._corrupt(line, str(error))
+            return
+        except Exception as error:
+            log.exception("snapshot not loaded", model_id=line.model_id)
+            self._set_aside(line, reason_to_wait(work, None, error))
+            return
+        self._attempts.succeeded(work)
+        line.snapshot_seconds = time.perf_counter() - started
         line.window_failure = snapshot.window_failure
         line.rank, line.optimizer_step = snapshot.state.lora.rank, snapshot.state.optimizer_step
 
+    def _set_aside(self, line: ModelLine, reason: str) -> None:
+        log.error("model set aside", model_id=line.model_id, reason=reason)
+        self._lines.set_aside(line, reason)
+
     def _replay(self, line: ModelLine, entry: Entry) -> None:
-        """Runs again what ran before the crash, for its effect alone: its result stands."""
+        """Runs again what ran before the crash, for its effect alone. Raises _NotNow."""
         operation = entry.operation
         payload = self._lines.take_payload(entry)
         if entry.failure is not None:
@@ -168,42 +208,64 @@ class Scheduler:
         if operation.kind not in (worker_pb2.FORWARD_BACKWARD, worker_pb2.OPTIM_STEP):
             raise AssertionError(f"operation {operation.seq_id} left no snapshot, and replay must not repeat it")
         if operation.kind == worker_pb2.OPTIM_STEP or self._executor.bears_gradient(operation, payload):
-            self._execute(line, operation, payload)
+            try:
+                self._execute(line, entry, payload)
+            except Exception as error:  # it ran once: what has changed is the place
+                log.exception("operation not replayed", model_id=line.model_id, seq_id=operation.seq_id)
+                self._set_aside(line, reason_to_wait(entry.work, operation, error))
+                raise _NotNow from error
+            self._attempts.succeeded(entry.work)
 
     # ---- running
 
-    def _run(self, line: ModelLine, entry: Entry) -> bool:
-        """False: it must be tried again later, and nothing was decided."""
-        finding = self._find(line, entry.operation, self._lines.take_payload(entry))
-        if entry.operation.kind == worker_pb2.RELEASE_MODEL and finding.failure is not None:
-            # Its last checkpoint did not get through, and without it the work would be lost: it keeps its slot.
-            log.warning("release put off", model_id=line.model_id, reason=finding.failure.message)
-            return False
-        reach("executed-before-result")
+    def _write_finding(self, line: ModelLine, entry: Entry, finding: Finding) -> None:
         committed = self._journal.write(lambda db: self._write(db, entry.operation, finding), must_succeed=True)
-        committed.add_done_callback(lambda done: self._publish(line, entry, finding, done))
+        committed.add_done_callback(lambda _: self._publish(line, entry, finding))
+
+    def _run(self, line: ModelLine, entry: Entry) -> Finding:
+        """Raises _NotNow where it was put off."""
+        operation, payload = entry.operation, self._lines.take_payload(entry)
+        try:
+            executed = self._execute(line, entry, payload)
+        except Exception as error:
+            if self._put_off(line, operation, error):
+                raise _NotNow from error
+            failure = failure_of(operation, error)
+        else:
+            return Finding(executed.success, executed, self._snapshot_if_due(line, entry.work, executed))
+        self._note_failure(line, operation, payload, failure)
+        return Finding(failure)
+
+    def _put_off(self, line: ModelLine, operation: Operation, error: Exception) -> bool:
+        """Whether it is to be tried again, as if it had not run; its model waits, the others go on."""
+        now = time.monotonic()
+        since = now if line.put_off_since is None else line.put_off_since
+        seconds = retry_seconds(operation.kind, error, now - since)
+        if seconds is None:
+            return False
+        line.put_off_since = since
+        tell = log.warning if isinstance(error, TrainerError) else log.exception
+        tell("operation put off", model_id=line.model_id, seq_id=operation.seq_id, reason=str(error))
+        self._lines.hold(line, seconds)
         return True
 
-    def _find(self, line: ModelLine, operation: Operation, payload: bytes) -> _Finding:
-        try:
-            executed = self._execute(line, operation, payload)
-        except TrainerError as error:
-            failure = Failure(error.category, str(error))
-        except Exception as error:
-            log.exception("operation failed", model_id=operation.model_id, seq_id=operation.seq_id)
-            failure = Failure("server", f"{type(error).__name__}: {error}")
-        else:
-            return _Finding(executed.success, executed, self._snapshot_if_due(line, operation.seq_id, executed))
-        self._note_failure(line, operation, payload, failure)
-        return _Finding(failure)
+    def _give_up(self, line: ModelLine, operation: Operation) -> Finding:
+        """Its body is read no more, since reading may be what ends processes: it counts as a gradient that is lost."""
+        self.counters.operations_given_up += 1
+        failure = Failure("server", self._attempts.failure_message(operation))
+        log.error("operation given up", model_id=line.model_id, seq_id=operation.seq_id, reason=failure.message)
+        self._note_failure(line, operation, rows.NEVER_READ, failure)
+        return Finding(failure, given_up=True)
 
-    def _execute(self, line: ModelLine, operation: Operation, payload: bytes) -> Executed:
+    def _execute(self, line: ModelLine, entry: Entry, payload: bytes) -> Executed:
+        operation = entry.operation
         if operation.rejection is not None:
             raise Refused(operation.rejection.category, operation.rejection.message)
         if operation.kind == worker_pb2.OPTIM_STEP and line.window_failure is not None:
             raise Refused(line.window_failure.category, failed_step_message(line.window_failure))
         started = time.perf_counter()
-        executed = self._executor.execute(operation, payload, self._epoch, self._name_event(line.model_id))
+        with self.engine_call.at(entry.work):
+            executed = self._executor.execute(operation, payload, self._epoch, self._name_event(line.model_id))
         self._note_success(line, operation, executed, time.perf_counter() - started)
         return executed
 
@@ -239,50 +301,59 @@ class Scheduler:
 
     # ---- snapshots
 
-    def _snapshot_if_due(self, line: ModelLine, applied: int, executed: Executed) -> SnapshotFile | None:
+    def snapshot_soon(self) -> Future[float]:
+        """Has every model that changed since its last snapshot saved between two operations.
+
+        Resolves, once that is on disk, to the moment. Those who ask before it begins share it. Fails with
+        JournalFull, with SnapshotRefused, or with Draining when the stop came first, which saves them too.
+        """
+        return self._asked_snapshot.ask(lambda: self._lines.between_turns(self._snapshot_as_asked))
+
+    def _snapshot_as_asked(self) -> None:
+        asked = self._asked_snapshot.begin()
+        if asked is None:
+            return
+        refused: SnapshotRefused | None = None
+        try:
+            self._journal.settle()  # a release that is being synced must not be snapshot again
+            for line in self._lines.all():
+                try:
+                    self._snapshot_if_changed(line)
+                except SnapshotRefused as error:  # the others are saved all the same
+                    refused = error
+            if refused is not None:
+                raise refused
+        except Exception as error:
+            log.warning("no snapshot, though one was asked for", error=str(error))
+            asked.set_exception(error)
+        else:
+            self._snapshotter.last_time = self._clock()  # also where nothing had changed: all of it is saved
+            asked.set_result(self.last_snapshot_time)
+
+    def _snapshot_at_stop(self) -> None:
+        """Saves the next start a replay; nothing depends on it."""
+        self._journal.settle()
+        for line in self._lines.all():
+            try:
+                self._snapshot_if_changed(line)
+            except Exception:
+                log.exception("no snapshot at the stop", model_id=line.model_id)
+        if (asked := self._asked_snapshot.begin()) is not None:
+            asked.set_exception(Draining("this worker is shutting down; it saves its adapters on its way"))
+
+    def _snapshot_if_due(self, line: ModelLine, work: Work, executed: Executed) -> SnapshotFile | None:
         if executed.releases:
             return None
         if executed.forces_snapshot:
-            return self._snapshot_when_there_is_room(line, applied)
-        limit = max(self._policy.replay_seconds, self._policy.times_snapshot_cost * self._snapshot_cost_seconds)
-        return self._try_snapshot(line, applied) if line.replay_seconds > limit else None
+            return self._snapshotter.when_there_is_room(line, work)
+        return self._snapshotter.if_due(line, work.seq_id)
 
-    def _snapshot_when_there_is_room(self, line: ModelLine, applied: int) -> SnapshotFile:
-        """The operation has had its effect, and its result may only be seen with the snapshot: so it waits."""
-        while True:
-            try:
-                return self._write_snapshot(line, applied)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                log.warning("waiting for room for a snapshot", model_id=line.model_id)
-                time.sleep(FULL_RETRY_SECONDS)
-
-    def _try_snapshot(self, line: ModelLine, applied: int) -> SnapshotFile | None:
-        """Only shortens a replay: without it the journal keeps its inputs."""
-        try:
-            return self._write_snapshot(line, applied)
-        except OSError as error:
-            log.warning("no snapshot", model_id=line.model_id, error=str(error))
-            return None
-
-    def _write_snapshot(self, line: ModelLine, applied: int) -> SnapshotFile:
-        started = time.perf_counter()
-        state = self._engine.state(line.model_id)
-        file = self._snapshots.write(Snapshot(line.model_id, applied, state, line.window_failure))
-        self._snapshot_cost_seconds = time.perf_counter() - started
-        line.rank, line.optimizer_step = state.lora.rank, state.optimizer_step
-        line.replay_seconds = 0.0
-        return file
-
-    def _snapshot_at_stop(self, line: ModelLine) -> None:
-        """Saves the next start a replay; nothing depends on it."""
+    def _snapshot_if_changed(self, line: ModelLine) -> None:
+        """Durable when it returns. Only when every outcome is on disk, so that a model that has ended is known to."""
         applied = line.order.applied
         if not line.is_open or applied <= line.snapshot_applied:
             return
-        file = self._try_snapshot(line, applied)
-        if file is None:
-            return
+        file = self._snapshotter.now(line, applied)
         recorded = self._journal.write(
             lambda db: rows.record_snapshot(db, line.model_id, applied, file.name, file.digest), must_succeed=True
         )
@@ -291,39 +362,19 @@ class Scheduler:
 
     # ---- in the journal's thread
 
-    def _write(self, db: rows.Database, operation: Operation, finding: _Finding) -> None:
-        model_id = operation.model_id
-        rows.record_outcome(db, model_id, operation.seq_id, finding.outcome, self._clock())
-        if finding.snapshot is not None:
-            rows.record_snapshot(db, model_id, operation.seq_id, finding.snapshot.name, finding.snapshot.digest)
-        if operation.kind in CREATES:
-            failure = finding.failure
-            rows.set_model_phase(db, model_id, "released" if failure else "live", failure.message if failure else "")
-        if finding.executed is not None:
-            self._write_executed(db, model_id, finding.executed)
+    def _write(self, db: rows.Database, operation: Operation, finding: Finding) -> None:
+        write_finding(db, operation, finding, self._stamp())
         reach("result-before-sync")
 
-    def _write_executed(self, db: rows.Database, model_id: str, executed: Executed) -> None:
-        for event in executed.events:
-            event_id = rows.add_event(db, self._stamped(event))
-            if executed.saved_name is not None and event.HasField("checkpoint_saved"):
-                rows.note_saved_name(db, model_id, *executed.saved_name, event_id)
-        if executed.releases:
-            rows.forget_model(db, model_id)
+    def _stamp(self) -> Stamp:
+        return Stamp(self._epoch, self._clock())
 
-    def _stamped(self, event: worker_pb2.Event) -> Callable[[int], bytes]:
-        def stamp(event_id: int) -> bytes:
-            stamped = worker_pb2.Event(event_id=event_id, epoch=self._epoch, time=self._clock())
-            stamped.MergeFrom(event)
-            return stamped.SerializeToString()
+    def _publish(self, line: ModelLine, entry: Entry, finding: Finding) -> None:
+        with needed_by_all("a result could not be published", blames_the_call=False):
+            reach("result-before-visible")
+            self._take_effect(line, entry, finding)
 
-        return stamp
-
-    def _publish(self, line: ModelLine, entry: Entry, finding: _Finding, done: Future[None]) -> None:
-        reach("result-before-visible")
-        if (error := done.exception()) is not None:
-            self._corrupt(line, error)
-            return
+    def _take_effect(self, line: ModelLine, entry: Entry, finding: Finding) -> None:
         failure, executed = finding.failure, finding.executed
         self.counters.operations_failed += failure is not None
         self.counters.operations_done += failure is None
@@ -342,15 +393,13 @@ class Scheduler:
         if old is not None and (file is None or old.name != file.name):
             self._snapshots.remove(old.name)
 
-    def _corrupt(self, line: ModelLine, error: BaseException) -> None:
-        """Replay or the volume failed this model; the others go on."""
-        reason = str(error) or type(error).__name__
+    def _corrupt(self, line: ModelLine, reason: str) -> None:
+        """The volume lost what this model was; the others go on."""
         event = worker_pb2.Event(model_corrupted=worker_pb2.ModelCorrupted(model_id=line.model_id, reason=reason))
 
         def write(db: rows.Database) -> None:
             rows.set_model_phase(db, line.model_id, "corrupted", reason)
-            rows.add_event(db, self._stamped(event))
+            self._stamp().add_event(db, event)
 
         self._journal.write(write, must_succeed=True)
-        self._corrupted.append(line.model_id)
         self._lines.close_model(line, "corrupted", reason)

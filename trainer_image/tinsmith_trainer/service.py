@@ -7,7 +7,7 @@ import random
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,17 +15,23 @@ import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer import operations as rows
+from tinsmith_trainer.attempts import AttemptPolicy
 from tinsmith_trainer.checkpoints import CheckpointRoot
+from tinsmith_trainer.ending import tell_at_the_end
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Category, JournalFull, ModelChanged
+from tinsmith_trainer.errors import Category, Draining, JournalFull, ModelChanged
 from tinsmith_trainer.executor import Executor, SavedWeights
 from tinsmith_trainer.journal import Journal
 from tinsmith_trainer.lines import Lines
-from tinsmith_trainer.operations import Failure, Operation, StoredResult
+from tinsmith_trainer.loaded_adapters import AdapterLimits, LoadedAdapters
+from tinsmith_trainer.operations import Failure, Operation, StoredModel, StoredResult
+from tinsmith_trainer.running_mark import RunningMark
 from tinsmith_trainer.samples import Samples
 from tinsmith_trainer.sampling.base import Sampler
-from tinsmith_trainer.scheduler import Scheduler, SnapshotPolicy
+from tinsmith_trainer.scheduler import Scheduler
 from tinsmith_trainer.snapshots import SnapshotFolder
+from tinsmith_trainer.snapshotting import SnapshotPolicy
+from tinsmith_trainer.unread_fields import unread_of_operation
 from tinsmith_trainer.volume import Volume
 
 log = structlog.get_logger(__name__)
@@ -41,14 +47,14 @@ CACHED_RESULT_BYTES = 64 * 1024**2
 SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
+SHUTTING_DOWN = "this worker is shutting down"
+SAMPLED_ADAPTERS = 64
+SAMPLED_ADAPTER_BYTES = 4 * 1024**3
+"""Versions that samples are drawn from, in memory beside the adapters in training; the bytes are of those unused."""
 
 
 class NotActive(Exception):
     """No epoch yet, or an older one than this worker has seen: another server owns it."""
-
-
-class Draining(Exception):
-    """On its way out; the server should wait for the next instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class WorkerParts:
     checkpoints: CheckpointRoot
     volume: Volume
     policy: SnapshotPolicy
+    attempts: AttemptPolicy = AttemptPolicy()
     journal_vfs: str | None = None
 
 
@@ -73,11 +80,15 @@ class WorkerService:
         self.parts = parts
         self._loop = asyncio.get_running_loop()
         self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs)
-        self._check_base_model()
+        self._mark = RunningMark(parts.volume.running_mark_path)
+        tell_at_the_end(self._mark)
+        models = self.journal.read(rows.read_models).result()
+        self._check_base_model([model for model in models if model.is_open])
+        self._adapters_in_journal = sum(model.is_open and model.applied >= 0 for model in models)
         self.executor = Executor(parts.engine, parts.checkpoints)
         slots = parts.engine.capabilities().adapter_slots
         self.lines = Lines(self.journal, slots, self._announce)
-        self.samples = Samples(parts.sampler, parts.checkpoints, parts.engine.base_model()) if parts.sampler else None
+        self.samples = self._samples_of(parts)
         self.scheduler = Scheduler(
             parts.engine,
             self.executor,
@@ -85,7 +96,9 @@ class WorkerService:
             self.journal,
             SnapshotFolder(parts.volume.snapshots_path),
             on_saved=self._on_saved,
+            mark=self._mark,
             policy=parts.policy,
+            attempts=parts.attempts,
         )
         self._waiters: dict[tuple[str, int], asyncio.Event] = {}
         self._new_events = asyncio.Event()
@@ -97,8 +110,10 @@ class WorkerService:
     # ---- life
 
     async def activate(self, epoch: int) -> None:
-        """Raises NotActive when a higher epoch was here before."""
+        """Raises NotActive when a higher epoch was here before, and Draining."""
+        self._check_stays()
         seen = await asyncio.wrap_future(self.journal.write(lambda db: rows.raise_epoch(db, epoch)))
+        self._check_stays()  # what begins now would read a journal that is about to close
         if epoch < seen:
             raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {seen}")
         self.scheduler.set_epoch(epoch)
@@ -119,15 +134,38 @@ class WorkerService:
                 since_tidy = 0.0
                 await self.tidy()
 
+    def _check_stays(self) -> None:
+        if self._draining:
+            raise Draining("this worker is shutting down")
+
     async def drain(self) -> None:
         """Refuses new work, finishes the running operation, snapshots, closes the journal."""
         if self._draining:
             return
         self._draining = True
+        self.scheduler.told_to_stop()
+        if self.samples is not None:
+            self.samples.stop_taking()
+        self.lines.stop()
+        if self._recovery is not None:  # its thread cannot be interrupted, and would start the engine after its end
+            await asyncio.wait({self._recovery})
         await asyncio.to_thread(self.scheduler.stop)
         if self.parts.sampler is not None:
             await asyncio.to_thread(self.parts.sampler.close)
+        await asyncio.to_thread(self.parts.engine.close)
         await asyncio.to_thread(self.journal.close)
+        self._mark.close()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    @property
+    def adapters_used(self) -> int:
+        """Also before a server has come: whoever hears 0 may delete the volume."""
+        if self._recovery is None or not self._recovery.done():
+            return self._adapters_in_journal
+        return sum(line.holds_a_slot for line in self.lines.all())
 
     def heard_from_server(self) -> None:
         self._heard_at = time.monotonic()
@@ -139,7 +177,9 @@ class WorkerService:
         self._check_epoch(request.epoch)
         if self.lines.entry(request.model_id, request.seq_id) is None:
             await self._hold_back(request.model_id)
-            if not self.parts.volume.has_room_for(len(request.payload)):
+            # A release makes room: it is what the reserve is for.
+            makes_room = request.kind == worker_pb2.RELEASE_MODEL
+            if not makes_room and not self.parts.volume.has_room_for(len(request.payload)):
                 raise JournalFull(
                     f"The volume {self.parts.volume.directory} is full: make room, then retry. Nothing was accepted."
                 )
@@ -166,6 +206,8 @@ class WorkerService:
             reason = f"all {slots} adapter slots of this worker are taken; waiting until a session ends"
             return worker_pb2.Pending(reason=reason, paused_capacity=True)
         line = self.lines.find(model_id)
+        if line is not None and line.set_aside:
+            return worker_pb2.Pending(reason=line.set_aside, paused_capacity=True)
         gap_at = line.order.open_gap() if line is not None else None
         if line is None or gap_at is None or gap_at > seq_id:
             return worker_pb2.Pending()
@@ -182,13 +224,25 @@ class WorkerService:
             if found or remaining <= 0 or self._draining:
                 return found
             try:
-                await asyncio.wait_for(self._new_events.wait(), remaining)
+                async with asyncio.timeout(remaining):
+                    await self._new_events.wait()
             except TimeoutError:
                 return []
 
+    async def snapshot(self) -> float:
+        """Saves what changed since its last snapshot, as soon as the running operation ends; when, in Unix seconds.
+
+        Raises NotActive, Draining, JournalFull.
+        """
+        if self._draining:
+            raise Draining(SHUTTING_DOWN)
+        if self.epoch == 0:
+            raise NotActive("this worker has not been activated, and has loaded nothing that could have changed")
+        return await asyncio.wrap_future(self.scheduler.snapshot_soon())
+
     def _check_epoch(self, epoch: int) -> None:
         if self._draining:
-            raise Draining("this worker is shutting down")
+            raise Draining(SHUTTING_DOWN)
         if self.epoch == 0 or epoch != self.epoch:
             raise NotActive(f"epoch {epoch} does not own this worker, whose epoch is {self.epoch}")
 
@@ -204,7 +258,8 @@ class WorkerService:
         if entry is None or entry.is_finished:
             return
         try:
-            await asyncio.wait_for(waiter.wait(), timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):
+                await waiter.wait()
         except TimeoutError:
             return
 
@@ -230,13 +285,15 @@ class WorkerService:
 
     def _on_saved(self, saved: SavedWeights) -> None:
         if self.samples is not None:
-            self.samples.remember_saved(saved)
+            self.samples.adapters.remember_saved(saved)
 
     async def _read(self, run: Callable[[rows.Database], T]) -> T:
         return await asyncio.wrap_future(self.journal.read(run))
 
     async def tidy(self) -> None:
-        """Forgets results, events and released models that are past their time."""
+        """Forgets results, events and released models that are past their time; nothing before the journal was read."""
+        if self._recovery is None or not self._recovery.done():
+            return
         horizon, acknowledged = time.time() - KEEP_RESULTS_SECONDS, self._acknowledged_event_id
 
         def forget(db: rows.Database) -> list[str]:
@@ -246,12 +303,18 @@ class WorkerService:
 
         self.lines.forget(await asyncio.wrap_future(self.journal.write(forget, must_succeed=True)))
 
-    def _check_base_model(self) -> None:
+    @staticmethod
+    def _samples_of(parts: WorkerParts) -> Samples | None:
+        if parts.sampler is None:
+            return None
+        engine = parts.engine
+        limits = AdapterLimits(SAMPLED_ADAPTERS, engine.capabilities().max_rank, SAMPLED_ADAPTER_BYTES)
+        return Samples(parts.sampler, LoadedAdapters(parts.sampler, parts.checkpoints, engine.base_model(), limits))
+
+    def _check_base_model(self, live: Sequence[StoredModel]) -> None:
         """Other base weights would make replay a lie: refuse, unless nothing depends on the old ones."""
         info = self.parts.engine.base_model()
         stored = self.journal.read(lambda db: rows.get_meta(db, "base_model_revision")).result()
-        models = self.journal.read(rows.read_models).result()
-        live = [model.model_id for model in models if model.phase in ("creating", "live")]
         if stored is not None and stored != info.revision and live:
             raise ModelChanged(
                 f"The files of {info.path} changed (weights {stored[:12]} before, {info.revision[:12]} now), but "
@@ -286,6 +349,8 @@ def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation
     if request.HasField("rejection"):
         category: Category = "user" if request.rejection.category == worker_pb2.USER else "server"
         rejection = Failure(category, request.rejection.message)
+    elif reason := unread_of_operation(request.kind, request.payload):
+        rejection = Failure("server", reason)
     operation = Operation(request.model_id, request.seq_id, request.kind, request.zstd, now, rejection)
     return operation, _with_seed(request)
 

@@ -7,6 +7,7 @@ names the current snapshot and its digest; files that it does not name are left-
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from safetensors.numpy import save as save_tensors
 
 from tinsmith_trainer.durable_files import make_directory, sha256_of, write_file
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.errors import ServerError, SnapshotDamaged
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.ordering import WindowFailure
 
@@ -58,14 +59,16 @@ class SnapshotFolder:
         return SnapshotFile(name, sha256_of(content))
 
     def read(self, file: SnapshotFile) -> Snapshot:
-        """Raises ServerError when the file is missing or not what was written."""
+        """Raises SnapshotDamaged when it is missing or not what was written, ServerError when it cannot be read now."""
         path = self._folder / file.name
         try:
             content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"The snapshot {path} is gone.") from error
         except OSError as error:
             raise ServerError(f"The snapshot {path} cannot be read: {error.strerror}.") from error
         if sha256_of(content) != file.digest:
-            raise ServerError(f"The snapshot {path} is damaged: its digest differs from the journal's.")
+            raise SnapshotDamaged(f"The snapshot {path} is damaged: its digest differs from the journal's.")
         return _decode(content)
 
     def keep_only(self, names: Iterable[str]) -> None:
@@ -75,8 +78,14 @@ class SnapshotFolder:
             if path.name not in kept:
                 path.unlink()
 
+    def newest_written_at(self) -> float:
+        """Unix seconds; 0: there is none."""
+        return max((path.stat().st_mtime for path in self._folder.iterdir()), default=0.0)
+
     def remove(self, name: str) -> None:
-        (self._folder / name).unlink(missing_ok=True)
+        """One that cannot be removed now is removed by the next start."""
+        with contextlib.suppress(OSError):
+            (self._folder / name).unlink()
 
 
 def _encode(snapshot: Snapshot) -> bytes:

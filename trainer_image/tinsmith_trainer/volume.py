@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 from tinsmith_trainer.durable_files import make_directory
+from tinsmith_trainer.errors import VolumeUnsuitable
+from tinsmith_trainer.file_systems import check_file_system
 
 LOCK_POLL_SECONDS = 0.05
 RESERVED_BYTES = 64 * 1024 * 1024
@@ -19,10 +21,18 @@ class Volume:
     """The folder, locked by this process until it ends."""
 
     def __init__(self, directory: Path, *, reserved_bytes: int = RESERVED_BYTES) -> None:
+        """Raises VolumeUnsuitable."""
         self.directory = directory
         self._reserved_bytes = reserved_bytes
-        make_directory(directory)
-        self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            make_directory(directory)
+            check_file_system(directory)
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise VolumeUnsuitable(
+                f"The volume {directory} cannot be written: {error.strerror}. "
+                f"It must be a folder that user {os.geteuid()} may write to."
+            ) from error
 
     def wait_for_lock(self) -> None:
         """Returns when no other worker uses this folder; a predecessor that is dying takes a moment."""
@@ -41,6 +51,10 @@ class Volume:
     @property
     def journal_path(self) -> Path:
         return self.directory / "journal.sqlite"
+
+    @property
+    def running_mark_path(self) -> Path:
+        return self.directory / "running"
 
     @property
     def snapshots_path(self) -> Path:

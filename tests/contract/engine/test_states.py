@@ -129,6 +129,17 @@ def test_a_full_engine_refuses_and_a_dropped_adapter_frees_its_slot(engine: Engi
     assert engine.state("fits").lora == spec(engine)
 
 
+def test_an_adapter_that_has_lived_here_comes_back_when_every_slot_is_taken(engine: Engine) -> None:
+    train(engine, DATUMS)
+    state = engine.state("a")
+    for number in range(1, SLOTS):
+        engine.create_adapter(f"more-{number}", spec(engine))
+
+    engine.load_state("b", state, with_optimizer=True)
+
+    assert state_bits(engine.state("b")) == state_bits(state)
+
+
 def test_the_peft_export_holds_the_weights(engine: Engine, tmp_path: Path) -> None:
     train(engine, DATUMS)
     state: AdapterState = engine.state("a")

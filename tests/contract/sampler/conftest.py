@@ -1,11 +1,18 @@
-"""Every sampler keeps the promises in this folder. A new backend adds a line to `SAMPLERS`."""
+"""Every sampler keeps the promises in this folder. A new backend adds a line to `SAMPLERS`.
+
+What is promised of a job holds across a network, too: `test_promises.py` asks a replica of a pool as well.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.pool_replica import SMALL_SETTINGS, PoolReplica
+from support.token_server.shared import SharedStandIns
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.tiny_model import TinyShape, make_tiny_model
@@ -16,13 +23,11 @@ MODELS = {
     "llama3": ("llama3", TinyShape(max_sequence_length=1024)),
     "qwen3-tied": ("qwen3", TinyShape(max_sequence_length=1024, tied_embeddings=True)),
 }
+IN_ANOTHER_PROCESS = "pool replica"
+TOKEN_SERVERS = ("vllm", "sglang")
 SAMPLERS: dict[str, Callable[[TorchModel], Sampler]] = {
-    "builtin": lambda model: BuiltinSampler(
-        model, BuiltinSamplerSettings(deterministic=True, max_rows=8, prefill_block_tokens=16)
-    ),
-    "builtin-fast": lambda model: BuiltinSampler(
-        model, BuiltinSamplerSettings(deterministic=False, max_rows=8, prefill_block_tokens=16)
-    ),
+    "builtin": lambda model: BuiltinSampler(model, BuiltinSamplerSettings(deterministic=True, **SMALL_SETTINGS)),
+    "builtin-fast": lambda model: BuiltinSampler(model, BuiltinSamplerSettings(deterministic=False, **SMALL_SETTINGS)),
 }
 
 
@@ -52,3 +57,32 @@ def sampler(request: pytest.FixtureRequest, model: TorchModel) -> Iterator[Sampl
     sampler = SAMPLERS[request.param](model)
     yield sampler
     sampler.close()
+
+
+@pytest.fixture(scope="session")
+def replica(tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], TorchModel]) -> Iterator[PoolReplica]:
+    """Of a pool of `qwen3`, behind mutual TLS; shared, so its counters and caches tell nothing of one test."""
+    replica = PoolReplica(
+        tmp_path_factory.mktemp("replica"),
+        {"--engine": "support.pool_replica:build_small_sampler"},
+        model=model_of("qwen3").directory,
+    )
+    replica.start()
+    try:
+        replica.until_ready()
+        yield replica
+        replica.signal(signal.SIGTERM)
+        status, errors = asyncio.run(replica.ended())
+        assert status == 0, errors
+    finally:
+        asyncio.run(replica.discard())
+
+
+@pytest.fixture(scope="session")
+def token_servers(
+    tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], TorchModel]
+) -> Iterator[SharedStandIns]:
+    """Stand-ins with `qwen3` for the servers of other makers; shared, and each test's sampler is its own."""
+    stand_ins = SharedStandIns(tmp_path_factory.mktemp("token-servers"), model_of("qwen3").directory)
+    yield stand_ins
+    stand_ins.close()

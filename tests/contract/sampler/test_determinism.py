@@ -59,10 +59,15 @@ jobs = st.builds(
     top_p=st.sampled_from([1.0, 0.9, 0.1]),
     num_samples=st.integers(1, 4),
     prompt_logprobs=st.booleans(),
+    last_n=st.none() | st.integers(1, 60),
+    # Seldom, since a prompt that is scored takes nothing from the cache.
+    topk_prompt=st.sampled_from([0, 0, 0, 0, 5]),
+    topk_sample=st.sampled_from([0, 0, 5]),
+    alt_tokens=st.sampled_from([0, 0, 0, 0, 2]),
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(company=st.lists(jobs, min_size=1, max_size=10))
 def test_company_and_caches_change_no_bit(cold: Sampler, crowded: Sampler, company: list[SampleJob]) -> None:
     together = ask_all(crowded, company)

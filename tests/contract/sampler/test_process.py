@@ -1,113 +1,160 @@
-"""The sampler as a process of its own: weights from the checkpoint root, no journal, no training."""
+"""A replica of a pool, as a process behind mutual TLS: weights from the checkpoint root, no journal, no training."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
-import numpy as np
 import pytest
-from tinsmith_rpc import wire_pb2, worker_pb2, worker_pb2_grpc
+from support.pod_process import describe
+from support.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler, decode_outcome, sample_request
+from support.sampling import ask, bits, job, prompt_of, random_adapter
+from support.workers import AWAIT_SECONDS
+from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.checkpoints import CheckpointRoot
-from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.tiny_model import make_tiny_model
-from tinsmith_trainer.torch_model.loading import load_torch_model
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.torch_model.loading import TorchModel
 
-START_SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("checkpoints")
-
-
-@pytest.fixture(scope="module")
-def socket(model_path: Path, root: Path) -> Iterator[str]:
-    """The address of a sampler process."""
-    socket = f"/tmp/tinsmith-sampler-{os.getpid()}.sock"
-    flags = ["--role", "sampler", "--model", str(model_path), "--socket", socket, "--log-level", "error"]
-    command = [sys.executable, "-m", "tinsmith_trainer", *flags, "--checkpoint-root", f"file://{root}"]
-    process = subprocess.Popen(command)
-    yield socket
-    process.terminate()
-    assert process.wait(START_SECONDS) == 0
+PROMPT = prompt_of(20)
+Stub: TypeAlias = "worker_pb2_grpc.WorkerAsyncStub"
 
 
 @pytest.fixture
-async def stub(socket: str) -> AsyncIterator[worker_pb2_grpc.WorkerAsyncStub]:
-    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-        stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[assignment]
-        await stub.Describe(worker_pb2.DescribeRequest(), wait_for_ready=True, timeout=START_SECONDS)
-        yield stub
+async def stub(replica: PoolReplica) -> AsyncIterator[Stub]:
+    async with grpc.aio.secure_channel(replica.address, replica.credentials(), replica.channel_options) as channel:
+        yield worker_pb2_grpc.WorkerStub(channel)  # type: ignore[misc]
 
 
-def saved_adapter(model_path: Path, root: Path, seq_id: int = 1) -> worker_pb2.AdapterRef:
-    """An adapter that differs from the base model, as a worker saves it."""
-    engine = build_peft_engine(load_torch_model(str(model_path)), PeftEngineSettings())
-    engine.create_adapter("a", LoraSpec(rank=4, alpha=32.0, seed=1))
-    fresh = engine.state("a")
-    draw = np.random.default_rng(0)
-    tensors = {name: draw.normal(size=value.shape).astype(np.float32) * 0.1 for name, value in fresh.tensors.items()}
-    state = AdapterState(fresh.lora, 0, tensors)
-    written = CheckpointRoot(f"file://{root}").write(
-        "s:train:0", seq_id, 1, "sampler", state, engine.base_model(), "ephemeral"
-    )
+@pytest.fixture
+async def own_replica(tmp_path: Path, model: TorchModel) -> AsyncIterator[PoolReplica]:
+    """The test's alone, with memory for two adapters."""
+    flags: dict[str, str | None] = {"--adapter-slots": "2", "--max-rank": "16"}
+    replica = PoolReplica(tmp_path, flags, model=model.directory)
+    replica.start()
+    try:
+        await asyncio.to_thread(replica.until_ready)
+        yield replica
+    finally:
+        await replica.discard()
+
+
+def save(replica: PoolReplica, model: TorchModel, seed: int, rank: int = 4) -> worker_pb2.AdapterRef:
+    root = CheckpointRoot(f"file://{replica.folder / 'checkpoints'}")
+    state = random_adapter(model, rank=rank, seed=seed)
+    written = root.write("s:train:0", seed, 1, "sampler", state, model.info, "ephemeral")
     return worker_pb2.AdapterRef(directory=written.directory, manifest_digest=written.manifest_digest)
 
 
 async def sample(
-    stub: worker_pb2_grpc.WorkerAsyncStub, request_id: str, adapter: worker_pb2.AdapterRef | None = None
-) -> worker_pb2.AwaitReply:
-    request = worker_pb2.SampleRequest(
-        request_id=request_id,
-        adapter=adapter,
-        prompt_tokens=np.arange(5, dtype="<i4").tobytes(),
-        num_samples=1,
-        max_tokens=4,
-        temperature=0.0,
-        top_k=-1,
-        top_p=1.0,
-        has_stop=True,
-    )
-    await stub.Sample(request)
-    return await stub.AwaitSample(worker_pb2.AwaitSampleRequest(request_id=request_id, timeout_seconds=START_SECONDS))
-
-
-async def test_it_samples_base_model_and_adapters_from_the_checkpoint_root(
-    stub: worker_pb2_grpc.WorkerAsyncStub, model_path: Path, root: Path
+    stub: Stub, request_id: str, adapter: worker_pb2.AdapterRef | None = None, max_tokens: int = 8
 ) -> None:
-    adapter = saved_adapter(model_path, root)
-    replies = [await sample(stub, "base"), await sample(stub, "adapted", adapter)]
-    responses = [wire_pb2.SampleResponse.FromString(reply.result.payload) for reply in replies]
-    assert [len(response.sequences[0].tokens) for response in responses] == [16, 16]
-    assert responses[0].sequences[0].logprobs != responses[1].sequences[0].logprobs
+    asked = job(PROMPT, request_id=request_id, max_tokens=max_tokens)
+    await stub.Sample(sample_request(asked, adapter), timeout=AWAIT_SECONDS)
 
 
-async def test_a_damaged_adapter_fails_its_samples_in_words(
-    stub: worker_pb2_grpc.WorkerAsyncStub, model_path: Path, root: Path
+async def result(stub: Stub, request_id: str, timeout: float = AWAIT_SECONDS) -> worker_pb2.AwaitReply:
+    return await stub.AwaitSample(worker_pb2.AwaitSampleRequest(request_id=request_id, timeout_seconds=timeout))
+
+
+def test_it_draws_what_a_colocated_sampler_draws_bit_for_bit(replica: PoolReplica, model: TorchModel) -> None:
+    root = f"file://{replica.folder / 'checkpoints'}"
+    afar = RemoteSampler(replica, root, model.info)
+    here = BuiltinSampler(model, BuiltinSamplerSettings(deterministic=True, **SMALL_SETTINGS))
+    try:
+        for sampler in (afar, here):
+            sampler.load_adapter("tuned", random_adapter(model, seed=4))
+        for key in ("", "tuned"):
+            # Another prompt for each: how much of it was cached is part of the answer.
+            asked = job(prompt_of(33, seed=77), adapter=key, num_samples=3, prompt_logprobs=True)
+            assert bits(ask(afar, asked)) == bits(ask(here, asked))
+    finally:
+        afar.close()
+        here.close()
+
+
+async def test_a_checkpoint_that_was_altered_fails_its_samples_in_words(
+    stub: Stub, replica: PoolReplica, model: TorchModel
 ) -> None:
-    adapter = saved_adapter(model_path, root, seq_id=2)
-    weights = root / adapter.directory / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    assert "damaged" in (await sample(stub, "damaged", adapter)).failure.message
+    adapter = save(replica, model, seed=1)
+    weights = replica.folder / "checkpoints" / adapter.directory / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    await sample(stub, "altered", adapter)
+    failure = (await result(stub, "altered")).failure
+    assert (failure.category, "is damaged" in failure.message) == (worker_pb2.USER, True)
 
 
-async def test_it_trains_nothing(stub: worker_pb2_grpc.WorkerAsyncStub) -> None:
+async def test_a_checkpoint_that_is_gone_fails_its_samples_in_words(stub: Stub) -> None:
+    await sample(stub, "gone", worker_pb2.AdapterRef(directory="ephemeral/never", manifest_digest="0"))
+    failure = (await result(stub, "gone")).failure
+    assert failure.category == worker_pb2.USER
+    assert "ephemeral/never is incomplete: manifest.json is missing" in failure.message
+
+
+async def test_an_adapter_saved_a_moment_ago_is_found(stub: Stub, replica: PoolReplica, model: TorchModel) -> None:
+    """Nothing that it has listed or read before may hide it."""
+    for seed in (10, 11):
+        await sample(stub, f"fresh-{seed}", save(replica, model, seed))
+        assert (await result(stub, f"fresh-{seed}")).HasField("result")
+
+
+async def test_it_trains_nothing_and_keeps_nothing(stub: Stub) -> None:
+    for call, message in (
+        (stub.Submit, worker_pb2.SubmitRequest(epoch=1, model_id="s:train:0")),
+        (stub.Activate, worker_pb2.ActivateRequest(epoch=1)),
+        (stub.Snapshot, worker_pb2.SnapshotRequest()),
+        (stub.Events, worker_pb2.EventsRequest()),
+        (stub.Await, worker_pb2.AwaitRequest()),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await call(message, timeout=AWAIT_SECONDS)  # type: ignore[operator]
+        assert refusal.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_an_id_it_never_saw_is_not_found(stub: Stub) -> None:
+    assert (await result(stub, "never", timeout=0)).WhichOneof("state") == "not_found"
+
+
+async def test_describe_tells_who_it_is_and_what_it_holds_in_memory(
+    own_replica: PoolReplica, model: TorchModel
+) -> None:
+    stub = own_replica.rpc()
+    for seed in (1, 2, 3):
+        await sample(stub, f"sample-{seed}", save(own_replica, model, seed))
+        assert (await result(stub, f"sample-{seed}")).HasField("result")
+    described = await describe(stub)
+    assert (described.worker_id, described.model_name, described.epoch) == (own_replica.worker_id, "some/model", 0)
+    assert (described.adapters_used, described.capabilities.adapter_slots) == (2, 2)
+    assert (described.capabilities.engine, described.capabilities.max_rank) == ("builtin", 16)
+    assert described.base_model.max_sequence_length == model.info.max_sequence_length
+    assert described.metrics.sampled_tokens == 3 * 8
+    assert (described.metrics.samples_active, described.metrics.samples_waiting) == (0, 0)
+    assert not described.draining
+    await sample(stub, "wide", save(own_replica, model, 4, rank=17))
+    assert "rank 17; this sampler's limit is 16" in (await result(stub, "wide")).failure.message
+
+
+async def test_a_stop_refuses_what_is_new_and_loses_nothing_that_was_taken(own_replica: PoolReplica) -> None:
+    stub = own_replica.rpc()
+    taken = [f"taken-{number}" for number in range(4)]
+    for request_id in taken:
+        await sample(stub, request_id, max_tokens=900)
+    own_replica.signal(signal.SIGTERM)
+    await own_replica.until_status("readiness", serving=False)
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await stub.Submit(worker_pb2.SubmitRequest(epoch=1, model_id="s:train:0"))
-    assert refusal.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        await sample(stub, "new")
+    assert refusal.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "takes no more samples" in (refusal.value.details() or "")
+    await sample(stub, taken[0])  # its acknowledgement may have been lost
+    assert (await describe(stub)).draining
+    assert (await result(stub, taken[-1], timeout=0)).HasField("pending")
 
-
-async def test_an_id_it_never_saw_is_not_found(stub: worker_pb2_grpc.WorkerAsyncStub) -> None:
-    reply = await stub.AwaitSample(worker_pb2.AwaitSampleRequest(request_id="never", timeout_seconds=0))
-    assert reply.WhichOneof("state") == "not_found"
+    replies = await asyncio.gather(*(result(stub, request_id) for request_id in taken))
+    lengths = [len(decode_outcome(reply.result.payload).sequences[0].tokens) for reply in replies]
+    assert lengths == [900] * len(taken)
+    status, errors = await own_replica.ended()
+    assert status == 0, errors

@@ -1,18 +1,35 @@
-"""What every sampler promises about a job: lengths, stops, seeds, errors, life cycle."""
+"""What every sampler promises about a job: lengths, stops, seeds, errors; wherever it computes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.sampling import ask, ask_all, bits, job, prompt_of, random_adapter, submit
-from tinsmith_trainer.errors import ServerError, UserError
+from support.pool_replica import PoolReplica, RemoteSampler
+from support.sampling import ask, ask_all, job, prompt_of, submit
+from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import SampleJob, Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel
 
+from .conftest import IN_ANOTHER_PROCESS, SAMPLERS, TOKEN_SERVERS
+
 PROMPT = prompt_of(20)
 CONTEXT = 1024
+
+
+@pytest.fixture(params=[*SAMPLERS, IN_ANOTHER_PROCESS, *TOKEN_SERVERS])
+def sampler(request: pytest.FixtureRequest, model: TorchModel) -> Iterator[Sampler]:
+    if request.param == IN_ANOTHER_PROCESS:
+        replica: PoolReplica = request.getfixturevalue("replica")
+        sampler: Sampler = RemoteSampler(replica, f"file://{replica.folder / 'checkpoints'}", model.info)
+    elif request.param in TOKEN_SERVERS:
+        sampler = request.getfixturevalue("token_servers").sampler(request.param)
+    else:
+        sampler = SAMPLERS[request.param](model)
+    yield sampler
+    sampler.close()
 
 
 def greedy_tokens(sampler: Sampler, length: int = 30) -> list[int]:
@@ -121,36 +138,6 @@ def test_the_narrowest_draw_is_greedy(sampler: Sampler, narrow: dict[str, float]
     assert ask(sampler, job(PROMPT, max_tokens=30, **narrow)).sequences[0].tokens.tolist() == greedy_tokens(sampler)
 
 
-# --- prefixes ---
-
-
-def test_an_equal_prompt_is_computed_once(sampler: Sampler) -> None:
-    prompt = prompt_of(70, seed=9)
-    outcomes = ask_all(sampler, [job(prompt, seed=seed) for seed in range(6)])
-    assert [outcome.prompt_cache_hit_tokens for outcome in outcomes] == [0, 69, 69, 69, 69, 69]
-    assert sampler.stats().prefilled_tokens == 69
-    assert sampler.stats().prefix_hit_tokens == 5 * 69
-
-
-def test_samples_of_a_job_share_its_prompt(sampler: Sampler) -> None:
-    ask(sampler, job(prompt_of(50), num_samples=12))
-    assert sampler.stats().prefilled_tokens == 49
-
-
-def test_a_prompt_that_goes_on_reuses_whole_blocks(sampler: Sampler) -> None:
-    ask(sampler, job(PROMPT))
-    assert ask(sampler, job([*PROMPT, 1, 2, 3])).prompt_cache_hit_tokens == 16
-
-
-def test_a_prefix_belongs_to_its_adapter_version(sampler: Sampler, model: TorchModel) -> None:
-    sampler.load_adapter("v1", random_adapter(model, seed=1))
-    ask(sampler, job(PROMPT))
-    assert ask(sampler, job(PROMPT, adapter="v1")).prompt_cache_hit_tokens == 0
-    sampler.drop_adapter("v1")
-    sampler.load_adapter("v1", random_adapter(model, seed=2))
-    assert ask(sampler, job(PROMPT, adapter="v1")).prompt_cache_hit_tokens == 0
-
-
 # --- bad jobs ---
 
 
@@ -161,7 +148,6 @@ def test_a_prefix_belongs_to_its_adapter_version(sampler: Sampler, model: TorchM
         (job([1, 512]), "token 512; the model's vocabulary is 0 to 511"),
         (job([-1, 5]), "token -1"),
         (job(prompt_of(CONTEXT)), "1024 tokens and leaves no room"),
-        (job(PROMPT, adapter="gone"), "Adapter gone is not loaded"),
         (job(PROMPT, temperature=-0.1), "temperature is -0.1"),
         (job(PROMPT, temperature=float("nan")), "temperature is nan"),
         (job(PROMPT, temperature=float("inf")), "temperature is inf"),
@@ -185,82 +171,3 @@ def test_a_bad_job_gets_one_clear_user_error(sampler: Sampler, bad: SampleJob, s
     assert sentence in str(outcome.error)
     assert (outcome.sequences, len(answer.outcomes)) == ((), 1)
     ask(sampler, job(PROMPT))
-
-
-# --- life cycle ---
-
-
-def test_a_known_adapter_version_is_left_alone(sampler: Sampler, model: TorchModel) -> None:
-    asked = job(PROMPT, adapter="v1")
-    sampler.load_adapter("v1", random_adapter(model, seed=1))
-    before = ask(sampler, asked)
-    sampler.load_adapter("v1", random_adapter(model, seed=2))
-    assert bits(ask(sampler, asked)) == bits(before)
-
-
-def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: TorchModel) -> None:
-    sampler.load_adapter("v1", random_adapter(model))
-    expected = ask(sampler, job(PROMPT, adapter="v1", max_tokens=30))
-    with model.turn.taken():
-        running = submit(sampler, job(PROMPT, adapter="v1", max_tokens=30))
-        sampler.drop_adapter("v1")
-        assert not sampler.has_adapter("v1")
-        late = submit(sampler, job(PROMPT, adapter="v1"))
-    np.testing.assert_array_equal(running.get().sequences[0].tokens, expected.sequences[0].tokens)
-    assert isinstance(late.get().error, UserError)
-
-
-def test_dropping_an_unknown_adapter_is_ignored(sampler: Sampler) -> None:
-    sampler.drop_adapter("never loaded")
-    sampler.drop_adapter("")
-    ask(sampler, job(PROMPT))
-
-
-def test_an_adapter_of_another_base_model_is_refused(sampler: Sampler, model: TorchModel) -> None:
-    state = random_adapter(model)
-    name = next(name for name in state.tensors if name.endswith("lora_A"))
-    narrow = replace(state, tensors={**state.tensors, name: state.tensors[name][:, 1:]})
-    with pytest.raises(ServerError, match="the base model needs"):
-        sampler.load_adapter("narrow", narrow)
-    foreign = replace(state, tensors={"weights/vision.lora_A": np.zeros((8, 4), np.float32)})
-    with pytest.raises(ServerError, match="weights for vision"):
-        sampler.load_adapter("foreign", foreign)
-    assert not sampler.has_adapter("narrow")
-
-
-def test_a_cancelled_job_ends_with_an_error_and_others_go_on(sampler: Sampler, model: TorchModel) -> None:
-    with model.turn.taken():
-        jobs = [job(prompt_of(20 + n), max_tokens=900, request_id=f"job-{n}") for n in range(20)]
-        answers = [submit(sampler, asked) for asked in jobs]
-        for cancelled in jobs[1:]:
-            sampler.cancel(cancelled.request_id)
-        sampler.cancel("unknown")
-    assert all("cancelled" in str(answer.get().error) for answer in answers[1:])
-    assert len(answers[0].get().sequences[0].tokens) == 900
-    assert all(len(answer.outcomes) == 1 for answer in answers)
-
-
-def test_close_ends_running_and_later_jobs_with_an_error(sampler: Sampler, model: TorchModel) -> None:
-    with model.turn.taken():
-        running = [submit(sampler, job(PROMPT, max_tokens=900)) for _ in range(20)]
-        closing = submit(sampler, job(PROMPT))
-    sampler.close()
-    sampler.close()
-    late = submit(sampler, job(PROMPT))
-    assert isinstance(late.get().error, ServerError)
-    for answer in [*running, closing]:
-        assert isinstance(answer.get().error, ServerError) or answer.get().sequences
-        assert len(answer.outcomes) == 1
-    assert isinstance(running[-1].get().error, ServerError)
-
-
-def test_stats_count_what_was_done(sampler: Sampler, model: TorchModel) -> None:
-    with model.turn.taken():
-        answers = [submit(sampler, job(prompt_of(10, seed=n), max_tokens=4)) for n in range(20)]
-        stats = sampler.stats()
-        assert stats.active + stats.waiting == 20
-    for answer in answers:
-        answer.get()
-    stats = sampler.stats()
-    assert (stats.active, stats.waiting, stats.sampled_tokens, stats.prefilled_tokens) == (0, 0, 80, 180)
-    assert stats.busy_seconds > 0

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.worker_in_process import Worker
-from support.workers import MODEL, Call, create, save, save_ephemeral, step, train
+from support.workers import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
-from tinsmith_trainer import scheduler as scheduler_module
+from tinsmith_trainer import putting_off
 from tinsmith_trainer import service as service_module
-from tinsmith_trainer.errors import JournalFull, ModelChanged
+from tinsmith_trainer.describe import WorkerName, describe
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.errors import Draining, JournalFull, ModelChanged
+from tinsmith_trainer.lines import Lines
 from tinsmith_trainer.operations import StoredResult, forget_events, read_result
-from tinsmith_trainer.service import Draining, NotActive
-from tinsmith_trainer.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+from tinsmith_trainer.service import NotActive
+from tinsmith_trainer.snapshots import SnapshotFolder
 
 from .conftest import StartWorker
 
@@ -55,6 +63,21 @@ async def test_a_full_volume_refuses_before_it_acknowledges(start: StartWorker) 
     with pytest.raises(JournalFull, match="make room"):
         await worker.submit(create())
     assert worker.service.lines.find(MODEL) is None
+
+
+async def test_a_full_volume_takes_the_release_that_empties_it(start: StartWorker, tmp_path: Path) -> None:
+    worker = await start()
+    await worker.submit(create(), train(1), step(2))
+    await worker.finished(2)
+    full = await start(reserved_bytes=2**60)
+    with pytest.raises(JournalFull):
+        await full.submit(train(3))
+    await full.submit(release(final="autosave"))
+    assert (await full.finished(RELEASE_SEQ_ID)).failure is None
+    assert not list((tmp_path / "volume" / "snapshots").iterdir())
+    assert [event.checkpoint_saved.name for event in await full.events() if event.HasField("checkpoint_saved")] == [
+        "autosave"
+    ]
 
 
 async def test_a_worker_that_drains_accepts_nothing(worker: Worker) -> None:
@@ -99,6 +122,52 @@ async def test_a_released_model_frees_its_slot_and_keeps_its_results(start: Star
     await worker.submit(release())
     assert (await worker.finished(0, other)).failure is None
     assert (await worker.finished(1)).failure is None
+
+
+async def test_a_worker_that_no_server_has_found_yet_does_not_say_that_it_is_empty(
+    start: StartWorker, tmp_path: Path
+) -> None:
+    """A session that is deleted with its volume goes as soon as its worker holds no adapter."""
+    worker = await start()
+    await worker.submit(create(), create(model_id="sess:train:1"), release(model_id="sess:train:1"))
+    await worker.finished(RELEASE_SEQ_ID, "sess:train:1")
+    await worker.service.drain()
+    successor = Worker(tmp_path)
+    assert describe(successor.service, WorkerName()).adapters_used == 1
+    await successor.service.activate(2)
+    assert describe(successor.service, WorkerName()).adapters_used == 1
+    await successor.service.drain()
+
+
+async def test_models_outlive_a_limit_that_was_lowered_below_them(start: StartWorker) -> None:
+    worker = await start(slots=2)
+    others = ["sess:train:1", "sess:train:2"]
+    await worker.submit(create(), create(model_id=others[0]), train(1))
+    await worker.finished(1)
+    await worker.finished(0, others[0])
+    successor = await start(slots=1, max_rank=2)
+    await successor.submit(step(2), create(model_id=others[1]), release(model_id=others[0]))
+    assert (await successor.finished(2)).failure is None
+    await successor.finished(RELEASE_SEQ_ID, others[0])
+    assert await successor.is_pending(0, others[1])
+    await successor.submit(release())
+    assert "rank 4" in await successor.failure(0, others[1])
+
+
+async def test_a_checkpoint_above_the_workers_rank_is_refused(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create(), save(1, "wide"))
+    await worker.finished(1)
+    [saved] = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
+    successor = await start(max_rank=2)
+    load = worker_pb2.LoadWeights(
+        tinker_path="tinker://wide", directory=saved.directory, manifest_digest=saved.manifest_digest, create=True
+    )
+    other = "sess:train:1"
+    await successor.submit(Call(0, worker_pb2.LOAD_MODEL, load.SerializeToString(), other))
+    assert await successor.failure(0, other) == (
+        "user: tinker://wide holds a LoRA adapter of rank 4; this worker's limit is 2, its max_rank."
+    )
 
 
 async def test_a_reaped_model_leaves_a_checkpoint(worker: Worker) -> None:
@@ -146,6 +215,18 @@ async def test_a_damaged_snapshot_corrupts_its_model_and_no_other(start: StartWo
     assert [
         event.model_corrupted.model_id for event in await successor.events() if event.HasField("model_corrupted")
     ] == [MODEL]
+
+
+async def test_a_snapshot_that_is_gone_corrupts_its_model(start: StartWorker, tmp_path: Path) -> None:
+    worker = await start()
+    await worker.submit(create())
+    await worker.finished(0)
+    await worker.service.drain()
+    [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")
+    snapshot.unlink()
+    successor = await start()
+    await successor.submit(train(1))
+    assert "corrupted" in await successor.failure(1)
 
 
 async def test_other_base_weights_are_refused_while_models_depend_on_the_old(start: StartWorker) -> None:
@@ -201,7 +282,7 @@ async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Storage is away for a moment: the model keeps its slot and its work, and leaves when storage is back."""
-    monkeypatch.setattr(scheduler_module, "RELEASE_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(putting_off, "RELEASE_RETRY_SECONDS", 0.05)
     worker = await start(slots=1)
     await worker.submit(create(), train(1), step(2))
     await worker.finished(2)
@@ -215,22 +296,132 @@ async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     ]
 
 
-async def test_a_corrupted_model_frees_its_slot(start: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_corrupted_model_frees_its_slot(start: StartWorker, tmp_path: Path) -> None:
     worker = await start(slots=1)
     other = "sess:train:1"
     await worker.submit(create(), create(model_id=other))
     await worker.finished(0)
-    write = SnapshotFolder.write
+    await worker.service.drain()
+    [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")
+    snapshot.unlink()
+    successor = await start(slots=1)
+    assert (await successor.finished(0, other)).failure is None
 
-    def break_for_the_first(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
-        if snapshot.model_id == MODEL:
-            raise OSError(errno.EIO, "input/output error")
-        return write(folder, snapshot)
 
-    monkeypatch.setattr(SnapshotFolder, "write", break_for_the_first)
-    await worker.submit(save(1, "a"))
-    assert "corrupted" in await worker.failure(1)
-    assert (await worker.finished(0, other)).failure is None
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Future[int]:
+    """The code with which the process would have ended."""
+    ended: Future[int] = Future()
+    monkeypatch.setattr(os, "_exit", lambda code: None if ended.done() else ended.set_result(code))
+    return ended
+
+
+async def test_a_worker_whose_engine_thread_fails_ends_rather_than_waits_for_ever(
+    worker: Worker, ended: Future[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(lines: Lines) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(Lines, "wait_for_turn", fail)
+    await worker.submit(create())
+    assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
+
+
+async def test_a_worker_that_nobody_has_activated_forgets_nothing_yet(
+    start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await start()
+    await worker.submit(create(), release())
+    await worker.finished(RELEASE_SEQ_ID)
+    await worker.service.drain()
+    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    successor = Worker(tmp_path)
+    await successor.service.tidy()
+    await successor.service.activate(2)
+    assert [line.model_id for line in successor.service.lines.all()] == [MODEL]
+    await successor.service.tidy()
+    assert successor.service.lines.all() == []
+    await successor.service.drain()
+
+
+async def test_a_worker_on_its_way_out_is_not_activated(tmp_path: Path) -> None:
+    """It would read a journal that is about to close."""
+    worker = Worker(tmp_path)
+    await worker.service.drain()
+    with pytest.raises(Draining):
+        await worker.service.activate(1)
+
+
+async def test_a_worker_that_cannot_publish_a_result_ends_rather_than_keeps_it_for_ever(
+    worker: Worker, ended: Future[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a made-up fault")
+
+    monkeypatch.setattr(Lines, "publish", fail)
+    await worker.submit(create())
+    assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
+
+
+async def test_a_worker_that_cannot_take_its_journal_over_ends_rather_than_refuses_for_ever(
+    tmp_path: Path, ended: Future[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: SnapshotFolder, names: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(SnapshotFolder, "keep_only", fail)
+    worker = Worker(tmp_path)
+    await worker.service.activate(1)
+    assert ended.result(0) == 1
+    await worker.service.drain()
+
+
+async def test_one_model_without_a_last_snapshot_leaves_the_others_theirs(
+    start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await start()
+    other = "sess:train:1"
+    await worker.submit(create(), create(model_id=other), train(1), replace(step(1), model_id=other))
+    await worker.finished(1)
+    await worker.finished(1, other)
+    state = worker.engine.state
+
+    def fail_for_the_first(adapter_id: str) -> AdapterState:
+        if adapter_id == MODEL:
+            raise RuntimeError("the device is gone")
+        return state(adapter_id)
+
+    monkeypatch.setattr(worker.engine, "state", fail_for_the_first)
+    successor = await start()
+    await successor.recovered()
+    applied = {line.model_id: line.snapshot_applied for line in successor.service.lines.all()}
+    assert (applied[MODEL], applied[other]) == (0, 1)
+
+
+async def cancelled_after(steps: int, call: Coroutine[Any, Any, object]) -> None:
+    """What gRPC does to a call whose client dies, this many steps of the loop later."""
+    task = asyncio.create_task(call)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_calls_whose_clients_die_change_nothing_for_the_others(tmp_path: Path, steps: int) -> None:
+    worker = Worker(tmp_path)
+    await cancelled_after(steps, worker.service.activate(1))
+    await worker.service.activate(1)
+    for call in (create(), train(1), step(2), save(3, "a")):
+        await cancelled_after(steps, worker.submit(call))
+        await cancelled_after(steps, worker.service.wait_for(MODEL, call.seq_id, 5))
+        await cancelled_after(steps, worker.service.events(0, 5))
+        await cancelled_after(steps, worker.service.tidy())
+        await worker.submit(call)
+        assert (await worker.finished(call.seq_id)).failure is None
+    saved = [event for event in await worker.events() if event.HasField("checkpoint_saved")]
+    assert len(saved) == 1
+    await worker.service.drain()
 
 
 async def test_of_two_activations_at_once_the_higher_epoch_stands(worker: Worker) -> None:
@@ -266,6 +457,22 @@ async def test_results_are_forgotten_after_their_time_and_said_to_be_gone(
     monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
     assert worker.service.journal.read(lambda db: read_result(db, MODEL, 1)).result() == StoredResult(None, True, None)
+    await worker.submit(step(2))
+    assert (await worker.finished(2)).failure is None
+
+
+async def test_a_model_that_could_not_be_created_is_forgotten_as_one_that_was_released(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.submit(create(seed=1), train(1))
+    await worker.finished(1)
+    lora = worker_pb2.LoraConfig(rank=999, alpha=32.0, seed=1)
+    bad = Call(0, worker_pb2.CREATE_MODEL, worker_pb2.CreateModel(lora=lora).SerializeToString(), "sess:train:9")
+    await worker.submit(bad)
+    assert "rank 999" in await worker.failure(0, "sess:train:9")
+    monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
+    await worker.service.tidy()
+    assert [line.model_id for line in worker.service.lines.all()] == [MODEL]
     await worker.submit(step(2))
     assert (await worker.finished(2)).failure is None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
+from support.later_release import with_a_later_field
 from support.worker_in_process import Worker
 from support.workers import MODEL, Call, broken_train, create, save, step, train
 from tinsmith_rpc import worker_pb2
@@ -59,6 +61,20 @@ async def test_trap_7_an_open_gap_says_what_it_waits_for(worker: Worker) -> None
     await worker.submit(create(), train(2))
     assert await worker.is_pending(2)
     assert "operation 1" in worker.service.pending(MODEL, 2).reason
+
+
+async def test_what_a_later_server_asks_fails_in_its_place_and_what_comes_after_it_goes_on(worker: Worker) -> None:
+    asked = with_a_later_field(worker_pb2.OptimStep.FromString(step(2).payload), 126)
+    await worker.submit(create(), train(1), replace(step(2), payload=asked.SerializeToString()), train(3), step(4))
+    assert (await worker.failure(2)).startswith("server: This worker's release does not know field 126 of OptimStep")
+    assert (await worker.finished(4)).failure is None
+    assert await optimizer_step(worker) == 1
+
+
+async def test_a_payload_that_cannot_be_read_fails_in_its_place_and_what_comes_after_it_goes_on(worker: Worker) -> None:
+    await worker.submit(create(), train(1), replace(step(2), payload=b"\xff"), train(3), step(4))
+    assert "DecodeError" in await worker.failure(2)
+    assert (await worker.finished(4)).failure is None
 
 
 async def test_a_gap_below_a_forward_backward_closes_after_its_time(worker: Worker) -> None:

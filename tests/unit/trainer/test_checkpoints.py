@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import fsspec
 import numpy as np
 import pytest
 from support.reference_engine import ReferenceEngine
+from tinsmith_trainer.checkpoint_storage import CheckpointStorage
 from tinsmith_trainer.checkpoints import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.errors import CheckpointInvalid
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
 
 ENGINE = ReferenceEngine()
 BASE = ENGINE.base_model()
@@ -95,6 +97,50 @@ def test_a_checkpoint_of_another_base_model_is_refused(root: CheckpointRoot) -> 
     written = write(root)
     with pytest.raises(CheckpointInvalid, match="another base model"):
         root.read(written.directory, written.manifest_digest, replace(BASE, revision="other"))
+
+
+class DriverError(Exception):
+    """Drivers of object stores have classes of their own for what networks do."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "no connection"), StorageUnavailable),
+        (TimeoutError("timed out"), StorageUnavailable),
+        (DriverError("could not connect to the endpoint"), StorageUnavailable),
+        (OSError(errno.EREMOTEIO, "500"), StorageUnavailable),
+        (OSError(errno.EBUSY, "503"), StorageUnavailable),
+        (PermissionError("403"), StorageUnavailable),
+        (PermissionError(errno.EACCES, "no permission for the folder"), ServerError),
+        (OSError(errno.EROFS, "read-only"), ServerError),
+        (OSError(errno.EINVAL, "400"), ServerError),
+        (ValueError("no such option"), ServerError),
+    ],
+    ids=lambda value: "" if isinstance(value, type) else str(value),
+)
+def test_what_may_pass_is_told_from_what_lasts_at_reads_and_writes_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, expected: type[ServerError]
+) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(CheckpointStorage, "_read_file", fail)
+    monkeypatch.setattr(CheckpointStorage, "_write_file", fail)
+    with pytest.raises(ServerError, match="cannot be read from") as read:
+        root.read(written.directory, written.manifest_digest, BASE)
+    with pytest.raises(ServerError, match="could not be saved to") as wrote:
+        write(root, seq_id=4)
+    assert [read.type, wrote.type] == [expected, expected]
+
+
+def test_a_missing_file_is_no_outage(tmp_path: Path) -> None:
+    """To wait for it would be in vain."""
+    with pytest.raises(CheckpointInvalid, match="incomplete"):
+        CheckpointRoot(f"file://{tmp_path}").read("weights/none/1-1", "digest", BASE)
 
 
 def test_the_weights_are_in_pefts_layout(tmp_path: Path) -> None:

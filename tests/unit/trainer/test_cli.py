@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -74,6 +77,15 @@ def test_both_layouts_of_an_export_say_the_same(tmp_path: Path, base_model: Path
     assert not torch.allclose(adapted, logprobs_of(load_base(base_model)), atol=1e-2)
 
 
+def test_a_checkpoint_is_exported_from_wherever_a_url_leads(tmp_path: Path, base_model: Path, checkpoint: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.put(str(checkpoint), "/bucket/weights/run/1-1", recursive=True)
+    url = "memory://bucket/weights/run/1-1"
+    assert run_command("export", url, "--base-model", base_model, "--to", tmp_path / "out", "--layout", "peft") == 0
+    weights = "adapter_model.safetensors"
+    assert (tmp_path / "out" / weights).read_bytes() == (checkpoint / weights).read_bytes()
+
+
 def export_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert run_command("export", *arguments, "--layout", "peft") == 1
     return capsys.readouterr().err
@@ -112,3 +124,9 @@ def test_a_base_model_that_cannot_be_loaded_is_named(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     said = export_error(capsys, checkpoint, "--base-model", tmp_path, "--to", tmp_path / "out")
     assert f"{tmp_path} has no weights" in said
+
+
+def test_the_commands_run_without_the_tinsmith_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tinsmith_trainer.cli", "make-tiny-model", str(tmp_path / "tiny")]
+    subprocess.run(command, check=True, timeout=60)
+    assert (tmp_path / "tiny" / "config.json").is_file()

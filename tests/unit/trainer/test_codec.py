@@ -11,10 +11,9 @@ from hypothesis.extra import numpy as st_numpy
 from support.bodies import datum, forward_backward, next_token_datum
 from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinsmith_rpc import wire_pb2
-from tinsmith_trainer.codec import decode_forward_backward, encode_forward_backward, encode_sample
+from tinsmith_trainer.codec import decode_forward_backward, encode_forward_backward
 from tinsmith_trainer.engines.base import Outcome
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.sampling.base import SampleOutcome, Sequence
 
 
 def test_a_plain_body_is_decoded() -> None:
@@ -135,11 +134,3 @@ def test_the_sdk_reads_back_what_we_encode(outputs: list[np.ndarray]) -> None:  
     assert [(item["logprobs"].data, item["logprobs"].shape) for item in decoded.loss_fn_outputs] == [
         (output.ravel().tolist(), list(output.shape)) for output in outputs
     ]
-
-
-def test_a_sample_always_carries_one_logprob_per_token() -> None:
-    sequence = Sequence(np.array([5, 6], np.int32), np.array([-0.5, -1.0], np.float32), stopped=True)
-    message = wire_pb2.SampleResponse.FromString(encode_sample(SampleOutcome((sequence,))))
-    assert np.frombuffer(message.sequences[0].logprobs, "<f4").tolist() == [-0.5, -1.0]
-    assert message.sequences[0].stop_reason == wire_pb2.STOP
-    assert not message.HasField("prompt_logprobs")

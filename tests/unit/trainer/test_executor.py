@@ -10,6 +10,7 @@ from support.bodies import forward_backward
 from support.reference_engine import ReferenceEngine
 from support.workers import Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import worker_pb2
+from tinsmith_trainer import executor as executor_module
 from tinsmith_trainer.checkpoints import CheckpointRoot
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.errors import UserError
@@ -52,6 +53,17 @@ def test_trap_13_no_result_has_a_key_called_error(executor: Executor, call: Call
     if call.seq_id:
         execute(executor, create())
     assert "error" not in orjson.loads(execute(executor, call).success.payload)
+
+
+def test_more_logprobs_than_a_journal_holds_are_refused_before_they_are_computed(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their result could not be written, in this life of the worker or in any other."""
+    execute(executor, create())
+    monkeypatch.setattr(executor_module, "MAX_RESULT_BYTES", 4 * 4)
+    execute(executor, train(1, (3, 1, 4, 1, 5)))
+    with pytest.raises(UserError, match=r"asks for 20 bytes of logprobs.*Send fewer datums in a call"):
+        execute(executor, train(2, (3, 1, 4, 1, 5, 9)))
 
 
 def test_a_body_that_cannot_be_read_may_have_been_a_gradient(executor: Executor) -> None:

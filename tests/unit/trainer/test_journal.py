@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import apsw
@@ -124,6 +126,34 @@ def test_an_error_of_the_disk_fails_its_writes_and_not_the_journal(tmp_path: Pat
     with pytest.raises(ServerError, match="disk I/O error"):
         broken.result()
     journal.write(lambda db: set_meta(db, "small", "x")).result()
+    journal.close()
+
+
+def test_what_has_happened_and_cannot_be_written_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is ahead of the file; one that went on would acknowledge what the next process does not know."""
+    ended: Future[int] = Future()
+    monkeypatch.setattr(os, "_exit", ended.set_result)
+    journal = Journal(tmp_path / "journal")
+    result = journal.write(fail_with_io_error, must_succeed=True)
+    assert ended.result(10) == 1
+    assert not result.done()
+    journal.close()
+
+
+async def test_a_caller_that_gives_up_leaves_the_journal_at_work(tmp_path: Path) -> None:
+    """As the call of a server that died does."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    may_go_on = threading.Event()
+    blocked = journal.read(lambda db: may_go_on.wait(10))
+    waiting = [asyncio.wrap_future(ask(lambda db: None)) for ask in (journal.read, journal.write)]
+    for future in waiting:
+        future.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    may_go_on.set()
+    assert blocked.result(10)
+    assert journal.write(lambda db: "still here").result(10) == "still here"
     journal.close()
 
 

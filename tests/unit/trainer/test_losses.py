@@ -262,6 +262,15 @@ def nan_at_two(values: list[float]) -> list[float]:
         pytest.param(
             "cross_entropy", lambda: with_inputs(sft_datum(4), target_tokens=[1, 2]), "model_input has 4", id="targets"
         ),
+        pytest.param(
+            "cross_entropy", lambda: with_inputs(sft_datum(4), target_tokens=7), r"cannot have shape \[\]", id="0d"
+        ),
+        pytest.param(
+            "cross_entropy",
+            lambda: with_inputs(sft_datum(4), target_tokens=[[[1]] * 4]),
+            r"cannot have shape \[1, 4, 1\]",
+            id="3d",
+        ),
     ],
 )
 def test_a_bad_input_names_datum_and_key(name: str, example: Callable[[], Datum], message: str) -> None:

@@ -22,6 +22,7 @@ from support.engines import (
     train,
 )
 from support.tiny import SMALL, TIED, tiny_model
+from tinsmith_trainer import ending
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, compute
@@ -30,6 +31,7 @@ from tinsmith_trainer.engines.peft.adapter import plan_layout
 from tinsmith_trainer.engines.peft.recompute import recomputed
 from tinsmith_trainer.errors import CheckpointInvalid, ModelDirectoryInvalid, ServerError, UserError
 from tinsmith_trainer.tiny_model import TinyShape
+from tinsmith_trainer.torch_model import device_faults
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import StackedDelta, StackedLoraLinear, routed
 
@@ -127,6 +129,15 @@ def test_small_microbatches_of_several_adapters_share_one_forward(monkeypatch: p
     assert stacks == [2, 1, 1]
 
 
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_wide_models_adapters_have_the_same_bits_in_a_stack() -> None:
     """BLAS sums 1024 products in another order for 256 rows than for 128: measured with MKL on AVX-512."""
     wide = TinyShape(hidden_size=1024, intermediate_size=64, layers=1, heads=8, kv_heads=2, max_sequence_length=512)
@@ -187,6 +198,7 @@ def test_a_layer_is_recomputed_under_the_route_it_ran_under() -> None:
         assert torch.equal(gradient, same)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("length", [1, 16, 30, 48, 64, 90, 128, 200, 400])
 def test_a_datums_bits_do_not_depend_on_its_row_or_company(length: int) -> None:
     engine = new_engine(PeftEngineSettings(cobatch_tokens=2**20))
@@ -253,6 +265,39 @@ def test_bad_input_names_the_datum_and_the_value(datum: Datum, loss: str, messag
 
 def test_a_call_without_datums_is_refused() -> None:
     assert isinstance(new_engine().forward_backward([Work("a", [], CROSS_ENTROPY)])[0].error, UserError)
+
+
+class Ended(BaseException):
+    """Instead of the end of the process."""
+
+
+def end(*_: object) -> None:
+    raise Ended
+
+
+def fault(*_: object, **__: object) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_lost_device_ends_the_process_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = new_engine()
+    monkeypatch.setattr(device_faults, "end_process", end)
+    monkeypatch.setattr(engine_module, "run_shares", fault)
+    with pytest.raises(Ended):
+        forward_backward(engine, DATUMS)
+    monkeypatch.setattr(engine_module, "read_state", fault)
+    with pytest.raises(Ended):
+        engine.state("a")
+
+
+def test_a_step_that_stops_in_the_middle_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step, moments and weights change one after the other: the adapter is neither as before nor as after."""
+    engine = new_engine()
+    forward_backward(engine, DATUMS)
+    monkeypatch.setattr(ending, "end_process", end)
+    monkeypatch.setattr(torch.optim.AdamW, "step", fault)
+    with pytest.raises(Ended):
+        engine.optim_step("a", AdamParams(learning_rate=1e-3))
 
 
 def test_an_adapter_that_is_not_there_fails_its_work_only() -> None:
@@ -325,6 +370,14 @@ def test_a_state_of_another_shape_is_refused_and_changes_nothing(how: str) -> No
     with pytest.raises(CheckpointInvalid):
         engine.load_state("b", altered(engine.state("a"), how), with_optimizer=True)
     assert state_bits(engine.state("b")) == before
+
+
+def test_an_adapter_comes_back_after_slots_and_rank_were_lowered_below_what_it_takes() -> None:
+    before = new_engine()
+    after = build_peft_engine(tiny_model(), PeftEngineSettings(adapter_slots=1, max_rank=4))
+    for adapter in "ab":
+        after.load_state(adapter, before.state(adapter), with_optimizer=True)
+        assert state_bits(after.state(adapter)) == state_bits(before.state(adapter))
 
 
 def test_stable_reinforce_trains_as_cispo_and_says_so() -> None:

@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.reference_engine import ReferenceEngine
-from tinsmith_rpc import worker_pb2
+from support.scripted_sampler import ScriptedSampler
+from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer import samples as samples_module
+from tinsmith_trainer.checkpoint_storage import CheckpointStorage
 from tinsmith_trainer.checkpoints import CheckpointRoot
-from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.engines.base import LoraSpec
+from tinsmith_trainer.errors import Draining, SamplerClosed
+from tinsmith_trainer.loaded_adapters import AdapterLimits, LoadedAdapters
 from tinsmith_trainer.operations import Failure, Success
+from tinsmith_trainer.sample_codec import unpacked_bytes
 from tinsmith_trainer.samples import Samples, TooManySamples
-from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplerStats, Sequence
+from tinsmith_trainer.sampling.base import SampleOutcome
 
 WAIT_SECONDS = 5.0
-
-
-class ScriptedSampler:
-    """Answers at once, or holds its jobs; fails where a test says so."""
-
-    def __init__(self) -> None:
-        self.held: list[Callable[[SampleOutcome], None]] = []
-        self.holds = False
-        self.error: Exception | None = None
-        self.jobs: list[SampleJob] = []
-
-    def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def has_adapter(self, adapter_key: str) -> bool:
-        return True
-
-    def drop_adapter(self, adapter_key: str) -> None: ...
-
-    def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
-        if self.error is not None:
-            raise self.error
-        self.jobs.append(job)
-        if self.holds:
-            self.held.append(done)
-        else:
-            token = Sequence(np.array([7], np.int32), np.array([-0.5], np.float32), stopped=True)
-            done(SampleOutcome((token,)))
-
-    def cancel(self, request_id: str) -> None: ...
-
-    def stats(self) -> SamplerStats:
-        return SamplerStats(0, 0, 0, 0, 0, 0.0)
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -62,7 +31,8 @@ def sampler() -> ScriptedSampler:
 
 @pytest.fixture
 async def samples(sampler: ScriptedSampler, tmp_path: Path) -> Samples:
-    return Samples(sampler, CheckpointRoot(f"file://{tmp_path}"), ReferenceEngine().base_model())
+    base, limits = ReferenceEngine().base_model(), AdapterLimits(max_loaded=8, max_rank=16)
+    return Samples(sampler, LoadedAdapters(sampler, CheckpointRoot(f"file://{tmp_path}"), base, limits))
 
 
 def request(request_id: str, adapter: worker_pb2.AdapterRef | None = None) -> worker_pb2.SampleRequest:
@@ -84,6 +54,27 @@ async def test_the_same_id_again_is_the_same_sample(samples: Samples, sampler: S
         samples.submit(request("a"))
     assert isinstance(await samples.wait("a", WAIT_SECONDS), Success)
     assert len(sampler.jobs) == 1
+
+
+async def test_results_that_nobody_fetched_make_room_without_another_request(
+    samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples_module, "KEEP_RESULT_BYTES", 1)
+    for name in "abcdef":
+        samples.submit(request(name))
+    waiting = [asyncio.create_task(samples.wait(name, WAIT_SECONDS)) for name in "abcdef"]
+    # Whoever waits has it, also of those that are gone by then.
+    results = await asyncio.gather(*waiting)
+    assert all(isinstance(result, Success) for result in results)
+    with pytest.raises(KeyError):
+        await samples.wait("a", WAIT_SECONDS)
+
+
+def test_what_an_answer_may_take_counts_before_it_is_there() -> None:
+    plain = request("a")
+    asking = request("a")
+    asking.topk_prompt_logprobs, asking.topk_sample_logprobs, asking.max_tokens = 20, 10, 100
+    assert unpacked_bytes(asking) - unpacked_bytes(plain) == 8 * (20 * 1 + 10 * 100)
 
 
 async def test_a_finished_sample_is_there_for_who_does_not_wait(samples: Samples) -> None:
@@ -114,6 +105,28 @@ async def test_an_adapter_that_failed_to_load_is_tried_again(
     assert isinstance(await samples.wait("b", WAIT_SECONDS), Success)
 
 
+async def test_a_sample_whose_adapter_cannot_be_read_now_is_forgotten_after_a_pause_rather_than_failed(
+    samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client submits it again, and it works when storage is back."""
+    monkeypatch.setattr(samples_module, "STORAGE_PAUSE_SECONDS", 0.2)
+    adapter = saved_adapter(tmp_path)
+    with monkeypatch.context() as outage:
+
+        def refuse(storage: CheckpointStorage, path: str) -> bytes:
+            raise ConnectionRefusedError("no connection")
+
+        outage.setattr(CheckpointStorage, "_read_file", refuse)
+        samples.submit(request("a", adapter))
+        assert await samples.wait("a", 0.05) is None
+        with pytest.raises(KeyError):
+            await samples.wait("a", WAIT_SECONDS)
+    assert samples.unfinished == 0
+    await asyncio.wait_for(samples.handed_over(), WAIT_SECONDS)
+    samples.submit(request("a", adapter))
+    assert isinstance(await samples.wait("a", WAIT_SECONDS), Success)
+
+
 async def test_results_past_their_time_are_forgotten_also_behind_an_unfinished_one(
     samples: Samples, sampler: ScriptedSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,3 +148,78 @@ async def test_too_many_are_held_back(samples: Samples, monkeypatch: pytest.Monk
     samples.submit(request("a"))
     with pytest.raises(TooManySamples):
         samples.submit(request("b"))
+
+
+async def test_samples_that_would_fill_the_memory_are_held_back_however_small_they_came(
+    samples: Samples, sampler: ScriptedSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sparse = wire_pb2.Tensor(sparse_csr=wire_pb2.SparseCsr(), dtype=wire_pb2.INT64, shape=[1000, 1000])
+    large = [request(request_id) for request_id in ("a", "b", "c")]
+    for one in large:
+        one.target_prompt_logprobs.CopyFrom(sparse)
+    monkeypatch.setattr(samples_module, "MAX_WAITING_BYTES", 1000)
+    samples.submit(large[0])  # alone it may be larger
+    with pytest.raises(TooManySamples):
+        samples.submit(large[1])
+    with pytest.raises(TooManySamples):
+        samples.submit(request("small"))
+    assert isinstance(await samples.wait("a", WAIT_SECONDS), Failure)  # its tensor lists no rows
+    samples.submit(large[2])
+
+
+async def test_one_cancelled_while_its_adapter_is_loaded_is_never_drawn(
+    samples: Samples, sampler: ScriptedSampler, tmp_path: Path
+) -> None:
+    samples.submit(request("a", saved_adapter(tmp_path)))
+    samples.cancel("a")
+    outcome = await samples.wait("a", WAIT_SECONDS)
+    assert outcome == Failure("user", "The request was cancelled.")
+    assert (sampler.jobs, sampler.cancelled) == ([], ["a"])
+    assert len(samples.adapters) == 1
+
+
+async def test_one_that_drains_takes_nothing_new_and_answers_for_what_it_has(
+    samples: Samples, sampler: ScriptedSampler
+) -> None:
+    sampler.holds = True
+    samples.submit(request("a"))
+    samples.stop_taking()
+    with pytest.raises(Draining, match="takes no more samples"):
+        samples.submit(request("b"))
+    samples.submit(request("a"))
+    leaving = asyncio.create_task(samples.handed_over())
+    await samples.wait("a", 0)
+    sampler.finish()
+    assert isinstance(await samples.wait("a", WAIT_SECONDS), Success)
+    await asyncio.wait_for(leaving, WAIT_SECONDS)
+    assert isinstance(await samples.wait("a", 0), Success)
+
+
+async def test_one_that_drains_does_not_stay_for_what_nobody_wants(samples: Samples, sampler: ScriptedSampler) -> None:
+    samples.submit(request("done"))
+    await samples.wait("done", 0)
+    samples.cancel("done")
+    sampler.holds = True
+    samples.submit(request("a"))
+    await samples.wait("a", 0)
+    samples.cancel("a")
+    samples.stop_taking()
+    sampler.finish()
+    await asyncio.wait_for(samples.handed_over(), WAIT_SECONDS)
+
+
+async def test_samples_that_end_with_their_sampler_are_as_if_they_had_never_been(
+    samples: Samples, sampler: ScriptedSampler
+) -> None:
+    """Not found, a client submits again; a failure, it would give up."""
+    sampler.holds = True
+    samples.submit(request("a"))
+    asked = asyncio.create_task(samples.wait("a", WAIT_SECONDS))
+    await samples.wait("a", 0)
+    sampler.finish(SampleOutcome(error=SamplerClosed("closed")))
+    with pytest.raises(KeyError):
+        await asked
+    with pytest.raises(KeyError):
+        await samples.wait("a", 0)
+    assert samples.unfinished == 0
+    await asyncio.wait_for(samples.handed_over(), WAIT_SECONDS)

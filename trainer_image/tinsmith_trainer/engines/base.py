@@ -151,8 +151,9 @@ class Engine(Protocol):
         """A copy that later calls do not change."""
 
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
-        """Sets an adapter, creating it if it is not there.
+        """Sets an adapter, creating it if it is not there, also beyond the limits on slots and rank.
 
+        Those are for new adapters: one that has lived here comes back whatever they have been lowered to.
         Gradients come from `state` only `with_optimizer` (a snapshot); a checkpoint has none.
         Without the optimizer, moments and step restart.
         """
@@ -162,3 +163,7 @@ class Engine(Protocol):
 
     def drop(self, adapter_id: str) -> None:
         """Frees the adapter's slot. Unknown ids are ignored."""
+
+    def close(self) -> None:
+        """Ends what the engine runs beside this process, if anything. Nothing is asked of it after that. Idempotent."""
+        return

@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import TrainerError
 
+EMPTY_TOKEN = 0
+EMPTY_LOGPROB = -99999.0
+"""Together: a cell of `TopkLogprobs` that holds nothing. The SDK shows a row that begins with one as None."""
+NO_TARGET = -1
+"""A cell of `SampleJob.target_prompt_logprobs` that asks for nothing, and is answered with 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -33,7 +39,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SampleJob:
-    """One `asample`. `adapter_key` "" is the base model; else the key of a loaded adapter version."""
+    """One `asample`. `adapter_key` "" is the base model; else the key of a loaded adapter version.
+
+    Logprobs are the model's at temperature 1 over the whole vocabulary, before top-k and top-p, whatever is asked:
+    `topk_*` are the K likeliest tokens of each prompt or sampled position, 0 for none; `target_prompt_logprobs`,
+    `[len(prompt) - 1, K]`, names tokens whose logprobs at prompt position i + 1 row i asks for, `NO_TARGET` for none;
+    `prompt_alt_tokens_k` is how many tokens are drawn, independently, with replacement, at the job's temperature and
+    from all tokens, for each prompt position after the first. `prompt_logprobs_last_n` is about `prompt_logprobs` and
+    `topk_prompt_logprobs`: only so many positions at the prompt's end are scored for them.
+    """
 
     request_id: str
     adapter_key: str
@@ -42,28 +56,65 @@ class SampleJob:
     num_samples: int = 1
     prompt_logprobs: bool = False
     prompt_logprobs_last_n: int | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: NDArray[np.int64] | None = None
+    prompt_alt_tokens_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopkLogprobs:
+    """The likeliest tokens of N positions, the likeliest first and of equals the lower id, `[N, K]` both.
+
+    Cells of positions that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+    @classmethod
+    def empty(cls, positions: int, k: int) -> TopkLogprobs:
+        """Nothing scored yet."""
+        return cls(np.full((positions, k), EMPTY_TOKEN, np.int32), np.full((positions, k), EMPTY_LOGPROB, np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class AltTokens:
+    """Draws for each prompt position after the first, `[len(prompt) - 1, k]` both: row i is for position i + 1."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
     """Stop tokens, and the tokens that completed a stop string, are part of `tokens`.
 
-    `logprobs` are those of the model at temperature 1, before top-k and top-p; one per token.
+    `logprobs` are those of the model at temperature 1, before top-k and top-p; one per token. So are those of
+    `topk_logprobs`, a row per token, which is there if the job asked for it.
     """
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     stopped: bool  # else it ran to its length
+    topk_logprobs: TopkLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
-    """Either `error`, or `num_samples` sequences. `prompt_logprobs` is `[len(prompt)]`, NaN at 0 and where unscored."""
+    """Either `error`, or `num_samples` sequences and whatever else the job asked for.
+
+    `prompt_logprobs` is `[len(prompt)]`, NaN at 0 and where unscored, `topk_prompt_logprobs` `[len(prompt), K]`, empty
+    likewise; `target_prompt_logprobs` has the shape of what was asked, 0 where that is `NO_TARGET`.
+    """
 
     sequences: tuple[Sequence, ...] = ()
     prompt_logprobs: NDArray[np.float32] | None = None
     prompt_cache_hit_tokens: int = 0
     error: TrainerError | None = None
+    topk_prompt_logprobs: TopkLogprobs | None = None
+    target_prompt_logprobs: NDArray[np.float32] | None = None
+    prompt_alt_tokens: AltTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.model_source import model_directory
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear, wrap_linears
 from tinsmith_trainer.torch_model.turn import DeviceTurn
 
@@ -32,58 +32,46 @@ class TorchModel:
 
     model: Any
     tokenizer: Any
+    directory: Path
     info: BaseModelInfo
     layers: dict[str, StackedLoraLinear]
     eos_token_ids: tuple[int, ...]
-    tied_embeddings: bool
     device: torch.device
     turn: DeviceTurn = field(default_factory=DeviceTurn)
 
 
-def load_torch_model(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> TorchModel:
-    """Loads a model directory, or a hub repository that is cached or reachable.
+def load_torch_model(
+    source: str, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> TorchModel:
+    """Loads a model directory, or a revision of a hub repository that is cached or reachable.
 
-    Raises ModelDirectoryInvalid with the file or repository that is at fault.
+    Raises ModelNotFound, or ModelDirectoryInvalid with the file that is at fault.
     """
     disable_progress_bar()
-    directory = resolve_directory(source)
-    _check_files(directory)
+    disable_default_handler()  # its lines are to look like ours
+    enable_propagation()
+    directory = model_directory(source, revision)
+    check_files(directory)
     try:
         config = AutoConfig.from_pretrained(directory)
         model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, attn_implementation="sdpa")
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, …
         raise ModelDirectoryInvalid(_blame(directory, error)) from error
     model = model.to(device).eval().requires_grad_(False)
-    tokenizer = _load_tokenizer(directory)
-    tied = bool(getattr(config, "tie_word_embeddings", False))
+    tokenizer = load_tokenizer(directory)
     return TorchModel(
         model=model,
         tokenizer=tokenizer,
-        info=_describe(source, directory, config),
+        directory=directory,
+        info=describe_model(source, directory, config),
         layers=wrap_linears(model),
-        eos_token_ids=_eos_token_ids(model, tokenizer),
-        tied_embeddings=tied,
+        eos_token_ids=end_of_sequence(getattr(model, "generation_config", None), tokenizer),
         device=torch.device(device),
     )
 
 
-def resolve_directory(source: str) -> Path:
-    """The local directory of a model: itself, or the hub's snapshot of a repository id."""
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(source, ignore_patterns=["*.gguf", "*.onnx", "*.h5", "*.msgpack"]))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelDirectoryInvalid(
-            f"{source!r} is neither a directory nor a model repository that can be downloaded ({error}). "
-            f"Give a local directory of the model."
-        ) from error
-
-
-def _check_files(directory: Path) -> None:
+def check_files(directory: Path) -> None:
+    """Raises ModelDirectoryInvalid."""
     config = directory / "config.json"
     if not config.is_file():
         raise ModelDirectoryInvalid(f"{config} is missing: {directory} is not a transformers model directory.")
@@ -107,7 +95,8 @@ def _check_safetensors(shard: Path) -> None:
         raise ModelDirectoryInvalid(f"{shard} is truncated or not a safetensors file: {error}.") from error
 
 
-def _load_tokenizer(directory: Path) -> Any:
+def load_tokenizer(directory: Path) -> Any:
+    """Raises ModelDirectoryInvalid."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(directory)
     except Exception as error:
@@ -122,7 +111,8 @@ def _blame(directory: Path, error: Exception) -> str:
     return f"The model in {directory} cannot be loaded: {type(error).__name__}: {error}"
 
 
-def _describe(source: str, directory: Path, config: Any) -> BaseModelInfo:
+def describe_model(source: str, directory: Path, config: Any) -> BaseModelInfo:
+    """What is known of a model without its weights in memory."""
     text_config = config.get_text_config()
     return BaseModelInfo(
         path=source,
@@ -143,7 +133,8 @@ def files_digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _eos_token_ids(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
-    declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+def end_of_sequence(generation: Any, tokenizer: Any) -> tuple[int, ...]:
+    """All token ids at which generation ends by default. `generation`: a GenerationConfig, or None."""
+    declared = getattr(generation, "eos_token_id", None)
     ids = declared if isinstance(declared, list) else [declared]
     return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))

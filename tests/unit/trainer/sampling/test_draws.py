@@ -8,7 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens, keep_likely, uniform
+from tinsmith_trainer.sampling.builtin.draws import (
+    Draw,
+    alternative_uniforms,
+    draw_alternatives,
+    draw_tokens,
+    keep_likely,
+    uniform,
+)
 
 LOGITS = torch.tensor([0.0, 1.0, -1.0, 2.5, 0.3, 1.7])
 DRAWS = 20_000
@@ -142,3 +149,24 @@ def test_the_stream_never_changes() -> None:
     """Seeds in use must keep their samples across releases."""
     numbers = [uniform(0, 0, 0), uniform(1, 2, 3), uniform(-1, 0, 0)]
     assert numbers == [0.6793214721926347, 0.1048096692999908, 0.11514297902826032]
+    assert alternative_uniforms(1, 3, 2) == [0.22906868784643408, 0.23586471521201302]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
+def test_alternatives_follow_the_distribution_at_their_temperature(temperature: float) -> None:
+    numbers = [alternative_uniforms(11, 1, DRAWS)]
+    tokens = draw_alternatives(LOGITS[None], temperature, numbers)[0].numpy()
+    expected = torch.softmax(LOGITS / temperature, 0).numpy()
+    assert chi_square(np.bincount(tokens, minlength=len(LOGITS)) / DRAWS, expected) < 20.5
+
+
+def test_alternatives_at_temperature_zero_are_greedy() -> None:
+    assert draw_alternatives(LOGITS.repeat(2, 1), 0.0, [[0.1, 0.9], [0.5, 0.5]]).tolist() == [[3, 3], [3, 3]]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 10**6), st.integers(1, 5))
+def test_no_sample_draws_from_the_streams_of_alternatives(seed: int, position: int, k: int) -> None:
+    numbers = alternative_uniforms(seed, position, k)
+    assert len(set(numbers)) == k
+    assert not set(numbers) & {uniform(seed, index, position) for index in range(k)}
+    assert alternative_uniforms(seed, position, k + 1)[:k] == numbers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +13,7 @@ from support.sampling import ask, ask_all, bits, job, prompt_of, random_adapter,
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.base import SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin import sampler as sampler_module
 from tinsmith_trainer.sampling.builtin.batch import DecodeBatch
 from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.prefill import Prefill
@@ -26,24 +29,37 @@ def sampler(model: TorchModel) -> Iterator[BuiltinSampler]:
     sampler.close()
 
 
-def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Future[int]:
+    """The code with which the process would have ended."""
+    ended: Future[int] = Future()
+    monkeypatch.setattr(os, "_exit", lambda code: None if ended.done() else ended.set_result(code))
+    return ended
+
+
+FAULT = RuntimeError("a made-up fault")
+LOST_DEVICE = RuntimeError("CUDA error: an illegal memory access was encountered")
+STEPS = pytest.mark.parametrize(
+    ("owner", "method"),
+    [(DecodeBatch, "step"), (Prefill, "run_block"), (Prefill, "__init__"), (SamplingLoop, "_round")],
+    ids=["a decode step", "a prompt block", "a prompt's start", "the loop itself"],
+)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, fault: Exception = FAULT) -> None:
     """The next call of a method raises, later ones work."""
     working = getattr(owner, method)
 
     def failing(*args: object, **kwargs: object) -> object:
         monkeypatch.setattr(owner, method, working)
-        raise RuntimeError("a made-up fault")
+        raise fault
 
     monkeypatch.setattr(owner, method, failing)
 
 
-@pytest.mark.parametrize(
-    ("owner", "method"),
-    [(DecodeBatch, "step"), (Prefill, "run_block"), (Prefill, "__init__"), (SamplingLoop, "_round")],
-    ids=["a decode step", "a prompt block", "a prompt's start", "the loop itself"],
-)
+@STEPS
 def test_a_fault_fails_its_jobs_and_the_sampler_lives_on(
-    sampler: BuiltinSampler, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+    sampler: BuiltinSampler, monkeypatch: pytest.MonkeyPatch, ended: Future[int], owner: type, method: str
 ) -> None:
     asked = job(prompt_of(20))
     before = ask(sampler, asked)
@@ -53,6 +69,30 @@ def test_a_fault_fails_its_jobs_and_the_sampler_lives_on(
     assert "a made-up fault" in str(error)
     assert bits(ask(sampler, asked)) == bits(before)
     assert sampler.stats().active == 0
+    assert not ended.done()
+
+
+@STEPS
+def test_a_lost_device_ends_the_process_instead_of_failing_every_sample_at_once(
+    sampler: BuiltinSampler, monkeypatch: pytest.MonkeyPatch, ended: Future[int], owner: type, method: str
+) -> None:
+    fail_once(monkeypatch, owner, method, LOST_DEVICE)
+    submit(sampler, job(prompt_of(30)))
+    assert ended.result(60) == 1
+
+
+def test_a_device_lost_while_an_adapter_is_loaded_ends_the_process(
+    sampler: BuiltinSampler, model: TorchModel, monkeypatch: pytest.MonkeyPatch, ended: Future[int]
+) -> None:
+    """Its samples never get as far as the loop."""
+
+    def fail(*_: object) -> None:
+        raise LOST_DEVICE
+
+    monkeypatch.setattr(sampler_module, "load_adapter", fail)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        sampler.load_adapter("a", random_adapter(model))
+    assert ended.result(0) == 1
 
 
 def test_a_fault_in_a_prompt_spares_the_other_jobs(

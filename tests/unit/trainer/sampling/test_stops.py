@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.sampling.base import SamplingParams
-from tinsmith_trainer.sampling.builtin.stops import LONGEST_WAIT_TOKENS, IncrementalText, StopRule
+from tinsmith_trainer.sampling.stops import LONGEST_WAIT_TOKENS, IncrementalText, StopRule
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 EOS = (7, 9)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tinsmith_trainer.ending import needed_by_all
+from tinsmith_trainer.engines import lora_start
+from tinsmith_trainer.engines.adam import check_adam, check_norm, step_metrics
 from tinsmith_trainer.engines.base import AdamParams, LoraSpec
-from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.torch_model.lora import StackedLoraLinear, module_family
+from tinsmith_trainer.torch_model.lora import StackedLoraLinear
 
 # Views start at multiples of 64 bytes: BLAS may choose its kernel by alignment.
 ALIGNMENT_FLOATS = 16
-
-SMALLEST_EPS = 1e-37
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,17 @@ class AdapterLayout:
     slots: tuple[TensorSlot, ...]
     size: int
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        return {slot.name: slot.shape for slot in self.slots}
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         return {slot.name: flat[slot.offset : slot.end].view(slot.shape) for slot in self.slots}
 
 
 def plan_layout(lora: LoraSpec, layers: Mapping[str, StackedLoraLinear]) -> AdapterLayout:
     """The modules that the spec's families choose. Raises UserError if there are none."""
-    chosen = {
-        family
-        for family, wanted in (("attn", lora.train_attn), ("mlp", lora.train_mlp), ("unembed", lora.train_unembed))
-        if wanted
-    }
-    modules = tuple(name for name in sorted(layers) if module_family(name) in chosen)
-    if not modules:
-        raise UserError("The adapter would train nothing: set train_attn, train_mlp or train_unembed.")
+    modules = lora_start.trained_modules(lora, layers)
     slots, offset = [], 0
     for module in modules:
         layer = layers[module]
@@ -91,13 +88,9 @@ class Adapter:
         return (state["exp_avg"], state["exp_avg_sq"]) if state else None
 
     def draw(self) -> None:
-        """A as PEFT draws it, from the spec's seed on the CPU, modules in the layout's order; B stays zero."""
-        generator = torch.Generator().manual_seed(self.lora.seed)
-        for name, view in self.views.items():
-            if name.endswith(".lora_A"):
-                drawn = torch.empty(view.shape)
-                nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-                view.copy_(drawn)
+        """A from the spec's seed; B stays zero."""
+        for name, drawn in lora_start.draw(self.lora.seed, self.layout.shapes):
+            self.views[name].copy_(drawn)
 
     def accumulate(self, scratch: Tensor) -> None:
         """Adds a succeeded call's gradient, flat; the buffer becomes the adapter's."""
@@ -123,16 +116,12 @@ class Adapter:
         gradients = torch.zeros_like(self.weights.data) if self.gradients is None else self.gradients
         self.gradients = None
         norm = nn.utils.get_total_norm(list(self.layout.views(gradients).values()))
-        if not torch.isfinite(norm):
-            raise UserError(
-                f"optim_step did nothing: the gradient's norm is {norm.item()}. The gradient was dropped, "
-                f"weights and optimizer are as before. Look for extreme advantages, weights or logprobs in the data."
-            )
+        check_norm(norm.item())
         self.weights.grad = gradients
         if params.grad_clip_norm > 0:
             nn.utils.clip_grads_with_norm_(self.weights, params.grad_clip_norm, norm)
         self._step(params)
-        return {"grad_norm": norm.item(), "learning_rate": params.learning_rate, "step": float(self.step)}
+        return step_metrics(norm.item(), params, self.step)
 
     def _step(self, params: AdamParams) -> None:
         self._optimizer.param_groups[0].update(
@@ -141,24 +130,9 @@ class Adapter:
             eps=params.eps,
             weight_decay=params.weight_decay,
         )
-        self._optimizer.step()
+        # torch changes step, moments and weights one after the other. Where it stops in between, as for want of memory,
+        # the adapter is neither as before nor as after. The next process takes both from the journal.
+        with needed_by_all("AdamW stopped in the middle of a step"):
+            self._optimizer.step()
         self.weights.grad = None
         self.step += 1
-
-
-def check_adam(params: AdamParams) -> None:
-    """Raises UserError for hyperparameters outside the ranges that torch's AdamW is defined for."""
-    ranges = {
-        "learning_rate": params.learning_rate >= 0,
-        "beta1": 0 <= params.beta1 < 1,
-        "beta2": 0 <= params.beta2 < 1,
-        # A fresh adapter's A has a gradient of exactly zero: without eps the first step divides 0 by 0.
-        "eps": params.eps >= SMALLEST_EPS,
-        "weight_decay": params.weight_decay >= 0,
-        "grad_clip_norm": params.grad_clip_norm >= 0,
-    }
-    allowed = {"beta1": "from 0 to below 1", "beta2": "from 0 to below 1", "eps": f"at least {SMALLEST_EPS}"}
-    for name, within in ranges.items():
-        value = getattr(params, name)
-        if not within or not math.isfinite(value):
-            raise UserError(f"optim_step: {name} is {value}; it must be finite and {allowed.get(name, 'at least 0')}.")

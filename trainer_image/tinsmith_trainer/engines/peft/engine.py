@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
+import structlog
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -25,18 +23,19 @@ from tinsmith_trainer.engines.base import (
     Outcome,
     Work,
 )
+from tinsmith_trainer.engines.export import BaseFiles, export_adapter
+from tinsmith_trainer.engines.lora_start import check_limits, check_seed
+from tinsmith_trainer.engines.outcomes import DatumResult, outcome_of
 from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout
 from tinsmith_trainer.engines.peft.compute import Share, ShareResult, check_architecture, run_shares
-from tinsmith_trainer.engines.peft.export import export_adapter
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.state import read_state, write_state
-from tinsmith_trainer.errors import ServerError, TrainerError, UserError
+from tinsmith_trainer.errors import ServerError, TrainerError
 from tinsmith_trainer.losses import PreparedLoss, loss_names, prepare_loss
+from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 
-logger = logging.getLogger(__name__)
-
-SEEDS = range(-(2**63), 2**64)
+log = structlog.get_logger(__name__)
 
 
 class PeftEngine(Engine):
@@ -67,26 +66,22 @@ class PeftEngine(Engine):
         )
 
     @override
+    @needs_device()
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
         if adapter_id in self._adapters:
             raise ServerError(f"Adapter {adapter_id} exists already.")
-        adapter = self._new_adapter(adapter_id, lora)
+        settings = self._settings
+        check_limits(lora, len(self._adapters), max_rank=settings.max_rank, adapter_slots=settings.adapter_slots)
+        adapter = self._new_adapter(lora)
         adapter.draw()
         self._adapters[adapter_id] = adapter
 
-    def _new_adapter(self, adapter_id: str, lora: LoraSpec) -> Adapter:
-        if not 1 <= lora.rank <= self._settings.max_rank:
-            limit = self._settings.max_rank
-            raise UserError(f"LoRA rank {lora.rank} is outside this server's 1 to {limit}; its setting is max_rank.")
-        if lora.seed not in SEEDS:
-            raise UserError(f"Seed {lora.seed} does not fit in 64 bits.")
-        if adapter_id not in self._adapters and len(self._adapters) >= self._settings.adapter_slots:
-            raise ServerError(
-                f"All {self._settings.adapter_slots} adapter slots are in use; try again when a model is unloaded."
-            )
+    def _new_adapter(self, lora: LoraSpec) -> Adapter:
+        check_seed(lora.seed)
         return Adapter(lora, plan_layout(lora, self._torch_model.layers), self._torch_model.device)
 
     @override
+    @needs_device()
     def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
         runs = [self._start(item) for item in work]
         pending = [run for run in runs if isinstance(run, _Run)]
@@ -123,9 +118,10 @@ class PeftEngine(Engine):
     def _run_group(self, group: Sequence[_Run]) -> None:
         shape = group[0].key().shape
         try:
-            results = run_shares(self._torch_model, shape, [run.share() for run in group], self._settings)
+            with needs_device():
+                results = run_shares(self._torch_model, shape, [run.share() for run in group], self._settings)
         except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
-            logger.exception("A microbatch of %s failed", [run.work.adapter_id for run in group])
+            log.exception("a microbatch failed", adapters=[run.work.adapter_id for run in group])
             for run in group:
                 run.fail(ServerError(f"The computation failed in this worker and left no trace: {error}"))
             return
@@ -139,6 +135,7 @@ class PeftEngine(Engine):
             raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
 
     @override
+    @needs_device()
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
         with self._torch_model.turn.taken():
@@ -149,18 +146,21 @@ class PeftEngine(Engine):
         self._adapter(adapter_id).gradients = None
 
     @override
+    @needs_device()
     def state(self, adapter_id: str) -> AdapterState:
         return read_state(self._adapter(adapter_id))
 
     @override
+    @needs_device()
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
-        adapter = self._new_adapter(adapter_id, state.lora)
+        adapter = self._new_adapter(state.lora)
         write_state(adapter, state, with_optimizer=with_optimizer)
         self._adapters[adapter_id] = adapter
 
     @override
     def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
-        export_adapter(self._torch_model, state, target, layout)
+        model = self._torch_model
+        export_adapter(BaseFiles(model.directory, model.info.path, model.model.dtype), state, target, layout)
 
     @override
     def drop(self, adapter_id: str) -> None:
@@ -187,9 +187,7 @@ class _Run:
     remaining: list[Microbatch]
     scratch: Tensor | None
     error: TrainerError | None = None
-    logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
-    metrics: dict[str, dict[int, float]] = field(default_factory=dict)
+    results: dict[int, DatumResult] = field(default_factory=dict)
 
     def key(self) -> _GroupKey:
         adapter = self.adapter
@@ -203,10 +201,8 @@ class _Run:
         microbatch = self.remaining.pop(0)
         for row, index in enumerate(microbatch.datum_indices):
             length = self.work.datums[index].length
-            self.logprobs[index] = result.logprobs[row, :length].copy()
-            self.losses[index] = float(result.losses[row])
-            for name, values in result.metrics.items():
-                self.metrics.setdefault(name, {})[index] = float(values[row])
+            metrics = {name: float(values[row]) for name, values in result.metrics.items()}
+            self.results[index] = DatumResult(result.logprobs[row, :length].copy(), float(result.losses[row]), metrics)
 
     def fail(self, error: TrainerError) -> None:
         self.error = error
@@ -219,16 +215,4 @@ class _Run:
     def outcome(self) -> Outcome:
         if self.error is not None:
             return Outcome(error=self.error)
-        indices = range(len(self.work.datums))
-        metrics = {"loss:sum": sum(self.losses[index] for index in indices)}
-        for name, by_datum in self.metrics.items():
-            metrics[name] = _REDUCTIONS[name.partition(":")[2]]([by_datum[index] for index in indices])
-        return Outcome(
-            outputs=[{"logprobs": self.logprobs[index]} for index in indices],
-            metrics=metrics | self.loss.standing_metrics(),
-            trained_tokens=0 if self.scratch is None else sum(datum.length for datum in self.work.datums),
-        )
-
-
-_Reduction = Callable[[Sequence[float]], float]
-_REDUCTIONS: Mapping[str, _Reduction] = {"sum": sum, "min": min, "max": max}
+        return outcome_of(self.work, self.loss, [self.results[index] for index in range(len(self.work.datums))])

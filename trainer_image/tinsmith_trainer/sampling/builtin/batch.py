@@ -6,13 +6,15 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
-from tinsmith_trainer.sampling.base import Sequence
+from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.builtin.adapters import AdapterShape, LoadedAdapter, RowAdapters
 from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
-from tinsmith_trainer.sampling.builtin.jobs import Sample
+from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
+from tinsmith_trainer.sampling.builtin.likeliest import likeliest
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 
 SMALLEST_EXTENT = 256
@@ -110,19 +112,19 @@ class DecodeBatch:
         rows = len(self._samples) if self._fixed else self._rows_in_use()
         samples = self._samples[:rows]
         result = StepResult()
-        for row, (token, logprob) in enumerate(self._compute(samples)):
+        for row, drawn in enumerate(self._compute(samples)):
             sample = samples[row]
             if sample is not None:
-                self._advance(row, sample, token, logprob, result)
+                self._advance(row, sample, drawn, result)
         return result
 
-    def _advance(self, row: int, sample: Sample, token: int, logprob: float, result: StepResult) -> None:
-        if math.isnan(logprob):
+    def _advance(self, row: int, sample: Sample, drawn: DrawnToken, result: StepResult) -> None:
+        if math.isnan(drawn.logprob):
             self._samples[row] = None
             result.diverged.append(sample)
             return
         result.drawn_tokens += 1
-        sequence = sample.push(token, logprob)
+        sequence = sample.push(drawn)
         if sequence is not None:
             self._samples[row] = None
             result.ended.append((sample, sequence))
@@ -132,14 +134,15 @@ class DecodeBatch:
             result.outgrown.append(sample)
 
     @torch.inference_mode()
-    def _compute(self, samples: list[Sample | None]) -> list[tuple[int, float]]:
+    def _compute(self, samples: list[Sample | None]) -> list[DrawnToken]:
         device = self._forward.device
         ids = torch.tensor([[0 if sample is None else sample.next_token] for sample in samples], device=device)
         positions = torch.tensor([[0 if sample is None else sample.position] for sample in samples], device=device)
         route = self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
         logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(), route)
         tokens, logprobs = draw_tokens(logits, [Draw() if s is None else s.draw() for s in samples])
-        return list(zip(tokens, logprobs, strict=True))
+        asked = _likeliest_asked(logits, samples)
+        return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]
 
     def _rows_in_use(self) -> int:
         last = max(row for row, sample in enumerate(self._samples) if sample is not None)
@@ -150,3 +153,14 @@ class DecodeBatch:
             return self.key.extent
         longest = max(sample.position for sample in self.samples) + 1
         return min(self.key.extent, -(-longest // TRIMMED_EXTENT_STEP) * TRIMMED_EXTENT_STEP)
+
+
+def _likeliest_asked(logits: Tensor, samples: list[Sample | None]) -> dict[int, TopkLogprobs]:
+    """By row, of those that asked. The fewer of two that ask are the beginning of the more."""
+    asked = {row: s.run.job.topk_sample_logprobs for row, s in enumerate(samples) if s is not None}
+    asked = {row: k for row, k in asked.items() if k}
+    if not asked:
+        return {}
+    ids, logprobs = likeliest(torch.log_softmax(logits[list(asked)], -1), max(asked.values()))
+    rows = zip(asked.items(), ids.int().cpu().numpy(), logprobs.cpu().numpy(), strict=True)
+    return {row: TopkLogprobs(tokens[None, :k].copy(), values[None, :k].copy()) for (row, k), tokens, values in rows}

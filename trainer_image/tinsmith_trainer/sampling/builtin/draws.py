@@ -37,9 +37,12 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     A hash of the counter instead of a generator's state: nothing to carry along, nothing to
     replay, and neighbouring seeds share nothing.
     """
-    counter = struct.pack("<QQQ", seed & _WORD, sample_index, position)
-    digest = hashlib.blake2b(counter, digest_size=8, person=b"tinsmith-draw").digest()
-    return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
+    return _number(b"tinsmith-draw", seed, sample_index, position)
+
+
+def alternative_uniforms(seed: int, position: int, k: int) -> list[float]:
+    """As `uniform`, for the k draws at a prompt position: streams that no sample draws from."""
+    return [_number(b"tinsmith-alt", seed, index, position) for index in range(k)]
 
 
 def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
@@ -53,6 +56,18 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[
         tokens = torch.where(_column(draws, "temperature", logits) > 0, _draw_random(logits, draws), tokens)
     logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[:, None])[:, 0]
     return tokens.tolist(), logprobs.tolist()
+
+
+def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[float]]) -> Tensor:
+    """Ids `[rows, k]` from `logits` `[rows, vocab]`, one for each of `uniforms` `[rows, k]`; greedy at temperature 0.
+
+    Draws are from all tokens, and independent: an id may come again.
+    """
+    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True).expand_as(numbers)
+    temperatures = torch.full((len(logits),), temperature, dtype=torch.float64, device=logits.device)
+    return _invert(_probabilities(logits, temperatures), numbers)
 
 
 def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -71,26 +86,39 @@ def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _draw_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    temperature = _column(draws, "temperature", logits)
-    smallest = torch.finfo(logits.dtype).tiny
-    divisor = torch.where(temperature > 0, temperature, 1.0).clamp(min=smallest).to(logits.dtype)[:, None]
-    # The largest logit is taken off first: dividing by a tiny temperature would overflow to inf - inf.
-    probabilities = torch.softmax((logits - logits.amax(-1, keepdim=True)) / divisor, -1)
+    probabilities = _probabilities(logits, _column(draws, "temperature", logits))
     filtered = [row for row, draw in enumerate(draws) if draw.filters]
     if filtered:
         chosen = [draws[row] for row in filtered]
         top_k = _column(chosen, "top_k", logits, torch.int64)
         probabilities[filtered] = keep_likely(probabilities[filtered], top_k, _column(chosen, "top_p", logits))
-    return _invert(probabilities, _column(draws, "uniform", logits))
+    return _invert(probabilities, _column(draws, "uniform", logits)[:, None])[:, 0]
+
+
+def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
+    """`[rows, vocab]` at each row's temperature; of a row at 0, at 1."""
+    smallest = torch.finfo(logits.dtype).tiny
+    divisor = torch.where(temperature > 0, temperature, 1.0).clamp(min=smallest).to(logits.dtype)[:, None]
+    # The largest logit is taken off first: dividing by a tiny temperature would overflow to inf - inf.
+    return torch.softmax((logits - logits.amax(-1, keepdim=True)) / divisor, -1)
 
 
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """The first id whose cumulative probability exceeds `uniform` of the total; it has a positive probability."""
+    """The first id, for each of `uniforms` `[rows, k]`, whose cumulative probability exceeds that part of the total.
+
+    It has a positive probability.
+    """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1]
+    total = cumulative[:, -1:]
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    ids = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    ids = torch.searchsorted(cumulative, target, right=True)
     return ids.clamp(max=probabilities.shape[-1] - 1)  # only rows of NaN point past the end
+
+
+def _number(stream: bytes, seed: int, index: int, position: int) -> float:
+    counter = struct.pack("<QQQ", seed & _WORD, index, position)
+    digest = hashlib.blake2b(counter, digest_size=8, person=stream).digest()
+    return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def _column(draws: Sequence[Draw], name: str, like: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

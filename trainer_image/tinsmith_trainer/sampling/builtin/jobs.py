@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tinsmith_trainer.errors import TrainerError, UserError
-from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
-from tinsmith_trainer.sampling.builtin.checks import room_for_tokens
 from tinsmith_trainer.sampling.builtin.draws import Draw, uniform
 from tinsmith_trainer.sampling.builtin.intake import Submission
-from tinsmith_trainer.sampling.builtin.stops import StopRule, StopWatch
+from tinsmith_trainer.sampling.builtin.prompt_scores import PromptScores, first_scored
+from tinsmith_trainer.sampling.checks import room_for_tokens
+from tinsmith_trainer.sampling.stops import StopRule, StopWatch
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 
@@ -33,14 +34,14 @@ class Run:
     seed: int = field(init=False)
     finished: bool = field(init=False, default=False)
     hit_tokens: int = field(init=False, default=0)
-    prompt_logprobs: NDArray[np.float32] | None = field(init=False, default=None)
+    first_scored: int | None = field(init=False)
     sequences: dict[int, Sequence] = field(init=False, default_factory=dict)
+    _scores: PromptScores | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         seed = self.job.params.seed
         self.seed = secrets.randbits(63) if seed is None else seed
-        if self.job.prompt_logprobs:
-            self.prompt_logprobs = np.full(len(self.job.prompt), np.nan, np.float32)
+        self.first_scored = first_scored(self.job)
 
     @property
     def prefix(self) -> NDArray[np.int32]:
@@ -48,13 +49,11 @@ class Run:
         return self.job.prompt[:-1]
 
     @property
-    def first_scored(self) -> int | None:
-        """The first prompt position that has a logprob to compute, or None."""
-        if not self.job.prompt_logprobs:
-            return None
-        length, last_n = len(self.job.prompt), self.job.prompt_logprobs_last_n
-        first = 1 if last_n is None else max(1, length - last_n)
-        return first if first < length else None
+    def scores(self) -> PromptScores:
+        """Made when it is needed first: jobs that wait take no memory for their answers."""
+        if self._scores is None:
+            self._scores = PromptScores(self.job, self.seed)
+        return self._scores
 
     def complete(self, index: int, sequence: Sequence) -> bool:
         """Keeps a finished sequence; true if it was the job's last."""
@@ -64,9 +63,21 @@ class Run:
     def outcome(self) -> SampleOutcome:
         return SampleOutcome(
             sequences=tuple(self.sequences[index] for index in range(self.job.num_samples)),
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self.scores.logprobs,
             prompt_cache_hit_tokens=self.hit_tokens,
+            topk_prompt_logprobs=self.scores.topk,
+            target_prompt_logprobs=self.scores.targets,
+            prompt_alt_tokens=self.scores.alternatives,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """What a step gave a row; `likeliest` is of one position, if the job asked for it."""
+
+    token: int
+    logprob: float
+    likeliest: TopkLogprobs | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +95,7 @@ class Sample:
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    likeliest: list[TopkLogprobs] = field(default_factory=list)
 
     def draw(self) -> Draw:
         """How this row draws its next token."""
@@ -91,14 +103,16 @@ class Sample:
         number = uniform(self.run.seed, self.index, len(self.tokens)) if params.temperature > 0 else 0.0
         return Draw(params.temperature, params.top_k, params.top_p, number)
 
-    def push(self, token: int, logprob: float) -> Sequence | None:
+    def push(self, drawn: DrawnToken) -> Sequence | None:
         """Takes a drawn token; the finished sequence if it was the last."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        stopped = self.watch.sees_end(token)
+        self.tokens.append(drawn.token)
+        self.logprobs.append(drawn.logprob)
+        if drawn.likeliest is not None:
+            self.likeliest.append(drawn.likeliest)
+        stopped = self.watch.sees_end(drawn.token)
         if stopped or len(self.tokens) >= self.run.max_tokens:
-            return finished_sequence(self.tokens, self.logprobs, stopped)
-        self.next_token = token
+            return finished_sequence(self.run.job, self.tokens, self.logprobs, self.likeliest, stopped)
+        self.next_token = drawn.token
         self.position += 1
         return None
 
@@ -113,12 +127,24 @@ def start_run(submission: Submission, serial: int, torch_model: TorchModel) -> R
     return Run(job, adapter, submission.done, serial, stop_rule, max_tokens)
 
 
-def empty_sequence() -> Sequence:
-    return finished_sequence([], [], stopped=False)
+def empty_sequence(job: SampleJob) -> Sequence:
+    return finished_sequence(job, [], [], [], stopped=False)
 
 
-def finished_sequence(tokens: list[int], logprobs: list[float], stopped: bool) -> Sequence:
-    return Sequence(np.array(tokens, np.int32), np.array(logprobs, np.float32), stopped)
+def finished_sequence(
+    job: SampleJob, tokens: list[int], logprobs: list[float], likeliest: list[TopkLogprobs], stopped: bool
+) -> Sequence:
+    k = job.topk_sample_logprobs
+    return Sequence(
+        np.array(tokens, np.int32), np.array(logprobs, np.float32), stopped, _joined(k, likeliest) if k else None
+    )
+
+
+def _joined(k: int, parts: list[TopkLogprobs]) -> TopkLogprobs:
+    parts = [TopkLogprobs.empty(0, k), *parts]
+    return TopkLogprobs(
+        np.concatenate([part.token_ids for part in parts]), np.concatenate([part.logprobs for part in parts])
+    )
 
 
 def not_finite(run: Run) -> TrainerError:

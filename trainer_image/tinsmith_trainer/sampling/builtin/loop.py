@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from tinsmith_trainer.errors import ServerError, TrainerError, UserError
+from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleOutcome, SamplerStats
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan, DecodeBatch
 from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
@@ -22,6 +22,7 @@ from tinsmith_trainer.sampling.builtin.prefill import Prefill
 from tinsmith_trainer.sampling.builtin.prefixes import PrefixCache
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.waiting import WaitingLine
+from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 log = structlog.get_logger(__name__)
@@ -38,6 +39,7 @@ class SamplingLoop:
         self._plan = BatchPlan(self._forward.geometry, settings, torch_model.info.max_sequence_length)
         self._serials = itertools.count()
         self._live: dict[int, Run] = {}
+        self._answered = 0
         self._dropped_adapters: set[int] = set()
         self._sampled_tokens = self._prefilled_tokens = self._prefix_hit_tokens = 0
         self._start_empty()
@@ -63,10 +65,11 @@ class SamplingLoop:
                 self._start_empty()
 
     def stats(self) -> SamplerStats:
-        waiting = len(self._waiting)
+        active = max(0, len(self._live) - len(self._waiting))
         return SamplerStats(
-            active=max(0, len(self._live) - waiting),
-            waiting=waiting + self._intake.waiting(),
+            active=active,
+            # Not by adding up places: while it is read, a job may be on its way from one to the next.
+            waiting=max(0, self._intake.submitted() - self._answered - active),
             sampled_tokens=self._sampled_tokens,
             prefilled_tokens=self._prefilled_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,
@@ -79,7 +82,7 @@ class SamplingLoop:
         for adapter in orders.dropped:
             self._dropped_adapters.add(adapter.serial)
         if orders.closing:
-            error = ServerError("The sampler was closed before the request was done; send it again.")
+            error = SamplerClosed("The sampler was closed before the request was done; send it again.")
             self._fail(list(self._live.values()), error)
         elif orders.cancelled:
             cancelled = [run for run in self._live.values() if run.job.request_id in orders.cancelled]
@@ -90,7 +93,7 @@ class SamplingLoop:
         try:
             run = start_run(submission, next(self._serials), self._torch_model)
         except TrainerError as error:
-            _answer(submission.done, SampleOutcome(error=error))
+            self._answer(submission.done, SampleOutcome(error=error))
             return
         self._live[run.serial] = run
         if run.max_tokens == 0 and run.first_scored is None:
@@ -173,7 +176,7 @@ class SamplingLoop:
 
     def _complete_empty(self, run: Run) -> None:
         for index in range(run.job.num_samples):
-            run.complete(index, empty_sequence())
+            run.complete(index, empty_sequence(run.job))
         self._end(run, run.outcome())
 
     def _fail(self, runs: list[Run], error: TrainerError) -> None:
@@ -191,7 +194,7 @@ class SamplingLoop:
             return
         run.finished = True
         del self._live[run.serial]
-        _answer(run.done, outcome)
+        self._answer(run.done, outcome)
         if run.adapter.serial in self._dropped_adapters:
             self._forget_dropped_adapters()
 
@@ -203,15 +206,16 @@ class SamplingLoop:
                 self._prefixes.forget(serial)
             self._dropped_adapters &= in_use
 
-
-def _answer(done: Callable[[SampleOutcome], None], outcome: SampleOutcome) -> None:
-    try:
-        done(outcome)
-    except Exception:  # the caller's fault must not end the sampler's thread
-        log.exception("sample_callback_failed")
+    def _answer(self, done: Callable[[SampleOutcome], None], outcome: SampleOutcome) -> None:
+        self._answered += 1
+        try:
+            done(outcome)
+        except Exception:  # the caller's fault must not end the sampler's thread
+            log.exception("sample_callback_failed")
 
 
 def _as_trainer_error(error: Exception) -> TrainerError:
     if isinstance(error, TrainerError):
         return error
+    end_if_device_is_lost(error)
     return ServerError(f"Sampling failed inside the worker: {type(error).__name__}: {error}")

@@ -60,13 +60,8 @@ class Prefill:
         return len(found)
 
     def _score(self, logits: torch.Tensor, start: int, end: int) -> None:
-        """Logprobs of the tokens that follow positions start to end, as far as they were asked for."""
-        assert self.run.prompt_logprobs is not None
+        """What was asked about the tokens that follow positions start to end; nothing before the first of them."""
         assert self.run.first_scored is not None
-        targets = self.run.job.prompt[start + 1 : end + 1].astype(np.int64)
-        logprobs = torch.log_softmax(logits, -1)[: end - start]
-        values = logprobs.gather(-1, torch.from_numpy(targets).to(logits.device)[:, None])[:, 0].cpu().numpy()
-        if np.isnan(values).any():
+        skipped = max(0, self.run.first_scored - (start + 1))
+        if not self.run.scores.take(start + 1 + skipped, logits[skipped : end - start]):
             raise not_finite(self.run)
-        first = max(start + 1, self.run.first_scored)
-        self.run.prompt_logprobs[first : end + 1] = values[first - start - 1 :]

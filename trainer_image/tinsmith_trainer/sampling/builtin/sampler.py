@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
 from typing_extensions import override
 
 from tinsmith_trainer.engines.base import AdapterState
-from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.errors import OutOfMemory, SamplerClosed
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
 from tinsmith_trainer.sampling.builtin.adapters import BASE_MODEL, LoadedAdapter, load_adapter
 from tinsmith_trainer.sampling.builtin.intake import Intake, Submission
 from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 
@@ -34,10 +36,16 @@ class BuiltinSampler(Sampler):
 
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
-        """Raises ServerError if the weights do not fit the base model."""
+        """Raises OutOfMemory, and ServerError if the weights do not fit the base model."""
         if self.has_adapter(adapter_key):
             return
-        adapter = load_adapter(adapter_key, state, self._torch_model.layers, self._torch_model.device)
+        try:
+            adapter = load_adapter(adapter_key, state, self._torch_model.layers, self._torch_model.device)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemory(f"There is no memory for another adapter: {error}") from error
+        except Exception as error:
+            end_if_device_is_lost(error)
+            raise
         with self._adapters_guard:
             self._adapters.setdefault(adapter_key, adapter)
 
@@ -60,7 +68,7 @@ class BuiltinSampler(Sampler):
         with self._adapters_guard:
             adapter = self._adapters.get(job.adapter_key)
         if not self._intake.submit(Submission(job, adapter, done)):
-            done(SampleOutcome(error=ServerError("The sampler is closed; send the request again.")))
+            done(SampleOutcome(error=SamplerClosed("The sampler is closed; send the request again.")))
 
     @override
     def cancel(self, request_id: str) -> None:

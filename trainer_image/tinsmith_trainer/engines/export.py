@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tinsmith_trainer import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, ExportLayout
-from tinsmith_trainer.torch_model.loading import TorchModel, resolve_directory
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
 
 WEIGHTS_PREFIX = "weights/"
 A_SUFFIX = ".lora_A"
 
 
-def export_adapter(torch_model: TorchModel, state: AdapterState, target: Path, layout: ExportLayout) -> None:
+@dataclass(frozen=True, slots=True)
+class BaseFiles:
+    """Where a base model's weights and tokenizer lie, under which name PEFT finds it, and its computing dtype."""
+
+    directory: Path
+    name: str
+    dtype: torch.dtype
+
+
+def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: ExportLayout) -> None:
     """Writes into the existing directory `target`."""
     if layout == "peft":
-        files = peft_layout.encode_adapter(state.lora, state.tensors, torch_model.info.path)
+        files = peft_layout.encode_adapter(state.lora, state.tensors, base.name)
         for name, content in files.items():
             (target / name).write_bytes(content)
     else:
-        _export_merged(torch_model, state, target)
+        _export_merged(base, state, target)
 
 
-def _export_merged(torch_model: TorchModel, state: AdapterState, target: Path) -> None:
+def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
     """Merges into a second copy of the base, because the loaded one serves other adapters."""
-    directory = resolve_directory(torch_model.info.path)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch_model.model.dtype)
+    model = AutoModelForCausalLM.from_pretrained(base.directory, dtype=base.dtype)
     modules = _modules(state)
-    if torch_model.tied_embeddings and UNEMBED_NAME in modules:
+    if getattr(model.config, "tie_word_embeddings", False) and UNEMBED_NAME in modules:
         _untie(model)
     scaling = state.lora.alpha / state.lora.rank
     for module in modules:
@@ -41,7 +49,7 @@ def _export_merged(torch_model: TorchModel, state: AdapterState, target: Path) -
         weight = model.get_submodule(module).weight.data
         weight.copy_(weight.float() + scaling * (lora_B @ lora_A))
     model.save_pretrained(target)
-    torch_model.tokenizer.save_pretrained(target)
+    AutoTokenizer.from_pretrained(base.directory).save_pretrained(target)
 
 
 def _modules(state: AdapterState) -> list[str]:

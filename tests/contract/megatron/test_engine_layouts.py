@@ -1,0 +1,162 @@
+"""However ranks divide a model and its data, the engine trains what the PEFT engine trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from support.datums import policy_datum, sft_datum
+from support.engines import CROSS_ENTROPY, IMPORTANCE_SAMPLING, bits, forward_backward, group, spec, state_bits
+from support.gloo_group import GlooGroup
+from support.nemo_rl_engines import engine_over
+from support.tiny import tiny_model
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
+from tinsmith_trainer.engines.nemo_rl.cpu_rank import RankModel
+from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
+from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.errors import ServerError
+
+MAX_RANK = 8
+LAYOUTS = {
+    "data-2": Parallelism(2),
+    "data-2-distributed-optimizer": Parallelism(2, distributed_optimizer=True),
+    "tensor-2": Parallelism(2, tensor=2),
+    "pipeline-2": Parallelism(2, pipeline=2),
+    "tensor-2-data-2": Parallelism(4, tensor=2, distributed_optimizer=True),
+}
+SFT = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12, 33, 7))]
+POLICY = [policy_datum(length, seed) for seed, length in enumerate((7, 19, 4))]
+STEPS = (
+    AdamParams(learning_rate=1e-3, eps=1e-6),
+    AdamParams(learning_rate=2e-3, beta1=0.5, beta2=0.99, eps=1e-6, weight_decay=0.1, grad_clip_norm=0.5),
+    AdamParams(learning_rate=1e-3, eps=1e-6, grad_clip_norm=1e6),
+)
+ONLY_ATTENTION = LoraSpec(rank=3, alpha=16.0, seed=5, train_mlp=False, train_unembed=False)
+
+
+class Sides(NamedTuple):
+    ranks: GlooGroup
+    engine: Engine
+    peft: Engine
+
+
+@pytest.fixture(params=list(LAYOUTS), scope="module")
+def ranks(request: pytest.FixtureRequest) -> Iterator[GlooGroup]:
+    ranks = GlooGroup(RankModel(tiny_model().directory, LAYOUTS[request.param], MAX_RANK))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def sides(ranks: GlooGroup) -> Iterator[Sides]:
+    """Each with adapters `a` and `b`, of another rank and other modules."""
+    engine = engine_over(ranks, tiny_model(), NemoRlSettings(max_rank=MAX_RANK, token_budget=64))
+    sides = Sides(ranks, engine, build_peft_engine(tiny_model(), PeftEngineSettings(max_rank=MAX_RANK)))
+    for each in (sides.engine, sides.peft):
+        each.create_adapter("a", spec(each))
+        each.create_adapter("b", ONLY_ATTENTION)
+    yield sides
+    engine.drop("a")
+    engine.drop("b")
+
+
+def run_steps(engine: Engine) -> list[Mapping[str, float]]:
+    """Two adapters in turn, each with an accumulation open while the other one computes."""
+    told: list[Mapping[str, float]] = []
+    for params in STEPS:
+        told += [forward_backward(engine, SFT, adapter=adapter).metrics for adapter in ("a", "b")]
+        for adapter in ("a", "b"):
+            told.append(forward_backward(engine, POLICY, adapter=adapter, loss=IMPORTANCE_SAMPLING).metrics)
+            told.append(engine.optim_step(adapter, params))
+    return told
+
+
+def assert_close(mine: AdapterState, theirs: AdapterState) -> None:
+    assert (mine.lora, mine.optimizer_step) == (theirs.lora, theirs.optimizer_step)
+    assert mine.tensors.keys() == theirs.tensors.keys()
+    for name, values in mine.tensors.items():
+        np.testing.assert_allclose(values, theirs.tensors[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_several_adapters_train_as_on_the_peft_engine(sides: Sides) -> None:
+    ours, theirs = run_steps(sides.engine), run_steps(sides.peft)
+
+    for mine, other in zip(ours, theirs, strict=True):
+        assert dict(mine) == pytest.approx(dict(other), rel=1e-3, abs=1e-3)
+    for adapter in ("a", "b"):
+        assert_close(sides.engine.state(adapter), sides.peft.state(adapter))
+
+
+def test_a_checkpoint_of_either_engine_goes_on_on_the_other(sides: Sides) -> None:
+    run_steps(sides.engine)
+    forward_backward(sides.engine, SFT)
+
+    sides.peft.load_state("moved", sides.engine.state("a"), with_optimizer=True)
+    sides.engine.load_state("b", sides.peft.state("moved"), with_optimizer=True)
+    assert state_bits(sides.engine.state("b")) == state_bits(sides.engine.state("a"))
+
+    for engine, adapter in ((sides.engine, "a"), (sides.peft, "moved")):
+        forward_backward(engine, SFT, adapter=adapter)
+        engine.optim_step(adapter, STEPS[0])
+    assert_close(sides.engine.state("a"), sides.peft.state("moved"))
+
+
+def test_company_of_another_adapter_changes_no_bit(sides: Sides) -> None:
+    engine = sides.engine
+    run_steps(engine)
+    alone = forward_backward(engine, SFT)
+    gradients = {name: values.copy() for name, values in group(engine.state("a"), "gradients").items()}
+    engine.clear_gradients("a")
+
+    company, outcome = engine.forward_backward([Work("b", POLICY, IMPORTANCE_SAMPLING), Work("a", SFT, CROSS_ENTROPY)])
+
+    assert company.error is None
+    assert bits(outcome) == bits(alone)
+    for name, values in group(engine.state("a"), "gradients").items():
+        assert np.array_equal(values, gradients[name]), name
+
+
+def test_a_snapshot_with_open_gradients_goes_on_as_if_nothing_had_happened(sides: Sides) -> None:
+    run_steps(sides.engine)
+    forward_backward(sides.engine, SFT)
+    snapshot = sides.engine.state("a")
+
+    went_on = go_on(sides.engine)
+    sides.engine.drop("a")
+    sides.engine.load_state("a", snapshot, with_optimizer=True)
+    assert state_bits(sides.engine.state("a")) == state_bits(snapshot)
+    assert go_on(sides.engine) == went_on
+
+
+def go_on(engine: Engine) -> object:
+    """Every bit of what a further call and the step answer, and of what they leave behind."""
+    outcome = forward_backward(engine, POLICY, loss=IMPORTANCE_SAMPLING)
+    logprobs = [output["logprobs"].tobytes() for output in outcome.outputs]
+    return logprobs, outcome.metrics, engine.optim_step("a", STEPS[1]), state_bits(engine.state("a"))
+
+
+# Where stages wait for each other, a failure is one of some ranks only, and costs the worker's process.
+@pytest.mark.parametrize("ranks", [name for name, one in LAYOUTS.items() if one.pipeline == 1], indirect=True)
+def test_a_call_that_fails_in_a_microbatch_leaves_no_trace(sides: Sides) -> None:
+    run_steps(sides.engine)
+    forward_backward(sides.engine, SFT[:1])
+    before = {adapter: state_bits(sides.engine.state(adapter)) for adapter in ("a", "b")}
+
+    sides.ranks.fail_in_the_second_microbatch()
+    with pytest.raises(AssertionError, match="left no trace: RuntimeError: a microbatch failed"):
+        forward_backward(sides.engine, SFT * 4)
+
+    assert {adapter: state_bits(sides.engine.state(adapter)) for adapter in ("a", "b")} == before
+    assert forward_backward(sides.engine, SFT * 4).trained_tokens == 4 * sum(datum.length for datum in SFT)
+
+
+def test_a_state_of_more_rank_than_the_model_has_room_for_is_refused(sides: Sides) -> None:
+    state = sides.engine.state("a")
+    wide = replace(state.lora, rank=MAX_RANK + 1)
+    with pytest.raises(ServerError, match=f"max_rank was lowered .* Set it to {MAX_RANK + 1} or more"):
+        sides.engine.load_state("b", replace(state, lora=wide), with_optimizer=True)
+    assert len(group(sides.engine.state("b"), "weights")) == 2 * 4 * 2

@@ -1,0 +1,60 @@
+"""NeMo RL's workers, with Megatron-Bridge's way to divide an adapter, train what the PEFT engine trains.
+
+The workers are stand-ins, and so is what NeMo RL does between a call and Megatron's schedule. The class that makes
+ranks of them, the schedule, the layers, the optimizer and the exchanges between ranks are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.datums import policy_datum, sft_datum
+from support.engines import IMPORTANCE_SAMPLING, forward_backward, spec
+from support.nemo_rl.gloo_workers import GlooWorkers
+from support.nemo_rl.one_worker import tiny_sizes
+from support.nemo_rl_engines import engine_over
+from support.tiny import tiny_model
+from tinsmith_trainer.engines.base import AdamParams, Engine
+from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
+from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+
+MAX_RANK = 8
+LAYOUTS = {"tensor-2": Parallelism(2, tensor=2), "pipeline-2": Parallelism(2, pipeline=2)}
+SFT = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
+POLICY = [policy_datum(length, seed) for seed, length in enumerate((7, 19))]
+
+
+@pytest.fixture(params=list(LAYOUTS))
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    workers = GlooWorkers(tiny_sizes(MAX_RANK), LAYOUTS[request.param])
+    yield engine_over(workers, tiny_model(), NemoRlSettings(max_rank=MAX_RANK, token_budget=64))
+    workers.close()
+
+
+@pytest.mark.timeout(300)
+def test_adapters_whose_a_is_divided_too_train_as_on_the_peft_engine(engine: Engine) -> None:
+    """One of a rank that tensor ranks do not share evenly; two in turn; clipped by the norm over all ranks."""
+    peft = build_peft_engine(tiny_model(), PeftEngineSettings(max_rank=MAX_RANK))
+    for each in (engine, peft):
+        for adapter, rank in (("a", 3), ("b", 8)):
+            each.create_adapter(adapter, spec(each, rank=rank))
+    for step in range(2):
+        for adapter in ("a", "b"):
+            params = AdamParams(learning_rate=1e-3 * (step + 1), eps=1e-6, grad_clip_norm=0.5)
+            told = []
+            for each in (engine, peft):
+                outcomes = [
+                    forward_backward(each, SFT, adapter=adapter),
+                    forward_backward(each, POLICY, adapter=adapter, loss=IMPORTANCE_SAMPLING),
+                ]
+                told.append([*(dict(outcome.metrics) for outcome in outcomes), each.optim_step(adapter, params)])
+            for ours, theirs in zip(*told, strict=True):
+                assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-3)
+    for adapter in ("a", "b"):
+        ours, theirs = engine.state(adapter).tensors, peft.state(adapter).tensors
+        assert ours.keys() == theirs.keys()
+        for name, values in theirs.items():
+            np.testing.assert_allclose(ours[name], values, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -1,0 +1,289 @@
+"""What is promised of a sampler whose server is somebody else's, held against stand-ins for vLLM and SGLang.
+
+Their logprobs, adapters and prompt logprobs are compared with plain transformers, as the built-in sampler's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.sampling import ask, ask_all, bits, full_logprobs, job, plain_model, prompt_of, random_adapter, submit
+from support.token_server.look_alikes import StandInHand
+from support.token_server.shared import SharedStandIns
+from support.waiting import until
+from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+from .conftest import TOKEN_SERVERS
+
+PROMPT = prompt_of(20)
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(params=TOKEN_SERVERS)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sampler(engine: str, token_servers: SharedStandIns) -> Iterator[Sampler]:
+    sampler = token_servers.sampler(engine)
+    yield sampler
+    sampler.close()
+
+
+@pytest.fixture
+def hand(engine: str, token_servers: SharedStandIns) -> StandInHand:
+    return token_servers.hand(engine)
+
+
+# --- what it computes ---
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 2.0])
+def test_logprobs_are_those_at_temperature_one_whatever_it_draws_at(
+    sampler: Sampler, model: TorchModel, temperature: float
+) -> None:
+    sequence = ask(sampler, job(PROMPT, max_tokens=20, temperature=temperature, top_k=5, top_p=0.9)).sequences[0]
+    expected = full_logprobs(plain_model(model), [*PROMPT, *sequence.tokens])[19:]
+    np.testing.assert_allclose(sequence.logprobs, expected, atol=TOLERANCE)
+
+
+def test_samples_without_a_seed_are_drawn_independently(sampler: Sampler) -> None:
+    asked = job(PROMPT, num_samples=4, max_tokens=8, temperature=2.0, seed=None, stop_tokens=())
+    drawn = [
+        tuple(sequence.tokens)
+        for outcome in (ask(sampler, asked), ask(sampler, asked))
+        for sequence in outcome.sequences
+    ]
+    assert len(set(drawn)) == 8
+
+
+@pytest.mark.parametrize(
+    ("rank", "families"),
+    [(8, ("attn", "mlp", "unembed")), (5, ("attn",)), (40, ("mlp", "unembed"))],
+    ids=["all", "attention", "mlp and unembed"],
+)
+def test_an_adapter_gives_the_logprobs_of_merged_weights(
+    sampler: Sampler, model: TorchModel, rank: int, families: tuple[str, ...]
+) -> None:
+    state = random_adapter(model, rank=rank, families=families)
+    sampler.load_adapter("tuned", state)
+    outcome = ask(sampler, job(PROMPT, adapter="tuned", prompt_logprobs=True))
+    tokens = [*PROMPT, *outcome.sequences[0].tokens]
+    expected = full_logprobs(plain_model(model, state), tokens)
+    assert outcome.prompt_logprobs is not None
+    found = [*outcome.prompt_logprobs[1:], *outcome.sequences[0].logprobs]
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert not np.allclose(found, full_logprobs(plain_model(model), tokens), atol=0.01)
+
+
+def test_adapters_of_jobs_at_the_same_time_do_not_mix(sampler: Sampler, model: TorchModel) -> None:
+    states = {f"adapter-{n}": random_adapter(model, seed=n, rank=4 + n) for n in range(2)}
+    for key, state in states.items():
+        sampler.load_adapter(key, state)
+    jobs = [job(prompt_of(20, seed=n), adapter=key) for n, key in enumerate(["", *states, *states, ""])]
+    for asked, outcome in zip(jobs, ask_all(sampler, jobs), strict=True):
+        plain = plain_model(model, states.get(asked.adapter_key))
+        expected = full_logprobs(plain, [*asked.prompt, *outcome.sequences[0].tokens])[19:]
+        np.testing.assert_allclose(outcome.sequences[0].logprobs, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("last_n", [None, 0, 1, 7, 19, 20, 99])
+def test_prompt_logprobs_of_the_last_tokens_only(sampler: Sampler, model: TorchModel, last_n: int | None) -> None:
+    scored = ask(sampler, job(PROMPT, max_tokens=1, prompt_logprobs=True, last_n=last_n)).prompt_logprobs
+    assert scored is not None
+    first = 1 if last_n is None else max(1, 20 - last_n)
+    assert np.isnan(scored[:first]).all()
+    np.testing.assert_allclose(scored[first:], full_logprobs(plain_model(model), PROMPT)[first - 1 :], atol=TOLERANCE)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score(sampler: Sampler) -> None:
+    scored = ask(sampler, job(prompt_of(1), max_tokens=0, prompt_logprobs=True)).prompt_logprobs
+    assert scored is not None
+    assert np.isnan(scored).tolist() == [True]
+
+
+def test_an_end_that_nobody_asked_for_is_gone_over(sampler: Sampler, model: TorchModel) -> None:
+    """A list of stop tokens replaces the model's own, and the sequence has its logprobs all along."""
+    rare = 500
+    assert rare not in model.eos_token_ids
+    asked = job(PROMPT, max_tokens=900, temperature=2.0, seed=11, stop_tokens=(rare,))
+    sequence = ask(sampler, asked).sequences[0]
+    assert set(sequence.tokens[:-1]) & set(model.eos_token_ids)
+    assert (sequence.tokens[-1] == rare) == sequence.stopped
+    expected = full_logprobs(plain_model(model), [*PROMPT, *sequence.tokens])[19:]
+    np.testing.assert_allclose(sequence.logprobs, expected, atol=TOLERANCE)
+
+
+def test_a_stop_in_the_last_place_is_a_stop_whatever_the_server_calls_it(sampler: Sampler) -> None:
+    said = ask(sampler, job(PROMPT, max_tokens=10, temperature=0.0)).sequences[0].tokens.tolist()
+    place = next(place for place in range(9, -1, -1) if said.index(said[place]) == place)
+    asked = job(PROMPT, max_tokens=place + 1, temperature=0.0, stop_tokens=(said[place],))
+    sequence = ask(sampler, asked).sequences[0]
+    assert (sequence.tokens.tolist(), sequence.stopped) == (said[: place + 1], True)
+
+
+def test_what_the_server_had_of_a_prompt_is_counted(sampler: Sampler) -> None:
+    prompt = prompt_of(70, seed=9)
+    first, second = ask(sampler, job(prompt, num_samples=3, max_tokens=4)), ask(sampler, job(prompt, max_tokens=4))
+    assert second.prompt_cache_hit_tokens == 64
+    stats = sampler.stats()
+    assert stats.sampled_tokens == 16
+    assert stats.prefix_hit_tokens == first.prompt_cache_hit_tokens + 64
+    assert stats.prefilled_tokens == 140 - stats.prefix_hit_tokens
+    assert stats.busy_seconds > 0
+
+
+# --- adapters ---
+
+
+def test_a_known_adapter_version_is_left_alone(sampler: Sampler, model: TorchModel) -> None:
+    asked = job(PROMPT, adapter="v1")
+    sampler.load_adapter("v1", random_adapter(model, seed=1))
+    before = ask(sampler, asked)
+    sampler.load_adapter("v1", random_adapter(model, seed=2))
+    assert ask(sampler, asked).sequences[0].tokens.tolist() == before.sequences[0].tokens.tolist()
+
+
+def test_a_version_that_comes_back_under_its_key_is_another_one_to_the_server(
+    sampler: Sampler, model: TorchModel
+) -> None:
+    sampler.load_adapter("v1", random_adapter(model, seed=1))
+    ask(sampler, job(PROMPT, adapter="v1"))
+    sampler.drop_adapter("v1")
+    state = random_adapter(model, seed=2)
+    sampler.load_adapter("v1", state)
+    outcome = ask(sampler, job(PROMPT, adapter="v1"))
+    assert outcome.prompt_cache_hit_tokens == 0
+    expected = full_logprobs(plain_model(model, state), [*PROMPT, *outcome.sequences[0].tokens])[19:]
+    np.testing.assert_allclose(outcome.sequences[0].logprobs, expected, atol=TOLERANCE)
+
+
+def test_a_dropped_adapter_serves_the_jobs_it_has_and_leaves_the_server_after_them(
+    sampler: Sampler, model: TorchModel, hand: StandInHand
+) -> None:
+    others = set(hand.state()["adapters"])
+    sampler.load_adapter("v1", random_adapter(model))
+    expected = ask(sampler, job(PROMPT, adapter="v1", max_tokens=30))
+    with hand.held():
+        running = submit(sampler, job(PROMPT, adapter="v1", max_tokens=30))
+        until(lambda: hand.state()["running"] == 1)
+        sampler.drop_adapter("v1")
+        assert not sampler.has_adapter("v1")
+        late = submit(sampler, job(PROMPT, adapter="v1"))
+        assert isinstance(late.get().error, UserError)
+        assert len(set(hand.state()["adapters"]) - others) == 1
+    assert bits(replace(running.get(), prompt_cache_hit_tokens=0)) == bits(expected)
+    until(lambda: set(hand.state()["adapters"]) <= others)
+
+
+def test_dropping_an_unknown_adapter_is_ignored(sampler: Sampler) -> None:
+    sampler.drop_adapter("never loaded")
+    sampler.drop_adapter("")
+    ask(sampler, job(PROMPT))
+
+
+def test_an_adapter_of_another_base_model_is_refused(sampler: Sampler, model: TorchModel) -> None:
+    state = random_adapter(model)
+    name = next(name for name in state.tensors if name.endswith("lora_A"))
+    narrow = replace(state, tensors={**state.tensors, name: state.tensors[name][:, 1:]})
+    with pytest.raises(ServerError, match="the base model needs"):
+        sampler.load_adapter("narrow", narrow)
+    foreign = replace(state, tensors={"weights/vision.lora_A": np.zeros((8, 4), np.float32)})
+    with pytest.raises(ServerError, match="weights for vision"):
+        sampler.load_adapter("foreign", foreign)
+    assert not sampler.has_adapter("narrow")
+
+
+def test_what_the_server_refuses_to_load_is_the_users_error_in_its_words(sampler: Sampler, model: TorchModel) -> None:
+    with pytest.raises(UserError, match=r"Adapter wide was not loaded.* status 400: LoRA rank 65 is greater"):
+        sampler.load_adapter("wide", random_adapter(model, rank=65))
+    assert not sampler.has_adapter("wide")
+
+
+def test_a_job_for_an_adapter_that_is_not_loaded_gets_one_clear_user_error(sampler: Sampler) -> None:
+    answer = submit(sampler, job(PROMPT, adapter="gone"))
+    assert isinstance(answer.get().error, UserError)
+    assert "Adapter gone is not loaded" in str(answer.get().error)
+
+
+# --- the end ---
+
+
+def test_a_cancelled_job_leaves_the_server_and_others_go_on(sampler: Sampler, hand: StandInHand) -> None:
+    before = hand.state()["cancelled"]
+    with hand.held():
+        jobs = [job(prompt_of(20 + n), max_tokens=50, num_samples=2) for n in range(4)]
+        answers = [submit(sampler, asked) for asked in jobs]
+        until(lambda: hand.state()["running"] == 8)
+        for cancelled in jobs[1:]:
+            sampler.cancel(cancelled.request_id)
+        sampler.cancel("unknown")
+        assert all("cancelled" in str(answer.get().error) for answer in answers[1:])
+        until(lambda: hand.state()["cancelled"] == before + 6)
+    assert [len(sequence.tokens) for sequence in answers[0].get().sequences] == [50, 50]
+    assert all(len(answer.outcomes) == 1 for answer in answers)
+
+
+def test_a_job_that_is_cancelled_before_it_began_is_answered_too(sampler: Sampler) -> None:
+    jobs = [job(PROMPT, max_tokens=900) for _ in range(20)]
+    answers = []
+    for asked in jobs:
+        answers.append(submit(sampler, asked))
+        sampler.cancel(asked.request_id)
+    assert all(isinstance(answer.get().error, UserError) for answer in answers)
+
+
+def test_close_ends_running_and_later_jobs_as_lost(sampler: Sampler, hand: StandInHand) -> None:
+    """A client whose sample was lost submits it again, elsewhere."""
+    with hand.held():
+        running = [submit(sampler, job(PROMPT, max_tokens=900)) for _ in range(5)]
+        sampler.close()
+        sampler.close()
+        late = submit(sampler, job(PROMPT))
+        for answer in [*running, late]:
+            assert isinstance(answer.get().error, SamplerClosed)
+            assert len(answer.outcomes) == 1
+        until(lambda: hand.state()["running"] == 0)
+
+
+def test_a_sample_of_a_server_that_is_failing_is_lost_and_not_failed(sampler: Sampler, hand: StandInHand) -> None:
+    with hand.sick():
+        assert isinstance(submit(sampler, job(PROMPT)).get().error, SamplerClosed)
+    ask(sampler, job(PROMPT))
+
+
+def test_a_closed_sampler_loads_nothing(sampler: Sampler, model: TorchModel) -> None:
+    sampler.close()
+    with pytest.raises(SamplerClosed):
+        sampler.load_adapter("late", random_adapter(model))
+    sampler.drop_adapter("late")
+    sampler.cancel("late")
+
+
+def test_close_ends_an_adapter_on_its_way_as_lost(sampler: Sampler, model: TorchModel, hand: StandInHand) -> None:
+    with hand.held(), ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(sampler.load_adapter, "slow", random_adapter(model))
+        until(lambda: hand.state()["running"] == 1)
+        sampler.close()
+        with pytest.raises(SamplerClosed, match=r"Adapter slow was not loaded\. The sampler was closed meanwhile"):
+            loading.result(60)
+    assert not sampler.has_adapter("slow")
+    until(lambda: hand.state()["running"] == 0)
+
+
+def test_stats_tell_what_runs(sampler: Sampler, hand: StandInHand) -> None:
+    with hand.held():
+        answers = [submit(sampler, job(prompt_of(10, seed=n), max_tokens=4)) for n in range(5)]
+        stats = sampler.stats()
+        assert stats.active + stats.waiting == 5
+    for answer in answers:
+        answer.get()
+    stats = sampler.stats()
+    assert (stats.active, stats.waiting, stats.sampled_tokens) == (0, 0, 20)

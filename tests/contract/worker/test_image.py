@@ -1,0 +1,90 @@
+"""What ran on one image is replayed on the same one, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support.worker_in_process import Worker
+from support.workers import create, save, train
+from tinsmith_trainer.errors import ImageChanged
+from tinsmith_trainer.image_pin import pin_image
+from tinsmith_trainer.volume import Volume
+
+OLD, NEW = "tinsmith/trainer@sha256:old", "tinsmith/trainer@sha256:new"
+
+
+async def started(folder: Path, image: str) -> Worker:
+    pin_image(Volume(folder / "volume"), image)
+    worker = Worker(folder)
+    await worker.service.activate(1)
+    return worker
+
+
+def disk_of_a_crash(folder: Path, target: Path) -> Volume:
+    """The volume as a process leaves it that dies now: nothing is snapshot on the way out."""
+    return Volume(Path(shutil.copytree(folder / "volume", target)))
+
+
+async def test_results_that_were_given_out_bind_the_journal_to_their_image(tmp_path: Path) -> None:
+    worker = await started(tmp_path, OLD)
+    await worker.submit(create(), train(1))
+    await worker.finished(1)
+    volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
+    await worker.service.drain()
+
+    with pytest.raises(ImageChanged, match=rf"1 operation.*ran on the image {OLD}.*{NEW}.*stop cleanly") as refusal:
+        pin_image(volume, NEW)
+    assert refusal.value.image == OLD
+
+    pin_image(volume, OLD)
+
+
+async def test_a_refused_image_leaves_the_old_one_remembered(tmp_path: Path) -> None:
+    worker = await started(tmp_path, OLD)
+    await worker.submit(create(), train(1))
+    await worker.finished(1)
+    volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
+    await worker.service.drain()
+    for _ in range(2):
+        with pytest.raises(ImageChanged):
+            pin_image(volume, NEW)
+
+
+async def test_after_a_clean_stop_another_image_is_welcome_and_remembered(tmp_path: Path) -> None:
+    worker = await started(tmp_path, OLD)
+    await worker.submit(create(), train(1))
+    await worker.finished(1)
+    await worker.service.drain()
+
+    successor = await started(tmp_path, NEW)
+    await successor.service.activate(2)
+    await successor.submit(train(2))
+    await successor.finished(2)
+    volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
+    await successor.service.drain()
+    with pytest.raises(ImageChanged, match=NEW):
+        pin_image(volume, OLD)
+
+
+async def test_what_is_in_a_snapshot_or_never_ran_may_go_on_with_any_image(tmp_path: Path) -> None:
+    worker = await started(tmp_path, OLD)
+    await worker.submit(create(), train(1), save(2, "a"), train(4))
+    await worker.finished(2)
+    assert await worker.is_pending(4)
+    volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
+    await worker.service.drain()
+    pin_image(volume, NEW)
+
+
+async def test_a_journal_that_knows_of_no_image_takes_the_first(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    await worker.service.activate(1)
+    await worker.submit(create(), train(1))
+    await worker.finished(1)
+    volume = disk_of_a_crash(tmp_path, tmp_path / "crashed")
+    await worker.service.drain()
+    pin_image(volume, OLD)
+    with pytest.raises(ImageChanged):
+        pin_image(volume, NEW)

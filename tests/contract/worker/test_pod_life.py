@@ -1,0 +1,154 @@
+"""The process in a pod: what probes are told, when it stops, what Describe says meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from support.gated_engine import COMPUTING, LOADING
+from support.pod_worker import PodWorker, describe, finished
+from support.worker_port import WORKER_ID
+from support.workers import create, save, train
+from tinsmith_rpc import worker_pb2_grpc
+
+StartPod = Callable[..., PodWorker]
+
+
+@pytest.fixture
+async def pod(tmp_path: Path) -> AsyncIterator[StartPod]:
+    """Starts a worker on the test's folder, with these gates closed."""
+    pods: list[PodWorker] = []
+
+    def start(*gates: str, **options: object) -> PodWorker:
+        pod = PodWorker(tmp_path, **options)  # type: ignore[arg-type]
+        for gate in gates:
+            pod.close_gate(gate)
+        pod.start()
+        pods.append(pod)
+        return pod
+
+    yield start
+    for pod in pods:
+        await pod.discard()
+
+
+async def computing(worker: PodWorker, stub: worker_pb2_grpc.WorkerAsyncStub) -> float:
+    """Returns once the engine is at a forward_backward, with that call's age."""
+    await worker.until_at(COMPUTING)
+    return (await describe(stub)).running_seconds
+
+
+async def test_it_is_alive_before_the_model_is_loaded_and_ready_after(pod: StartPod) -> None:
+    worker = pod(LOADING)
+    await worker.until_status("liveness", serving=True)
+    for service in ("readiness", ""):
+        await worker.until_status(service, serving=False)
+    await worker.open_gate(LOADING)
+    for service in ("readiness", "", "liveness"):
+        await worker.until_status(service, serving=True)
+    described = await describe(worker.rpc())
+    assert (described.worker_id, described.model_name) == (WORKER_ID, "some/model")
+
+
+def test_a_stop_before_anything_is_loaded_is_clean(tmp_path: Path) -> None:
+    """Process 1 of a container never gets a signal that it does not handle, not even this one."""
+    (tmp_path / "grpc.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
+    command = [sys.executable, "-m", "tinsmith_trainer"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.terminate()
+        assert process.wait() == 0
+
+
+async def test_a_stop_while_the_model_is_loaded_is_quick_and_clean(pod: StartPod) -> None:
+    worker = pod(LOADING)
+    await worker.until_status("liveness", serving=True)
+    worker.signal(signal.SIGTERM)
+    assert (await worker.ended())[0] == 0
+    assert not worker.termination_log.exists()
+
+
+async def test_a_stop_finishes_what_runs_and_snapshots_it(pod: StartPod) -> None:
+    worker = pod(COMPUTING)
+    stub = await worker.activated()
+    await worker.submit(stub, create(), train(1), train(2))
+    await computing(worker, stub)
+    worker.signal(signal.SIGTERM)
+    await worker.until_status("readiness", serving=False)
+    assert (await describe(stub)).draining
+    await worker.until_status("liveness", serving=True)
+    await worker.open_gate(COMPUTING)
+    assert (await worker.ended())[0] == 0
+
+    (worker.gates / COMPUTING).unlink()
+    successor = pod(authority=worker.authority, epoch=2)
+    stub = await successor.activated()
+    for seq_id in (1, 2):
+        await finished(stub, seq_id)
+    [status] = (await describe(stub)).models
+    assert status.last_applied_seq_id == 2
+
+
+async def test_a_stop_in_the_middle_of_a_replay_leaves_the_rest_of_it_to_the_next_start(pod: StartPod) -> None:
+    worker = pod()
+    stub = await worker.activated()
+    await worker.submit(stub, create(), *(train(seq_id) for seq_id in range(1, 6)))
+    await finished(stub, 5)
+    worker.signal(signal.SIGKILL)
+    await worker.ended()
+
+    replaying = pod(COMPUTING, authority=worker.authority, epoch=2)
+    await computing(replaying, await replaying.activated())
+    replaying.signal(signal.SIGTERM)
+    await replaying.until_status("readiness", serving=False)
+    await replaying.open_gate(COMPUTING)  # once: five operations would need five
+    assert (await replaying.ended())[0] == 0
+
+    (worker.gates / COMPUTING).unlink()
+    successor = pod(authority=worker.authority, epoch=3)
+    stub = await successor.activated()
+    await successor.submit(stub, train(6))
+    await finished(stub, 6)
+
+
+async def test_describe_answers_while_the_engine_computes_and_says_for_how_long(pod: StartPod) -> None:
+    worker = pod(COMPUTING)
+    stub = await worker.activated()
+    await worker.submit(stub, create(), train(1))
+    first = await computing(worker, stub)
+    assert first > 0
+    assert (await describe(stub)).running_seconds > first
+    await worker.open_gate(COMPUTING)
+    await finished(stub, 1)
+    while (await describe(stub)).running_seconds:
+        pass
+
+
+async def test_describe_tells_of_snapshots_and_slots(pod: StartPod) -> None:
+    worker = pod(flags={"--adapter-slots": "3"})
+    stub = await worker.activated()
+    before = await describe(stub)
+    assert (before.last_snapshot_time, before.snapshot_seconds, before.adapters_used) == (0.0, 0.0, 0)
+    await worker.submit(stub, create(), train(1), save(2, "a"))
+    await finished(stub, 2)
+    after = await describe(stub)
+    assert after.last_snapshot_time > 0
+    assert after.snapshot_seconds > 0
+    assert (after.adapters_used, after.capabilities.adapter_slots) == (1, 3)
+    worker.signal(signal.SIGKILL)
+    await worker.ended()
+
+    successor = pod(authority=worker.authority, epoch=2)
+    stub = await successor.activated()
+    await successor.submit(stub, train(3))
+    await finished(stub, 3)
+    again = await describe(stub)
+    assert again.last_snapshot_time == pytest.approx(after.last_snapshot_time, abs=10)
+    assert again.snapshot_seconds > 0

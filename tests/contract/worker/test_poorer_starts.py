@@ -1,0 +1,68 @@
+"""A start that cannot take up what an earlier one acknowledged: nothing of it is lost, and the rest goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.reference_engine import ReferenceEngine
+from support.worker_in_process import Worker
+from support.workers import MODEL, Call, create, step, train
+from tinsmith_rpc import worker_pb2
+
+from .conftest import StartWorker
+
+
+@pytest.mark.parametrize("verb", ["load_state", "forward_backward", "optim_step"])
+async def test_what_cannot_be_taken_up_here_waits_for_the_next_start_with_nothing_lost_while_others_go_on(
+    verb: str, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where memory has become less, or a limit was lowered: one bad node must not destroy models."""
+    done, other = (create(), train(1), step(2)), "sess:train:1"
+    undisturbed, worker = Worker(tmp_path / "undisturbed"), await start()
+    await undisturbed.service.activate(1)
+    for each in (undisturbed, worker):
+        await each.submit(*done, create(model_id=other))
+        await each.finished(2)
+    crash(worker, monkeypatch)
+    with monkeypatch.context() as poor:
+        poor.setattr(ReferenceEngine, verb, failing_for(MODEL, getattr(ReferenceEngine, verb)))
+        poorer = await start()
+        await poorer.submit(train(3), Call(1, worker_pb2.OPTIM_STEP, step(1).payload, other))
+        assert (await poorer.finished(1, other)).failure is None
+        sentence = rf"{MODEL} waits, since this went wrong while .*: no memory left. Nothing of it is lost: .*"
+        assert re.fullmatch(sentence, await reason_to_wait(poorer, 3))
+        assert not [event for event in await poorer.events() if event.HasField("model_corrupted")]
+    successor = await start()
+    await undisturbed.submit(train(3), step(4))
+    await successor.submit(step(4))
+    assert await successor.finished(4) == await undisturbed.finished(4)
+    found, wanted = (each.engine.state(MODEL).tensors for each in (successor, undisturbed))
+    assert {name: tensor.tobytes() for name, tensor in found.items()} == {
+        name: tensor.tobytes() for name, tensor in wanted.items()
+    }
+    await undisturbed.service.drain()
+
+
+async def reason_to_wait(worker: Worker, seq_id: int) -> str:
+    while not (pending := worker.service.pending(MODEL, seq_id)).paused_capacity:
+        assert await worker.is_pending(seq_id)
+    return pending.reason
+
+
+def crash(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends without the snapshots of an orderly stop."""
+    monkeypatch.setattr(worker.service.scheduler, "_snapshot_at_stop", lambda: None)
+
+
+def failing_for(adapter_id: str, verb: Callable[..., Any]) -> Callable[..., Any]:
+    def fail(engine: ReferenceEngine, first: Any, *rest: Any, **named: Any) -> Any:
+        asked = first if isinstance(first, str) else first[0].adapter_id
+        if asked == adapter_id:
+            raise MemoryError("no memory left")
+        return verb(engine, first, *rest, **named)
+
+    return fail

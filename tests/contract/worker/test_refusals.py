@@ -1,0 +1,128 @@
+"""Each way in which a worker refuses to start: its status, its last line, and its termination log."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from support.gated_engine import SEED_VARIABLE
+from support.pod_worker import IMAGE, PodWorker, finished
+from support.workers import create, train
+
+StartPod = Callable[..., PodWorker]
+CANNOT_START, USAGE = 3, 2
+
+
+@pytest.fixture
+async def pod(tmp_path: Path) -> AsyncIterator[StartPod]:
+    pods: list[PodWorker] = []
+
+    def start(**options: object) -> PodWorker:
+        pod = PodWorker(tmp_path, **options)  # type: ignore[arg-type]
+        pods.append(pod)
+        return pod
+
+    yield start
+    for pod in pods:
+        await pod.discard()
+
+
+async def refusal(worker: PodWorker, status: int = CANNOT_START) -> dict[str, str]:
+    """The termination log of a worker that must not start, whose sentence is the last line of its errors."""
+    worker.start()
+    code, errors = await worker.ended()
+    assert code == status, errors
+    record = worker.termination()
+    assert errors.splitlines()[-1] == f"tinsmith-trainer: {record['message']}"
+    return record
+
+
+async def crashed_after_one_operation(worker: PodWorker) -> None:
+    worker.start()
+    stub = await worker.activated()
+    await worker.submit(stub, create(), train(1))
+    await finished(stub, 1)
+    worker.signal(signal.SIGKILL)
+    await worker.ended()
+
+
+async def test_a_model_that_is_not_there(pod: StartPod) -> None:
+    record = await refusal(pod(flags={"--engine": "peft", "--model": "/models/nowhere"}))
+    assert record == {
+        "reason": "ModelNotFound",
+        "message": "The model directory /models/nowhere does not exist. Put the model's files there.",
+    }
+
+
+async def test_a_model_that_cannot_be_loaded(pod: StartPod, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    record = await refusal(pod(flags={"--engine": "peft", "--model": str(tmp_path / "model")}))
+    assert record["reason"] == "ModelInvalid"
+    assert "config.json is missing" in record["message"]
+
+
+async def test_other_weights_than_the_journals(pod: StartPod) -> None:
+    await crashed_after_one_operation(pod())
+    record = await refusal(pod(environment={SEED_VARIABLE: "1"}))
+    assert record["reason"] == "ModelChanged"
+    assert "Put the old files back" in record["message"]
+
+
+async def test_a_volume_that_cannot_be_written(pod: StartPod, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    record = await refusal(pod(flags={"--volume": str(tmp_path / "file" / "worker")}))
+    assert record["reason"] == "VolumeUnsuitable"
+
+
+async def test_another_image_before_a_clean_stop(pod: StartPod) -> None:
+    await crashed_after_one_operation(pod())
+    record = await refusal(pod(flags={"--image": "tinsmith/trainer@sha256:two"}))
+    assert (record["reason"], record["image"]) == ("ImageChanged", IMAGE)
+    assert IMAGE in record["message"]
+    assert "tinsmith/trainer@sha256:two" in record["message"]
+
+
+async def test_certificates_that_are_not_there(pod: StartPod, tmp_path: Path) -> None:
+    record = await refusal(pod(flags={"--tls-directory": str(tmp_path / "empty")}))
+    assert record["reason"] == "TlsInvalid"
+    assert "tls.crt" in record["message"]
+
+
+async def test_a_key_of_another_certificate(pod: StartPod) -> None:
+    worker = pod()
+    other = worker.authority.leaf("other", usages=())
+    (worker.secret / "tls.key").resolve().write_bytes(other.key)
+    assert (await refusal(worker))["reason"] == "TlsInvalid"
+
+
+async def test_a_longer_sequence_than_the_engine_keeps_to(pod: StartPod) -> None:
+    record = await refusal(pod(flags={"--max-sequence-length": "32"}))
+    assert record["reason"] == "CannotStart"
+    assert "64 tokens whatever --max-sequence-length says" in record["message"]
+
+
+async def test_an_address_that_is_taken(pod: StartPod) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        record = await refusal(pod(flags={"--listen": f"127.0.0.1:{taken.getsockname()[1]}"}))
+    assert record["reason"] == "CannotStart"
+    assert "Choose a free address" in record["message"]
+
+
+async def test_a_flag_that_is_not_known(pod: StartPod) -> None:
+    record = await refusal(pod(flags={"--from-a-newer-operator": "1"}), USAGE)
+    assert record["reason"] == "CannotStart"
+    assert "--from-a-newer-operator" in record["message"]
+
+
+async def test_something_that_nobody_thought_of(pod: StartPod) -> None:
+    worker = pod(flags={"--engine": "no.such.module:factory"})
+    worker.start()
+    code, errors = await worker.ended()
+    assert code == 1
+    assert "Traceback" in errors
+    assert worker.termination() == {"reason": "CannotStart", "message": "No module named 'no'"}
+    json.loads(worker.termination_log.read_text())

@@ -1,0 +1,198 @@
+"""A snapshot that somebody asked for: between two operations, of what changed, on the disk before the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from support.certificates import CLIENT
+from support.reference_engine import ReferenceEngine
+from support.worker_in_process import Worker
+from support.worker_port import Port, worker_port
+from support.workers import AWAIT_SECONDS, MODEL, create, step, train
+from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.engines.base import Outcome, Work
+from tinsmith_trainer.errors import Draining, JournalFull
+from tinsmith_trainer.peers import OPERATOR
+from tinsmith_trainer.service import NotActive
+from tinsmith_trainer.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+
+from .conftest import StartWorker
+
+OTHER = "sess:train:1"
+
+
+@pytest.fixture
+async def port(worker: Worker, tmp_path: Path) -> AsyncIterator[Port]:
+    async with worker_port(worker, tmp_path) as port:
+        yield port
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Model and last operation of every snapshot that is written."""
+    found: list[tuple[str, int]] = []
+    write = SnapshotFolder.write
+
+    def note(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
+        found.append((snapshot.model_id, snapshot.applied))
+        return write(folder, snapshot)
+
+    monkeypatch.setattr(SnapshotFolder, "write", note)
+    return found
+
+
+class Gate:
+    """Lets the engine's next computations begin, and end when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+        forward_backward = ReferenceEngine.forward_backward
+
+        def wait(engine: ReferenceEngine, work: Sequence[Work]) -> Sequence[Outcome]:
+            self.entered.set()
+            assert self.opened.wait(AWAIT_SECONDS)
+            return forward_backward(engine, work)
+
+        monkeypatch.setattr(ReferenceEngine, "forward_backward", wait)
+
+
+async def trained(worker: Worker) -> None:
+    await worker.submit(create(), train(1), step(2), create(model_id=OTHER))
+    await worker.finished(2)
+    await worker.finished(0, OTHER)
+
+
+def payloads_kept(worker: Worker) -> int:
+    def count(db: Any) -> int:
+        return int(db.execute("SELECT COUNT(*) FROM operations WHERE payload IS NOT NULL").fetchone()[0])
+
+    return worker.service.journal.read(count).result()
+
+
+async def test_only_what_changed_since_its_last_snapshot_is_written(
+    worker: Worker, written: list[tuple[str, int]]
+) -> None:
+    await trained(worker)
+    written.clear()
+    await worker.service.snapshot()
+    assert written == [(MODEL, 2)]
+    await worker.service.snapshot()
+    assert written == [(MODEL, 2)]
+
+
+async def test_it_is_on_the_disk_and_in_the_journal_before_the_answer(worker: Worker) -> None:
+    await trained(worker)
+    assert payloads_kept(worker) > 0
+    await worker.service.snapshot()
+    assert payloads_kept(worker) == 0
+    line = worker.service.lines.find(MODEL)
+    assert line is not None
+    assert line.snapshot_applied == 2
+    assert line.snapshot is not None
+    SnapshotFolder(worker.service.parts.volume.snapshots_path).read(line.snapshot)
+
+
+async def test_the_time_of_the_last_snapshot_moves_on_though_nothing_had_changed(port: Port) -> None:
+    """Whoever asked compares it with the moment at which they did."""
+    await trained(port.worker)
+    stub = port.client(port.authority.leaf(OPERATOR, usages=(CLIENT,)))
+    first = await stub.Snapshot(worker_pb2.SnapshotRequest(), timeout=AWAIT_SECONDS)
+    second = await stub.Snapshot(worker_pb2.SnapshotRequest(), timeout=AWAIT_SECONDS)
+    assert second.last_snapshot_time > first.last_snapshot_time > 0
+    described = await stub.Describe(worker_pb2.DescribeRequest(), timeout=AWAIT_SECONDS)
+    assert described.last_snapshot_time == second.last_snapshot_time
+
+
+async def test_it_waits_for_the_operation_that_runs_and_goes_before_the_next(
+    worker: Worker, written: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    await worker.submit(create())
+    await worker.finished(0)
+    written.clear()
+    await worker.submit(train(1), train(2))
+    await asyncio.to_thread(gate.entered.wait, AWAIT_SECONDS)
+    asked = asyncio.create_task(worker.service.snapshot())
+    await asyncio.sleep(0)
+    assert written == []
+    gate.opened.set()
+    await asked
+    assert written == [(MODEL, 1)]
+
+
+async def test_those_who_ask_together_share_one(
+    worker: Worker, written: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    await worker.submit(create(), train(1))
+    await asyncio.to_thread(gate.entered.wait, AWAIT_SECONDS)
+    written.clear()
+    asked = [asyncio.create_task(worker.service.snapshot()) for _ in range(5)]
+    await asyncio.sleep(0)
+    asked.pop().cancel()
+    gate.opened.set()
+    assert len(set(await asyncio.gather(*asked))) == 1
+    assert written == [(MODEL, 1)]
+
+
+async def test_training_goes_on_from_it_to_the_same_bits(start: StartWorker, tmp_path: Path) -> None:
+    worker = await start()
+    await trained(worker)
+    await worker.service.snapshot()
+    await worker.submit(train(3), step(4))
+    await worker.finished(4)
+    expected = worker.engine.state(MODEL).tensors
+    successor = await start()
+    await successor.recovered()
+    for name, value in successor.engine.state(MODEL).tensors.items():
+        assert value.tobytes() == expected[name].tobytes(), name
+
+
+async def test_a_full_volume_is_said_and_a_later_request_works(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    await trained(worker)
+
+    def fail(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(SnapshotFolder, "write", fail)
+        with pytest.raises(JournalFull, match="make room"):
+            await worker.service.snapshot()
+    assert await worker.service.snapshot() > 0
+
+
+async def test_one_that_stops_says_so_to_who_asked(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    await worker.submit(create(), train(1))
+    await asyncio.to_thread(gate.entered.wait, AWAIT_SECONDS)
+    asked = asyncio.create_task(worker.service.snapshot())
+    await asyncio.sleep(0)
+    leaving = asyncio.create_task(worker.service.drain())
+    await asyncio.sleep(0)
+    gate.opened.set()
+    with pytest.raises(Draining):
+        await asked
+    await leaving
+    with pytest.raises(Draining):
+        await worker.service.snapshot()
+
+
+async def test_one_that_was_never_activated_has_nothing_to_save(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    with pytest.raises(NotActive):
+        await worker.service.snapshot()
+    await worker.service.drain()
+
+
+async def test_a_client_reads_the_reason_in_the_status(port: Port) -> None:
+    await port.worker.service.drain()
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await port.api_server().Snapshot(worker_pb2.SnapshotRequest(), timeout=AWAIT_SECONDS)
+    assert refusal.value.code() == grpc.StatusCode.UNAVAILABLE

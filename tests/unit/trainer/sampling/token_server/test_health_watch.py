@@ -1,0 +1,47 @@
+"""How long a server may be ill."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tinsmith_trainer.sampling.token_server.health_watch import ILL_SECONDS, PERIOD_SECONDS, until_ill
+
+
+class Patient:
+    """A server on a clock of its own, healthy as it was told to be, and slow to answer."""
+
+    def __init__(self, answers: list[bool], seconds: float) -> None:
+        self.answers = answers
+        self.seconds = seconds
+        self.now = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def is_healthy(self) -> bool:
+        self.now += self.seconds
+        return self.answers.pop(0)
+
+
+@pytest.mark.parametrize(("seconds", "questions"), [(0.0, 6), (2.0, 5), (30.0, 2)])
+async def test_a_server_is_given_up_when_it_was_ill_for_a_minute_however_long_its_answers_take(
+    seconds: float, questions: int
+) -> None:
+    patient = Patient([False] * 10, seconds)
+    await until_ill(patient.is_healthy, lambda: patient.now, patient.sleep)
+    assert len(patient.answers) == 10 - questions
+    assert ILL_SECONDS <= patient.now < ILL_SECONDS + PERIOD_SECONDS + seconds
+
+
+async def test_one_healthy_answer_begins_it_anew() -> None:
+    patient = Patient([*[False] * 5, True] * 3 + [False] * 6, 0.0)
+    await until_ill(patient.is_healthy, lambda: patient.now, patient.sleep)
+    assert patient.answers == []
+
+
+async def test_a_healthy_server_is_never_given_up() -> None:
+    patient = Patient([True] * 1000, 0.0)
+    with pytest.raises(IndexError):
+        async with asyncio.timeout(10):
+            await until_ill(patient.is_healthy, lambda: patient.now, patient.sleep)

@@ -1,0 +1,101 @@
+"""The order in which a sampler asks its server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.sampling import ask, job, prompt_of
+from support.tiny import tiny_directory
+from support.waiting import until
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.sampling.base import Sequence
+from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
+from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn, TokenServer
+from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
+from tinsmith_trainer.sampling.token_server.model import read_model
+from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
+
+NOTHING = AdapterState(LoraSpec(rank=4, alpha=32.0, seed=0), optimizer_step=0, tensors={})
+
+
+class Recording(TokenServer):
+    """A server that remembers what it is asked, and forgets no adapter before it may."""
+
+    scores_heads = True
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.may_unload = threading.Event()
+        self.lengths: list[int] = []
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        self.calls.append(f"load {name.partition('-')[0]}")
+
+    async def unload_adapter(self, name: str) -> None:
+        await asyncio.to_thread(self.may_unload.wait, 60)
+        self.calls.append(f"unload {name.partition('-')[0]}")
+
+    async def draw(self, drawing: Drawing) -> Drawn:
+        self.calls.append(f"begin {len(drawing.prompt)}")
+        await asyncio.sleep(0)
+        self.calls.append(f"end {len(drawing.prompt)}")
+        tokens = np.zeros(drawing.max_tokens, np.int32)
+        sequence = Sequence(tokens, np.zeros(drawing.max_tokens, np.float32), stopped=False)
+        return Drawn(sequence, None, 0, candidates=np.zeros(len(drawing.candidates), np.float32))
+
+    async def is_healthy(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        self.may_unload.set()
+
+
+@pytest.fixture
+def server() -> Recording:
+    return Recording()
+
+
+@pytest.fixture
+def sampler(server: Recording, tmp_path: Path) -> Iterator[TokenServerSampler]:
+    async def nothing() -> None:
+        pass
+
+    model = read_model(str(tiny_directory()))
+    sampler = TokenServerSampler(server, model, AdapterFolders(tmp_path), LoopThread("recorded"), nothing)
+    yield sampler
+    sampler.close()
+
+
+def test_a_dropped_adapter_leaves_the_server_before_the_next_one_comes(
+    sampler: TokenServerSampler, server: Recording
+) -> None:
+    """Else the server has one too many, and puts out one that is in use."""
+    sampler.load_adapter("old", NOTHING)
+    sampler.drop_adapter("old")
+    loading = threading.Thread(target=sampler.load_adapter, args=("new", NOTHING))
+    loading.start()
+    ask(sampler, job(prompt_of(3), max_tokens=1))
+    assert "load new" not in server.calls
+    server.may_unload.set()
+    loading.join(60)
+    assert [call for call in server.calls if "load" in call] == ["load old", "unload old", "load new"]
+
+
+def test_an_adapter_that_is_in_use_holds_up_no_other(sampler: TokenServerSampler, server: Recording) -> None:
+    sampler.load_adapter("old", NOTHING)
+    sampler.load_adapter("new", NOTHING)
+    assert server.calls == ["load old", "load new"]
+
+
+def test_the_whole_of_a_prompt_is_with_the_server_before_its_beginnings_are_asked_about(
+    sampler: TokenServerSampler, server: Recording
+) -> None:
+    ask(sampler, job(prompt_of(5), max_tokens=2, targets=np.ones((4, 1))))
+    assert server.calls[:2] == ["begin 4", "end 4"]
+    assert sorted(server.calls[2:6]) == ["begin 1", "begin 2", "begin 3", "begin 5"]
+    until(lambda: len(server.calls) == 10)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tinsmith_trainer.options import UsageError, parse_options, termination_log_of
+
+MODEL = ["--model", "m", "--checkpoint-root", "file:///c"]
+WORKER = [*MODEL, "--volume", "v"]
+SAMPLER = [*MODEL, "--socket", "s", "--role", "sampler"]
+PORT = ["--listen", "0.0.0.0:7443", "--tls-directory", "/tls"]
+
+
+def test_a_worker_in_a_pod_has_a_port_and_certificates() -> None:
+    options = parse_options([*WORKER, *PORT, "--health-address", "0.0.0.0:7080"])
+    assert (options.listen, options.tls_directory) == ("0.0.0.0:7443", Path("/tls"))
+    assert (options.socket, options.health_address) == (None, "0.0.0.0:7080")
+
+
+def test_each_role_has_an_engine_of_its_own_by_default() -> None:
+    assert parse_options([*WORKER, "--socket", "s"]).engine == "peft"
+    assert parse_options(SAMPLER).engine == "builtin"
+    assert parse_options([*SAMPLER, "--engine", "mine.module:build"]).engine == "mine.module:build"
+
+
+def test_a_sampler_beside_ranks_is_placed_like_one_beside_peft() -> None:
+    options = parse_options([*WORKER, "--socket", "s", "--engine", "nemo-rl", "--dtype", "bfloat16"])
+    assert (options.device, options.dtype) == ("auto", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        pytest.param(WORKER, "one of the arguments --socket --listen is required", id="no-door"),
+        pytest.param([*WORKER, *PORT, "--socket", "s"], "not allowed with argument", id="two-doors"),
+        pytest.param([*WORKER, *PORT[:2]], "belong together", id="a-port-in-plain-text"),
+        pytest.param([*WORKER, *PORT[2:], "--socket", "s"], "belong together", id="certificates-for-nothing"),
+        pytest.param([*WORKER, "--listen", "7443", *PORT[2:]], "'7443' is not HOST:PORT", id="no-host"),
+        pytest.param([*WORKER, "--listen", "a:70000", *PORT[2:]], "is not HOST:PORT", id="no-such-port"),
+        pytest.param([*MODEL, "--socket", "s"], "a worker needs --volume", id="no-volume"),
+        pytest.param(
+            [*MODEL, "--socket", "s", "--role", "sampler", "--no-sampling"], "would do nothing", id="idle-sampler"
+        ),
+        pytest.param(
+            [*MODEL, "--socket", "s", "--role", "sampler", "--image", "i"], "a sampler has none", id="sampler-image"
+        ),
+        pytest.param([*WORKER, "--socket", "s", "--max-sequence-length", "0"], "must be positive", id="no-length"),
+        pytest.param([*WORKER, "--socket", "s", "--adapter-slots", "0"], "must be positive", id="no-slots"),
+        pytest.param([*WORKER, "--socket", "s", "--max-rank", "0"], "must be positive", id="no-rank"),
+        pytest.param(
+            [*WORKER, "--socket", "s", "--attempts-per-operation", "0"],
+            "--attempts-per-operation must be positive",
+            id="no-attempts",
+        ),
+        pytest.param([*WORKER, "--socket", "s", "--engine", "vllm"], "knows no engine 'vllm': peft", id="no-engine"),
+        pytest.param([*WORKER, "--socket", "s", "--device", "gpu"], "invalid choice: 'gpu'", id="no-device"),
+        pytest.param([*SAMPLER, "--engine", "vllm", "--dtype", "float32"], "and not for vllm", id="vllm-places-itself"),
+        pytest.param(
+            [*WORKER, "--socket", "s", "--engine", "nemo-rl", "--no-sampling", "--device", "cpu"],
+            "and not for nemo-rl",
+            id="ranks-place-themselves",
+        ),
+        pytest.param([*WORKER, "--socket", "s", "--engine", "module:"], "knows no engine", id="no-factory"),
+        pytest.param([*SAMPLER, "--engine", "peft"], "a sampler knows no engine 'peft': builtin", id="no-sampler"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused_in_words(flags: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_options(flags)
+
+
+def test_the_termination_log_is_found_among_flags_that_cannot_be_read() -> None:
+    assert termination_log_of(["--unknown", "x", "--termination-log", "/dev/log", "--more"]) == Path("/dev/log")
+    assert termination_log_of(["--unknown", "--termination-log"]) is None
+    assert termination_log_of([]) is None

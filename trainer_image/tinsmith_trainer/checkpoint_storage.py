@@ -1,0 +1,145 @@
+"""Where checkpoints are kept: a folder, or an object store; any fsspec URL.
+
+Files of a directory are written together and one of them last, which makes the directory count. A folder is synced;
+an object is there, whole, when its upload has been answered. Nothing that was listed or read is remembered, since
+other workers write to the same place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from tinsmith_trainer.durable_files import sync_directory
+from tinsmith_trainer.errors import ServerError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+PARALLEL_REQUESTS = 8
+
+LASTING_REFUSALS = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS),
+        *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EREMCHG),
+        *(errno.EINVAL, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS),
+    }
+)
+"""Of a file system, and of an object store, whose driver says them by these numbers. One's 403 has no number: it may
+be a key that is being rotated."""
+
+
+class StorageFault(Exception):
+    """It refused or could not be reached, also when asked again. What was being written may be there or not."""
+
+    def __init__(self, message: str, *, may_pass: bool) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+
+
+class CheckpointStorage:
+    """Blocking calls, for threads; paths are relative to the root. They raise StorageFault, but for what they name."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ServerError when nothing here speaks the URL's protocol."""
+        self.url = url
+        try:
+            fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **driver_options(url, os.environ))
+        except (ImportError, ValueError) as error:
+            raise ServerError(f"The checkpoint root {url} cannot be opened: {error}.") from error
+        self._fs: Any = fs
+        self._path = str(path).rstrip("/")
+        self._is_local = isinstance(fs, LocalFileSystem)
+
+    def write(self, directory: str, files: Mapping[str, bytes], commit: Callable[[], tuple[str, bytes]]) -> None:
+        """Durable when it returns. `commit` is asked for the last file when the others are there."""
+        folder = f"{self._path}/{directory}"
+        try:
+            if not self._fs.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
+                self._fs.makedirs(folder, exist_ok=True)
+            self._together(lambda name: self._write_file(f"{folder}/{name}", files[name]), files)
+            name, content = commit()
+            self._write_file(f"{folder}/{name}", content)
+            if self._is_local:
+                _sync_upwards(Path(folder), Path(self._path))
+        except Exception as error:
+            raise _fault(error) from error
+
+    def read(self, directory: str, names: Iterable[str]) -> dict[str, bytes | None]:
+        """Contents by name; None: there is no such file."""
+        wanted = list(names)
+        try:
+            contents = self._together(lambda name: self._read_file(f"{self._path}/{directory}/{name}"), wanted)
+        except Exception as error:
+            raise _fault(error) from error
+        return dict(zip(wanted, contents, strict=True))
+
+    def directories(self, prefix: str, holding: str) -> list[str]:
+        """Those that begin with the prefix and have a file of that name; one request, whatever else is there."""
+        parent, start = posixpath.split(f"{self._path}/{prefix}")
+        try:
+            if self._fs.async_impl:
+                found = self._fs.find(parent, prefix=start)
+            else:
+                found = self._fs.glob(f"{parent}/{start}*/{holding}")
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise _fault(error) from error
+        folders = [posixpath.split(str(path)) for path in found]
+        return sorted(folder[len(self._path) + 1 :] for folder, name in folders if name == holding)
+
+    def _write_file(self, path: str, content: bytes) -> None:
+        if not self._is_local:
+            self._fs.pipe_file(path, content)
+            return
+        with self._fs.open(path, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read_file(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._fs.cat_file(path))
+        except FileNotFoundError:
+            return None
+
+    def _together(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """One after the other on a disk; at the same time where each is a round trip."""
+        if not self._fs.async_impl:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(PARALLEL_REQUESTS) as threads:
+            return list(threads.map(function, items))
+
+
+def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What a driver does not find out by itself: botocore knows no AWS_REGION, which all else of AWS's goes by."""
+    region = environment.get("AWS_REGION")
+    return {"client_kwargs": {"region_name": region}} if region and url.startswith("s3://") else {}
+
+
+def _fault(error: Exception) -> StorageFault:
+    """Drivers raise errors of their own: botocore's are no OSErrors."""
+    return StorageFault(str(error) or type(error).__name__, may_pass=_may_pass(error))
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whatever is not known to last: each driver has its own errors for what networks and servers do."""
+    if isinstance(error, OSError):
+        return error.errno not in LASTING_REFUSALS
+    return not isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError | ValueError)
+
+
+def _sync_upwards(folder: Path, root: Path) -> None:
+    for directory in (folder, *folder.parents):
+        sync_directory(directory)
+        if directory == root.parent:
+            return

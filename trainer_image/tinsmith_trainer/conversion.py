@@ -1,0 +1,130 @@
+"""`python -m tinsmith_trainer.conversion`: brings a session's model to where its ranks will look for it, and ends.
+
+A cluster runs it once, before there are GPUs to wait idle for it; without it the worker does the same when it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from tinsmith_trainer.engines.nemo_rl.flags import (
+    ENGINE,
+    RankFlags,
+    add_rank_flags,
+    ranks_wanted,
+    refused_rank_flags,
+)
+from tinsmith_trainer.engines.nemo_rl.nemo.importing import OutOfMemory
+from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.logs import configure_logs
+from tinsmith_trainer.options import EXIT_USAGE, FlagParser, UsageError, add_model_flags, termination_log_of
+from tinsmith_trainer.termination import write_termination_log
+
+log = structlog.get_logger(__name__)
+
+EXIT_FAILED = 1
+EXIT_KILLED = 128 + signal.SIGKILL
+"""As a container ends whose memory ran out, where the kernel took the process that converts and left this one."""
+
+
+class ConversionOptions(RankFlags):
+    """Those of the worker's flags that say which model it is and what divides it."""
+
+    model: str
+    model_name: str
+    model_revision: str | None
+    max_sequence_length: int | None
+    engine: str
+    max_rank: int
+    termination_log: Path | None
+    log_format: str
+    log_level: str
+
+
+def main() -> int:
+    # Process 1 of a container never gets a signal that it does not handle.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    return run(sys.argv[1:])
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Returns the exit status: 0 where ranks can start, else what EXIT_… say, with the reason as the last line."""
+    try:
+        options = parse_options(arguments)
+    except UsageError as error:
+        return _fail(termination_log_of(arguments), error, EXIT_USAGE)
+    configure_logs(options.log_format, options.log_level)
+    try:
+        _bring(options)
+    except OutOfMemory as error:
+        return _fail(options.termination_log, error, EXIT_KILLED)
+    except TrainerError as error:
+        return _fail(options.termination_log, error, EXIT_FAILED)
+    except Exception as error:
+        log.exception("the conversion failed")
+        return _fail(options.termination_log, error, EXIT_FAILED)
+    return 0
+
+
+def parse_options(arguments: Sequence[str]) -> ConversionOptions:
+    """Raises UsageError."""
+    parser = FlagParser(prog="tinsmith-conversion", description=__doc__, allow_abbrev=False)
+    add_model_flags(parser)
+    parser.add_argument("--engine", choices=(ENGINE,), default=ENGINE, help="the one that needs a conversion")
+    parser.add_argument("--max-rank", type=int, default=128, help="highest rank of an adapter")
+    parser.add_argument("--termination-log", type=Path, help="file for the reason, as JSON, of a failure")
+    parser.add_argument("--log-format", choices=("json", "console"), default="json")
+    parser.add_argument("--log-level", default="info")
+    add_rank_flags(parser)
+    options = parser.parse_args(arguments, namespace=ConversionOptions())
+    refusal = refused_rank_flags(options.engine, options, sampling=False)
+    if refusal is not None:
+        parser.error(refusal)
+    return options
+
+
+def _bring(options: ConversionOptions) -> None:
+    from tinsmith_trainer.model_source import model_directory
+    from tinsmith_trainer.torch_model.loading import check_files
+
+    directory = model_directory(options.model, options.model_revision)
+    check_files(directory)
+    if ranks_wanted(options).gpus_per_node:
+        _convert(directory, options)
+    else:
+        log.info("ranks on CPUs read the model's own files: there is nothing to convert", directory=str(directory))
+
+
+def _convert(directory: Path, options: ConversionOptions) -> None:
+    from transformers import AutoConfig
+
+    from tinsmith_trainer.engines.nemo_rl.nemo.preparation import prepare
+    from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
+    from tinsmith_trainer.torch_model.loading import describe_model
+
+    info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
+    prepare(directory, info, ranks_wanted(options).parallelism, NemoRlSettings(max_rank=options.max_rank))
+
+
+def _fail(termination_log: Path | None, error: Exception, status: int) -> int:
+    write_termination_log(termination_log, error)
+    sentence = str(error) if isinstance(error, (TrainerError, UsageError)) else f"{type(error).__name__}: {error}"
+    print(f"tinsmith-conversion: {sentence}", file=sys.stderr, flush=True)
+    return status
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """What is half converted is not marked and counts for nothing; the process that converts ends with this one."""
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""How the ranks of one model divide its layers, its matrices and its data among themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """Where a rank stands: its index in each of the dimensions that divide a model or its data."""
+
+    pipeline: int
+    data: int
+    context: int
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """Counts of ranks. Raises ValueError, with a sentence, where they do not divide each other.
+
+    Rank order is Megatron's: `arange(world_size).reshape(pipeline, data, context, tensor)`. Experts are spread
+    over ranks that the other dimensions already count.
+    """
+
+    world_size: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    distributed_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "tensor", "pipeline", "context", "expert"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"The parallelism's {name} is {getattr(self, name)}; it must be at least 1.")
+        if self.world_size % self._model_ranks:
+            raise ValueError(
+                f"A model on {self._model_ranks} ranks (tensor {self.tensor} x pipeline {self.pipeline} x context "
+                f"{self.context}) does not fit a whole number of times on {self.world_size}: choose a multiple."
+            )
+        if (self.world_size // self.pipeline) % self.expert:
+            raise ValueError(
+                f"Experts cannot be spread over {self.expert} ranks: a pipeline stage has "
+                f"{self.world_size // self.pipeline}, which {self.expert} does not divide."
+            )
+
+    @property
+    def _model_ranks(self) -> int:
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def data(self) -> int:
+        """How many copies of the model share the data."""
+        return self.world_size // self._model_ranks
+
+    def coordinates(self, rank: int) -> Coordinates:
+        rest, tensor = divmod(rank, self.tensor)
+        rest, context = divmod(rest, self.context)
+        pipeline, data = divmod(rest, self.data)
+        return Coordinates(pipeline, data, context, tensor)
+
+    def speakers(self) -> list[int]:
+        """For each data index the rank that tells its results: last pipeline stage, first of all else."""
+        return [
+            rank
+            for rank in range(self.world_size)
+            if (at := self.coordinates(rank)).pipeline == self.pipeline - 1 and at.context == 0 and at.tensor == 0
+        ]

@@ -1,0 +1,136 @@
+"""Ray for one engine: started in this container, or running already. Quiet, and without this process's secrets."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tinsmith_trainer.errors import ServerError
+
+PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HOME")
+PASSED_ON_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "RAY_")
+"""What ranks need of the environment. The rest stays here: it holds keys to stores and hubs, and ranks need none."""
+
+SHARED_MEMORY = "/dev/shm"
+SMALLEST_OBJECT_STORE_BYTES = 80 * 1024**2
+LARGEST_OBJECT_STORE_BYTES = 2 * 1024**3
+LOST_HEAD_SECONDS = 10
+"""A cluster without its head is no cluster; Ray's own patience is a minute."""
+
+ALWAYS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    # Its handler would abort the worker at the SIGTERM that asks for a clean end.
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+}
+RAY_FOLDER = "/tmp/ray"
+"""Where Ray keeps its logs and sockets by itself, and pods have a volume for them."""
+FOLDER_PREFIX = "tinsmith-ray-"
+
+
+def prepare_for_ray() -> None:
+    """Before this process imports Ray, which reads its settings then."""
+    os.environ.update(ALWAYS)
+
+
+class RayCluster:
+    """This process as Ray's driver, after `prepare_for_ray`. One at a time in a process, as Ray has it."""
+
+    def __init__(self, address: str | None, *, cpus: int) -> None:
+        """Starts Ray with `cpus` where `address` is None. Raises ServerError where it cannot be reached or started."""
+        self._folder = None if address is not None else new_folder()
+        try:
+            if self._folder is None:
+                _attach(str(address))
+            else:
+                _start(self._folder, cpus)
+        except Exception as error:
+            self.close()
+            where = "in this container" if address is None else f"at {address}"
+            raise ServerError(f"Ray {where} does not answer: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Ends what was started. Idempotent."""
+        import ray
+
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def new_folder() -> str:
+    """Named after this process, without what others of its kind left when they were killed; short, as sockets want."""
+    parent = Path(RAY_FOLDER if os.access(RAY_FOLDER, os.W_OK) else tempfile.gettempdir())
+    for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
+        owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        # In a container every life has the same number.
+        if owner.isdigit() and (owner == str(os.getpid()) or not Path("/proc", owner).exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent)
+
+
+def _attach(address: str) -> None:
+    import ray
+
+    ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+
+
+def _start(folder: str, cpus: int) -> None:
+    # Ray says that it leaves SIGTERM alone in a thread like ours, where it is the worker's.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # Whoever may speak to Ray may run any program: only this machine can, and only with the token.
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_token())
+    import ray
+    from ray._raylet import Config  # type: ignore[attr-defined]
+
+    # Where Ray was imported before, it has read its settings already.
+    Config.initialize("")
+    with _only_passed_on():
+        ray.init(
+            num_cpus=cpus,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_object_store_bytes(),
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+            # Ray's workers give way to all else by default; ranks are what this machine is for.
+            _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_HEAD_SECONDS, "worker_niceness": 0},
+        )
+
+
+@functools.cache
+def _token() -> str:
+    """One for the life of the process: Ray reads it once, and a second cluster would refuse its own driver."""
+    return secrets.token_hex(32)
+
+
+def _object_store_bytes() -> int:
+    """What calls and states travel through; Ray spills to disk what does not fit."""
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    return max(SMALLEST_OBJECT_STORE_BYTES, min(LARGEST_OBJECT_STORE_BYTES, free // 2))
+
+
+@contextmanager
+def _only_passed_on() -> Iterator[None]:
+    """Ray's processes inherit the environment in which they are started."""
+    kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name)}
+    for name in kept_back:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(kept_back)
+
+
+def is_passed_on(name: str) -> bool:
+    return name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)

@@ -1,0 +1,105 @@
+"""`tinsmith parity`, also as `python -m tinsmith_trainer.parity.command`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import structlog
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from tinsmith_trainer.parity.gate import Compared
+
+BEYOND, MISUSED = 1, 2
+
+
+def parity(
+    engine: Annotated[
+        list[str],
+        typer.Option(help="Twice: peft, nemo-rl, peft-reference or module:factory, with flags: nemo-rl:ranks=2."),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="Model directory or hub id; without it, a tiny one is made.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps, of two forward-backward calls each.")] = 6,
+    rank: Annotated[int, typer.Option(min=1, help="Of the adapter.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Of the adapter and of the data.")] = 0,
+    atol: Annotated[float, typer.Option(min=0, help="Differences up to this are fine.")] = 1e-4,
+) -> None:
+    """Train the same adapter on the same data by two engines, and compare them step by step.
+
+    Ends with 0 if they agree, 1 if they do not, 2 if there was nothing to compare.
+    """
+    from tinsmith_trainer.errors import TrainerError
+    from tinsmith_trainer.options import UsageError
+    from tinsmith_trainer.parity.gate import run_gate
+    from tinsmith_trainer.parity.sides import options_of, parse_choice
+
+    if len(engine) != 2:
+        _fail(f"--engine was given {len(engine)} times; give it twice, once for each side.")
+    with _logs_beside_the_table(), _model_or_tiny(model) as directory:
+        try:
+            choices = [parse_choice(text) for text in engine]
+            options = [options_of(choice, model=directory, rank=rank) for choice in choices]
+            compared = run_gate(choices, options, steps=steps, rank=rank, seed=seed)
+        except (ValueError, UsageError, TrainerError) as error:
+            _fail(str(error))
+    title = f"{engine[0]} beside {engine[1]}: {compared.base.architecture}, rank {rank}, seed {seed}"
+    raise typer.Exit(0 if _tell(title, compared, atol) else BEYOND)
+
+
+@contextmanager
+def _logs_beside_the_table() -> Iterator[None]:
+    """On standard error, for minutes in which ranks start; the table is all of standard output."""
+    before = structlog.get_config()
+    plain = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(
+        processors=[*before["processors"][:-1], plain],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextmanager
+def _model_or_tiny(model: str | None) -> Iterator[str]:
+    if model is not None:
+        yield model
+        return
+    from tinsmith_trainer.tiny_model import make_tiny_model
+
+    with tempfile.TemporaryDirectory(prefix="tinsmith-parity-") as directory:
+        yield str(make_tiny_model(Path(directory)))
+
+
+def _tell(title: str, compared: Compared, tolerance: float) -> bool:
+    """Prints the table and what is beyond the tolerance; whether nothing is."""
+    from tinsmith_trainer.parity.compare import first_beyond
+    from tinsmith_trainer.parity.table import draw, sentence
+
+    console = Console(highlight=False)
+    console.print(draw(title, compared.plan, compared.differences, tolerance))
+    beyond = first_beyond(compared.differences, tolerance)
+    for difference in beyond:
+        console.print(f"{sentence(difference, tolerance)}.", style="red", markup=False, soft_wrap=True)
+    if not beyond:
+        console.print(f"Within {tolerance:g} in every step.", style="green")
+    return not beyond
+
+
+def _fail(sentence: str) -> NoReturn:
+    Console(stderr=True, highlight=False).print(f"tinsmith parity: {sentence}", markup=False, soft_wrap=True)
+    raise typer.Exit(MISUSED)
+
+
+if __name__ == "__main__":
+    typer.run(parity)

@@ -1,0 +1,107 @@
+"""How far two runs of one plan are apart. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Quantity(StrEnum):
+    """What is compared: logprobs and weights by their difference, the other two by it as a part of their size.
+
+    A size below 1 counts as 1, so that one tolerance does for all.
+    """
+
+    LOGPROBS = "logprobs"
+    LOSS = "loss"
+    GRADIENT_NORM = "gradient norm"
+    WEIGHTS = "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What a side had after a step; step 0 is the fresh adapter, which has weights alone.
+
+    `logprobs` by call and datum, `losses` by call, `weights` by name.
+    """
+
+    weights: Mapping[str, NDArray[np.float32]]
+    logprobs: Mapping[str, NDArray[np.float32]]
+    losses: Mapping[str, float]
+    gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The largest of a quantity in a step, and where it is. Infinite where one side has what the other has not."""
+
+    step: int
+    quantity: Quantity
+    size: float
+    where: str
+
+    def exceeds(self, tolerance: float) -> bool:
+        """What is not a number is beyond every tolerance."""
+        return not self.size <= tolerance
+
+
+def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> list[Difference]:
+    """By step, in the order of Quantity; a quantity that a step has not is left out."""
+    return [
+        difference
+        for step, (one, other) in enumerate(zip(first, second, strict=True))
+        for difference in _compare_step(step, one, other)
+    ]
+
+
+def _compare_step(step: int, one: StepRecord, other: StepRecord) -> Iterator[Difference]:
+    if one.logprobs or other.logprobs:
+        yield _largest(step, Quantity.LOGPROBS, one.logprobs, other.logprobs)
+    if one.losses or other.losses:
+        yield _largest(step, Quantity.LOSS, _as_arrays(one.losses), _as_arrays(other.losses), relative=True)
+    if one.gradient_norm is not None and other.gradient_norm is not None:
+        norms = [{"of all weights": record.gradient_norm or 0.0} for record in (one, other)]
+        yield _largest(step, Quantity.GRADIENT_NORM, _as_arrays(norms[0]), _as_arrays(norms[1]), relative=True)
+    yield _largest(step, Quantity.WEIGHTS, one.weights, other.weights)
+
+
+def _as_arrays(numbers: Mapping[str, float]) -> dict[str, NDArray[np.float64]]:
+    return {name: np.array([value]) for name, value in numbers.items()}
+
+
+Arrays = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
+
+
+def _largest(step: int, quantity: Quantity, one: Arrays, other: Arrays, *, relative: bool = False) -> Difference:
+    sizes = {name: _apart(one.get(name), other.get(name), relative=relative) for name in sorted({*one, *other})}
+    where = max(sizes, key=lambda name: math.inf if math.isnan(sizes[name]) else sizes[name])
+    return Difference(step, quantity, sizes[where], where)
+
+
+def _apart(
+    one: NDArray[np.float32] | NDArray[np.float64] | None,
+    other: NDArray[np.float32] | NDArray[np.float64] | None,
+    *,
+    relative: bool,
+) -> float:
+    if one is None or other is None or one.shape != other.shape:
+        return math.inf
+    with np.errstate(invalid="ignore"):  # of two infinities: NaN, which exceeds every tolerance
+        distance = np.abs(one.astype(np.float64) - other)
+        if relative:
+            distance = distance / np.maximum(1.0, np.abs(one))
+    return float(distance.max(initial=0.0))
+
+
+def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Difference]:
+    """For each quantity the first step in which it is beyond the tolerance; in the order of steps."""
+    found: dict[Quantity, Difference] = {}
+    for difference in differences:
+        if difference.exceeds(tolerance):
+            found.setdefault(difference.quantity, difference)
+    return list(found.values())

@@ -1,0 +1,107 @@
+"""What both sides compute: an adapter, and steps of two calls each with data, losses and Adam's parameters.
+
+Every loss comes up, datums are ragged and in numbers that few rank counts divide, targets are the next tokens in
+some calls and arbitrary or several in others, and no two neighbouring steps share learning rate, betas, decay or clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinsmith_trainer.datums import Datum
+from tinsmith_trainer.engines.base import AdamParams, LoraSpec, LossSpec
+
+TARGETS = "target_tokens"
+CROSS_ENTROPY = "cross_entropy"
+CALLS = (
+    ((CROSS_ENTROPY, 5), ("importance_sampling", 3)),
+    (("ppo", 4), ("cispo", 3)),
+    (("gspo", 3), ("dro", 4)),
+)
+LONGEST_DATUM = 48
+ALPHA = 32.0
+
+# Eps stays well above the rounding of a gradient: below, Adam makes a whole step of what is noise on either side.
+ADAM = (
+    AdamParams(learning_rate=1e-3, eps=1e-8),
+    AdamParams(learning_rate=5e-4, beta1=0.8, beta2=0.99, eps=1e-6, weight_decay=0.1, grad_clip_norm=1.0),
+    AdamParams(learning_rate=2e-3, beta2=0.999, eps=1e-8, weight_decay=0.01),
+    AdamParams(learning_rate=1.5e-3, beta1=0.0, eps=1e-7, grad_clip_norm=0.1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    loss: LossSpec
+    datums: Sequence[Datum]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Forward-backward calls that add up, and the step that they end in."""
+
+    calls: Sequence[Call]
+    adam: AdamParams
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    lora: LoraSpec
+    steps: Sequence[Step]
+
+
+def plan_steps(*, steps: int, rank: int, seed: int, vocab_size: int, max_length: int) -> Plan:
+    """The same for the same arguments. Sampler logprobs are noise around 0 until `around` moves them."""
+    draw = np.random.default_rng(seed)
+    longest = min(LONGEST_DATUM, max_length)
+    return Plan(
+        LoraSpec(rank, ALPHA, seed),
+        [
+            Step(
+                [
+                    Call(LossSpec(loss), _datums(draw, step, loss, count, vocab_size, longest))
+                    for loss, count in CALLS[step % len(CALLS)]
+                ],
+                ADAM[step % len(ADAM)],
+            )
+            for step in range(steps)
+        ],
+    )
+
+
+def _datums(
+    draw: np.random.Generator, step: int, loss: str, count: int, vocab_size: int, longest: int
+) -> Sequence[Datum]:
+    """Every other round of cross-entropy has arbitrary targets, two per position in its first datum."""
+    arbitrary = loss == CROSS_ENTROPY and (step // len(CALLS)) % 2 == 0
+    datums = []
+    for index in range(count):
+        length = int(draw.integers(1, longest + 1))
+        tokens = draw.integers(0, vocab_size, length + 1)
+        targets = draw.integers(0, vocab_size, (length, 2) if index == 0 else length) if arbitrary else tokens[1:]
+        datums.append(Datum(tokens[:-1].astype(np.int32), {TARGETS: targets, **_inputs(draw, loss, targets.shape)}))
+    return datums
+
+
+def _inputs(draw: np.random.Generator, loss: str, shape: tuple[int, ...]) -> dict[str, NDArray[np.float32]]:
+    if loss == CROSS_ENTROPY:
+        return {"weights": draw.normal(0.5, 1.0, shape).astype(np.float32)}
+    return {
+        "advantages": (draw.normal(0.0, 1.0, shape) * (draw.random(shape) > 0.2)).astype(np.float32),
+        "logprobs": draw.normal(0.0, 0.2, shape).astype(np.float32),
+    }
+
+
+def around(call: Call, logprobs: Sequence[NDArray[np.float32]]) -> Call:
+    """The call with its sampler logprobs scattered around those of the base model, by datum, as a sampler's are."""
+    if call.loss.name == CROSS_ENTROPY:
+        return call
+    datums = [
+        Datum(datum.tokens, {**datum.loss_inputs, "logprobs": (datum.loss_inputs["logprobs"] + own).astype(np.float32)})
+        for datum, own in zip(call.datums, logprobs, strict=True)
+    ]
+    return replace(call, datums=datums)

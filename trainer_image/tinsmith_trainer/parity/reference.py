@@ -1,0 +1,133 @@
+"""The yardstick: plain transformers, PEFT's own LoRA layers and torch's AdamW, one datum at a time, in a loop.
+
+It shares the losses with the engines, which have tests of their own, and where A starts from; nothing else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tinsmith_trainer.datums import Datum
+from tinsmith_trainer.engines import lora_start
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, LoraSpec, Outcome, Work
+from tinsmith_trainer.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
+from tinsmith_trainer.model_source import model_directory
+from tinsmith_trainer.options import WorkerOptions
+from tinsmith_trainer.torch_model.loading import describe_model
+from tinsmith_trainer.torch_model.lora import module_family
+from tinsmith_trainer.torch_model.placement import place
+
+PREFIX, SUFFIX = "base_model.model.", ".default.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """PEFT's parameters under the names that engines give them, and their optimizer."""
+
+    lora: LoraSpec
+    model: Any
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: torch.optim.AdamW
+
+
+class PeftReference:
+    """A `Side` for one adapter at a time; each gets a base model of its own."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._directory = model_directory(options.model, options.model_revision)
+        self._adapters: dict[str, _Trained] = {}
+
+    def base_model(self) -> BaseModelInfo:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(self._directory)
+        return describe_model(self._options.model, self._directory, config)
+
+    def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
+        model = _peft_model(self._directory, place(self._options.device, self._options.dtype), lora)
+        parameters = {
+            name.removeprefix(PREFIX).removesuffix(SUFFIX): parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+        ordered = dict(sorted(parameters.items()))
+        shapes = {name: tuple(parameter.shape) for name, parameter in ordered.items()}
+        with torch.no_grad():
+            for name, drawn in lora_start.draw(lora.seed, shapes):
+                ordered[name].copy_(drawn)
+        self._adapters[adapter_id] = _Trained(lora, model, ordered, torch.optim.AdamW(ordered.values()))
+
+    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
+        return [self._run(item) for item in work]
+
+    def _run(self, work: Work) -> Outcome:
+        trained, loss = self._adapters[work.adapter_id], prepare_loss(work.loss, work.datums)
+        total, outputs = 0.0, []
+        for datum, arrays in zip(work.datums, loss.arrays, strict=True):
+            with torch.set_grad_enabled(not work.forward_only):
+                logprobs = _logprobs(trained.model, datum)
+                summed = _terms(loss, logprobs, arrays).loss.sum()
+            if not work.forward_only:
+                torch.autograd.backward(summed)
+            total += float(summed.detach())
+            outputs.append({"logprobs": logprobs.detach().cpu().numpy()})
+        return Outcome(outputs, {"loss:sum": total})
+
+    def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
+        trained = self._adapters[adapter_id]
+        trained.optimizer.param_groups[0].update(
+            lr=params.learning_rate,
+            betas=(params.beta1, params.beta2),
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+        )
+        norm = nn.utils.clip_grad_norm_(trained.parameters.values(), params.grad_clip_norm or float("inf"))
+        trained.optimizer.step()
+        trained.optimizer.zero_grad()
+        return {"grad_norm": float(norm)}
+
+    def state(self, adapter_id: str) -> AdapterState:
+        trained = self._adapters[adapter_id]
+        tensors = {
+            f"weights/{name}": value.detach().float().cpu().numpy().copy() for name, value in trained.parameters.items()
+        }
+        return AdapterState(trained.lora, 0, tensors)
+
+    def drop(self, adapter_id: str) -> None:
+        self._adapters.pop(adapter_id, None)
+
+
+def _peft_model(directory: Path, placement: tuple[str, torch.dtype], lora: LoraSpec) -> Any:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    device, dtype = placement
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval().to(device)
+    linears = [name for name, module in base.named_modules() if isinstance(module, nn.Linear) and module_family(name)]
+    modules = list(lora_start.trained_modules(lora, linears))
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=modules)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of merging tied embeddings, which nobody does here; of names that move
+        return get_peft_model(base, config)
+
+
+def _logprobs(model: Any, datum: Datum) -> Tensor:
+    """Of the targets, in their shape: one sequence by itself, as long as it is."""
+    tokens = torch.from_numpy(datum.tokens).long().to(model.device)
+    targets = torch.from_numpy(datum.loss_inputs[TARGETS]).to(model.device)
+    logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+    return torch.log_softmax(logits, -1).gather(-1, targets.reshape(len(tokens), -1)).view(targets.shape)
+
+
+def _terms(loss: PreparedLoss, logprobs: Tensor, arrays: LossArrays) -> Terms:
+    inputs = {name: torch.from_numpy(values)[None].to(logprobs.device) for name, values in arrays.items()}
+    valid = torch.ones(1, len(logprobs), dtype=torch.bool, device=logprobs.device)
+    return loss(logprobs[None], {**inputs, VALID: valid})

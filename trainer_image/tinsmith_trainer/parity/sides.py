@@ -1,0 +1,86 @@
+"""Engines by the names that the worker's `--engine` knows, with more of its flags behind a colon."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tinsmith_trainer.engines.nemo_rl.flags import RankFlags
+from tinsmith_trainer.options import WorkerOptions, parse_options
+from tinsmith_trainer.parity.run import Side
+
+REFERENCE = "peft-reference"
+NAMES = ("peft", "nemo-rl", REFERENCE)  # whatever follows them is no factory
+# What decides how an engine computes, or how much memory it takes. Model, rank and seed are the gate's, for both sides.
+SETTABLE = (
+    *(name.replace("_", "-") for name in RankFlags.__annotations__),
+    *("device", "dtype", "adapter-slots", "max-rank", "max-sequence-length", "map-stable-reinforce", "model-revision"),
+)
+# What a worker needs and no engine looks at.
+_WORKER = ("--volume", "none", "--socket", "none", "--checkpoint-root", "file:///none", "--no-sampling")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """`nemo-rl:ranks=2,tensor-parallel=2` is the engine nemo-rl with `--ranks 2 --tensor-parallel 2`."""
+
+    text: str
+    name: str
+    flags: Sequence[str]
+
+
+def parse_choice(text: str) -> EngineChoice:
+    """`flag=true` sets a flag that takes no value, `flag=false` its opposite. Raises ValueError."""
+    name, colon, settings = text.rpartition(":")
+    if not colon or ("=" not in settings and name not in NAMES):
+        return EngineChoice(text, text, ())
+    flags = [flag for setting in settings.split(",") for flag in _flags(text, setting)]
+    return EngineChoice(text, name, flags)
+
+
+def _flags(text: str, setting: str) -> list[str]:
+    flag, equals, value = setting.strip().partition("=")
+    if not (flag and equals and value):
+        raise ValueError(f"{text}: {setting!r} is not FLAG=VALUE, such as ranks=2.")
+    if flag not in SETTABLE:
+        raise ValueError(f"{text}: {flag} cannot be set for a side; what can: {', '.join(SETTABLE)}.")
+    if value in ("true", "false"):
+        return [f"--{flag}" if value == "true" else f"--no-{flag}"]
+    return [f"--{flag}", value]
+
+
+def options_of(choice: EngineChoice, *, model: str, rank: int) -> WorkerOptions:
+    """Raises UsageError for flags that the worker has not, ValueError for a factory that is not there."""
+    _check_factory(choice.name)
+    engine = "peft" if choice.name == REFERENCE else choice.name
+    return parse_options(["--model", model, *_WORKER, "--max-rank", str(rank), "--engine", engine, *choice.flags])
+
+
+def _check_factory(name: str) -> None:
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        return
+    try:
+        getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{name} is no engine: {error}.") from error
+
+
+@contextmanager
+def opened(choice: EngineChoice, options: WorkerOptions) -> Iterator[Side]:
+    """The engine, with the base model in memory until it ends. Raises TrainerError."""
+    from tinsmith_trainer.parity.reference import PeftReference
+    from tinsmith_trainer.running import load_engine
+
+    if choice.name == REFERENCE:
+        yield PeftReference(options)
+        return
+    engine, _ = load_engine(options)
+    try:
+        yield engine
+    finally:
+        close = getattr(engine, "close", None)  # of an engine whose ranks are processes
+        if close is not None:
+            close()

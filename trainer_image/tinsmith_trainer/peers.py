@@ -1,0 +1,77 @@
+"""Who may call a worker over the network, by the name in the client's certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import structlog
+from typing_extensions import override
+
+log = structlog.get_logger(__name__)
+
+API_SERVER = "api-server.tinsmith.internal"
+OPERATOR = "operator.tinsmith.internal"
+OPERATOR_CALLS = frozenset({"/tinsmith.rpc.v1.Worker/Describe", "/tinsmith.rpc.v1.Worker/Snapshot"})
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+def names_of_peer(context: Context) -> frozenset[str]:
+    """The names in the certificate of the caller; none on a Unix socket."""
+    names = context.auth_context().get("x509_subject_alternative_name", ())
+    return frozenset(name.decode(errors="replace") for name in names)
+
+
+def is_operator(context: Context) -> bool:
+    return OPERATOR in names_of_peer(context)
+
+
+def refusal(names: frozenset[str], call: str) -> str | None:
+    """Why a caller with these names may not make this call, or None."""
+    if API_SERVER in names or (OPERATOR in names and call in OPERATOR_CALLS):
+        return None
+    if OPERATOR in names:
+        return (
+            f"{OPERATOR} may only ask how this worker is doing (Describe) and have its adapters saved (Snapshot); "
+            f"{call} is for {API_SERVER}."
+        )
+    shown = ", ".join(sorted(names)) or "no name"
+    return f"This worker serves {API_SERVER} and {OPERATOR}; the client's certificate is for {shown}."
+
+
+class AdmitPeers(grpc.aio.ServerInterceptor):
+    """Answers PERMISSION_DENIED before a call reaches the worker. Only for unary calls, and it has no others."""
+
+    @override
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        serve: Callable[[Any, Any], Any] | None = handler.unary_unary
+        assert serve is not None, f"{handler_call_details.method} streams, and its peers would not be checked"
+        call = handler_call_details.method
+
+        async def admitted(request: Any, context: Context) -> Any:
+            reason = refusal(names_of_peer(context), call)
+            if reason is not None:
+                await _deny(context, reason)
+            return await serve(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            admitted,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+async def _deny(context: Context, reason: str) -> NoReturn:
+    log.warning("call refused", peer=context.peer(), reason=reason)
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+    raise AssertionError("abort returned")

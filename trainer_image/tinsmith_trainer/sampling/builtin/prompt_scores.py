@@ -1,0 +1,101 @@
+"""What a job wants to know of its prompt's positions, filled in while the prompt is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tinsmith_trainer.sampling.base import NO_TARGET, AltTokens, SampleJob, TopkLogprobs
+from tinsmith_trainer.sampling.builtin.draws import alternative_uniforms, draw_alternatives
+from tinsmith_trainer.sampling.builtin.likeliest import likeliest
+
+
+def first_scored(job: SampleJob) -> int | None:
+    """The first prompt position that has something to be computed from the logits before it, or None.
+
+    All from there on have to be computed, whatever is known of the prompt's keys and values.
+    """
+    length = len(job.prompt)
+    first = min(_first_of_suffix(job), _first_target(job), 1 if job.prompt_alt_tokens_k else length)
+    return first if first < length else None
+
+
+class PromptScores:
+    """Each part is None if it was not asked for."""
+
+    def __init__(self, job: SampleJob, seed: int) -> None:
+        self._job = job
+        self._seed = seed
+        length, k = len(job.prompt), job.prompt_alt_tokens_k
+        self.logprobs = np.full(length, np.nan, np.float32) if job.prompt_logprobs else None
+        self.topk = TopkLogprobs.empty(length, job.topk_prompt_logprobs) if job.topk_prompt_logprobs else None
+        targets = job.target_prompt_logprobs
+        self.targets = None if targets is None else np.zeros(targets.shape, np.float32)
+        drawn = (length - 1, k)
+        self.alternatives = AltTokens(np.zeros(drawn, np.int32), np.zeros(drawn, np.float32)) if k else None
+        self._first_of_suffix = _first_of_suffix(job)
+
+    def take(self, position: int, logits: Tensor) -> bool:
+        """Takes `logits` `[n, vocab]` for the prompt's tokens from a position on; False if they are not finite."""
+        logprobs = torch.log_softmax(logits, -1)
+        if torch.isnan(logprobs[:, 0]).any():  # then all of a row is
+            return False
+        self._take_suffix(position, logprobs)
+        self._take_targets(position, logprobs)
+        self._take_alternatives(position, logits, logprobs)
+        return True
+
+    def _take_suffix(self, position: int, logprobs: Tensor) -> None:
+        skipped, end = max(0, self._first_of_suffix - position), position + len(logprobs)
+        start, rows = position + skipped, logprobs[skipped:]
+        if start >= end:
+            return
+        if self.logprobs is not None:
+            self.logprobs[start:end] = _gather(rows, self._job.prompt[start:end, None].astype(np.int64))[:, 0]
+        if self.topk is not None:
+            ids, values = likeliest(rows, self._job.topk_prompt_logprobs)
+            self.topk.token_ids[start:end] = ids.cpu().numpy()
+            self.topk.logprobs[start:end] = values.cpu().numpy()
+
+    def _take_targets(self, position: int, logprobs: Tensor) -> None:
+        """Row i of the targets is about position i + 1."""
+        asked = self._job.target_prompt_logprobs
+        if asked is None or self.targets is None:
+            return
+        part = asked[position - 1 : position - 1 + len(logprobs)]
+        values = np.where(part == NO_TARGET, np.float32(0), _gather(logprobs, np.maximum(part, 0)))
+        self.targets[position - 1 : position - 1 + len(logprobs)] = values
+
+    def _take_alternatives(self, position: int, logits: Tensor, logprobs: Tensor) -> None:
+        if self.alternatives is None:
+            return
+        part = slice(position - 1, position - 1 + len(logits))
+        numbers = [
+            alternative_uniforms(self._seed, at, self._job.prompt_alt_tokens_k)
+            for at in range(position, position + len(logits))
+        ]
+        ids = draw_alternatives(logits, self._job.params.temperature, numbers).cpu().numpy()
+        self.alternatives.tokens[part] = ids
+        self.alternatives.logprobs[part] = _gather(logprobs, ids)
+
+
+def _first_of_suffix(job: SampleJob) -> int:
+    length, last_n = len(job.prompt), job.prompt_logprobs_last_n
+    if not (job.prompt_logprobs or job.topk_prompt_logprobs):
+        return length
+    return 1 if last_n is None else max(1, length - last_n)
+
+
+def _first_target(job: SampleJob) -> int:
+    """Of the first row that names a token, of which there is one; row i is about position i + 1."""
+    if job.target_prompt_logprobs is None:
+        return len(job.prompt)
+    return 1 + int(np.argmax((job.target_prompt_logprobs != NO_TARGET).any(axis=1)))
+
+
+def _gather(logprobs: Tensor, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Logprobs of `ids` `[rows, k]`."""
+    gathered: NDArray[np.float32] = logprobs.gather(-1, torch.from_numpy(ids).to(logprobs.device)).cpu().numpy()
+    return gathered

@@ -1,0 +1,109 @@
+"""Whether a job can run, and how far. The vendor's answers to most of these are unknown; ours are said here."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinsmith_trainer.engines.base import BaseModelInfo
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.sampling.base import NO_TARGET, SampleJob, SamplingParams
+
+MOST_SAMPLES = 4096  # one request must not fill the memory of a worker that keeps other people's journals
+MOST_LOGPROBS = 1 << 24
+"""In an answer, beside those of its own tokens: 128 MiB with the tokens they are of. Workers keep answers a while."""
+MOST_TOPK = 1024
+"""Per position. Other makers' servers answer in text, where wider rows would take longer than the model does."""
+
+
+def room_for_tokens(job: SampleJob, info: BaseModelInfo) -> int:
+    """How many tokens each sequence may have: `max_tokens`, cut to what the context leaves.
+
+    Raises UserError for a job that cannot run, with one sentence that says why.
+    """
+    _check_prompt(job, info)
+    _check_params(job.params)
+    if not 1 <= job.num_samples <= MOST_SAMPLES:
+        raise UserError(f"num_samples is {job.num_samples}; it must be 1 to {MOST_SAMPLES}.")
+    if job.prompt_logprobs_last_n is not None and job.prompt_logprobs_last_n < 0:
+        raise UserError(f"prompt_logprobs_last_n is {job.prompt_logprobs_last_n}; it must not be negative.")
+    room = info.max_sequence_length - len(job.prompt)
+    if room < 1:
+        raise UserError(
+            f"The prompt has {len(job.prompt)} tokens and leaves no room to sample: "
+            f"the model's context is {info.max_sequence_length} tokens. Shorten the prompt."
+        )
+    max_tokens = room if job.params.max_tokens is None else min(job.params.max_tokens, room)
+    _check_alternatives(job, info.vocab_size)
+    if job.target_prompt_logprobs is not None:
+        _check_targets(job.target_prompt_logprobs, len(job.prompt), info.vocab_size)
+    _check_room(job, max_tokens)
+    return max_tokens
+
+
+def _check_prompt(job: SampleJob, info: BaseModelInfo) -> None:
+    if len(job.prompt) == 0:
+        raise UserError("The prompt is empty; sampling needs at least one token to start from.")
+    outside = job.prompt[(job.prompt < 0) | (job.prompt >= info.vocab_size)]
+    if len(outside):
+        raise UserError(f"The prompt has token {outside[0]}; the model's vocabulary is 0 to {info.vocab_size - 1}.")
+
+
+def _check_params(params: SamplingParams) -> None:
+    if not (math.isfinite(params.temperature) and params.temperature >= 0):
+        raise UserError(f"temperature is {params.temperature}; it must be 0 (greedy) or a positive number.")
+    if params.top_k == 0 or params.top_k < -1:
+        raise UserError(f"top_k is {params.top_k}; it must be at least 1, or -1 for all tokens.")
+    if not 0 < params.top_p <= 1:
+        raise UserError(f"top_p is {params.top_p}; it must be above 0 and at most 1.")
+    if params.max_tokens is not None and params.max_tokens < 0:
+        raise UserError(f"max_tokens is {params.max_tokens}; it must not be negative.")
+    if any(not string for string in params.stop_strings or ()):
+        raise UserError("A stop string is empty; it would stop every sequence at once. Leave it out.")
+
+
+def _check_alternatives(job: SampleJob, vocab_size: int) -> None:
+    likeliest = min(MOST_TOPK, vocab_size)
+    for name, k, most in (
+        ("topk_prompt_logprobs", job.topk_prompt_logprobs, likeliest),
+        ("topk_sample_logprobs", job.topk_sample_logprobs, likeliest),
+        ("prompt_alt_tokens_k", job.prompt_alt_tokens_k, MOST_TOPK),  # draws repeat tokens, so there is no last one
+    ):
+        if not 0 <= k <= most:
+            raise UserError(f"{name} is {k}; it must be 0 to {most}.")
+
+
+def _check_targets(targets: NDArray[np.int64], prompt_tokens: int, vocab_size: int) -> None:
+    if targets.ndim != 2 or len(targets) != prompt_tokens - 1:
+        raise UserError(
+            f"target_prompt_logprobs has shape {list(targets.shape)}; a prompt of {prompt_tokens} tokens needs "
+            f"[{prompt_tokens - 1}, K], a row for each token after the first."
+        )
+    outside = targets[(targets < NO_TARGET) | (targets >= vocab_size)]
+    if len(outside):
+        raise UserError(
+            f"target_prompt_logprobs names token {outside[0]}; the model's vocabulary is 0 to {vocab_size - 1}, "
+            f"and {NO_TARGET} asks for nothing."
+        )
+    if not np.any(targets != NO_TARGET):
+        raise UserError("target_prompt_logprobs names no token; name one at least, or leave it out.")
+
+
+def _check_room(job: SampleJob, max_tokens: int) -> None:
+    """Of all that a job asks for together."""
+    targets = job.target_prompt_logprobs
+    room = MOST_LOGPROBS
+    for name, k, positions in (
+        ("target_prompt_logprobs", 0 if targets is None else targets.shape[1], len(job.prompt)),
+        ("topk_prompt_logprobs", job.topk_prompt_logprobs, len(job.prompt)),
+        ("prompt_alt_tokens_k", job.prompt_alt_tokens_k, len(job.prompt)),
+        ("topk_sample_logprobs", job.topk_sample_logprobs, job.num_samples * max_tokens),
+    ):
+        if k * positions > room:
+            raise UserError(
+                f"{name} asks for {k} logprobs at each of {positions} positions; the answer has room for "
+                f"{room // positions} at each. Ask for fewer, of fewer positions, or in several requests."
+            )
+        room -= k * positions

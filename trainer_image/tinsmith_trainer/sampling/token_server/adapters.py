@@ -1,0 +1,98 @@
+"""Adapter versions as folders that a server loads, and whether a server can."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.peft_layout import encode_adapter
+from tinsmith_trainer.sampling.token_server.model import ServedModel
+
+HEAD = "lm_head"
+KEY_CHARACTERS = 32
+
+
+@dataclass(slots=True, eq=False)
+class ServedAdapter:
+    """A version in the server. It goes when it was dropped and `jobs`, which use it now, are none.
+
+    trains_head: it changes the unembedding.
+    """
+
+    name: str
+    folder: Path
+    trains_head: bool = False
+    jobs: int = 0
+    dropped: bool = False
+
+    @property
+    def can_go(self) -> bool:
+        return self.dropped and self.jobs == 0
+
+
+class AdapterFolders:
+    """Below one scratch directory, which is emptied first: another life may have left adapters there."""
+
+    def __init__(self, scratch: Path | None) -> None:
+        """Without a scratch directory, one in the machine's place for temporary files."""
+        if scratch is None:
+            self._root = Path(tempfile.mkdtemp(prefix="tinsmith-adapters-"))
+        else:
+            self._root = scratch / "adapters"
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root.mkdir(parents=True)
+        self._life = secrets.token_hex(4)
+        self._numbers: Iterator[int] = itertools.count(1)
+
+    def write(self, adapter_key: str, state: AdapterState, model: ServedModel) -> ServedAdapter:
+        """Under a name that is never given again: a server's prefix cache and its jobs know a version by its name."""
+        name = f"{re.sub('[^A-Za-z0-9]', '-', adapter_key)[:KEY_CHARACTERS]}-{self._life}-{next(self._numbers)}"
+        folder, unfinished = self._root / name, self._root / f".{name}"
+        try:
+            unfinished.mkdir()
+            for file, content in encode_adapter(state.lora, state.tensors, str(model.directory)).items():
+                (unfinished / file).write_bytes(content)
+            unfinished.rename(folder)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise ServerError(f"Adapter {adapter_key} cannot be written to {self._root}: {error.strerror}.") from error
+        return ServedAdapter(name, folder, trains_head=f"weights/{HEAD}.lora_A" in state.tensors)
+
+    def remove(self, adapter: ServedAdapter) -> None:
+        shutil.rmtree(adapter.folder, ignore_errors=True)
+
+    def remove_all(self) -> None:
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
+def check_adapter(adapter_key: str, state: AdapterState, model: ServedModel) -> None:
+    """Raises ServerError where it is no adapter of this model, UserError where a server has no room for such a one."""
+    weights = {name: tensor for name, tensor in state.tensors.items() if name.startswith("weights/")}
+    modules = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in weights})
+    for module in modules:
+        if module not in model.linear_shapes:
+            raise ServerError(f"Adapter {adapter_key} has weights for {module}, which the base model does not have.")
+        out_features, in_features = model.linear_shapes[module]
+        _check_shape(adapter_key, state, f"weights/{module}.lora_A", (state.lora.rank, in_features))
+        _check_shape(adapter_key, state, f"weights/{module}.lora_B", (out_features, state.lora.rank))
+    if HEAD in modules and model.tied_embeddings:
+        raise UserError(
+            f"Adapter {adapter_key} trains the unembedding, which {model.info.architecture} shares with its embedding: "
+            "this sampler's server cannot serve that. Create the adapter with train_unembed=False, or sample from a "
+            "session or from a pool with engine: builtin."
+        )
+
+
+def _check_shape(adapter_key: str, state: AdapterState, name: str, shape: tuple[int, int]) -> None:
+    tensor = state.tensors.get(name)
+    if tensor is None or tensor.shape != shape:
+        found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
+        raise ServerError(f"Adapter {adapter_key}: {name} {found}; the base model needs {list(shape)}.")

@@ -1,0 +1,73 @@
+"""Calls of JSON over HTTP, and what their failures mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
+
+HEALTH_SECONDS = 30.0
+MESSAGE_CHARACTERS = 500
+
+
+class JsonCalls:
+    """A server under one base address. `name` is what messages call it. Made in a running event loop."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self._name = name
+        self._session = aiohttp.ClientSession(
+            address,
+            # No limit, or a question for its health would wait for drawings; and no connection is used again, since a
+            # server may close it while the next request is on its way.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_SECONDS),
+            trust_env=False,
+        )
+
+    async def post(self, path: str, body: Mapping[str, object]) -> Any:
+        """What the JSON of the answer says; None where it is not JSON. However long it takes.
+
+        Raises UserError where the server finds fault with the request, ServerError where with itself, and SamplerClosed
+        where it is not there.
+        """
+        try:
+            async with self._session.post(path, json=body) as response:
+                content = await response.text()
+        except aiohttp.ClientError as error:
+            raise SamplerClosed(f"{self._name} cannot be reached: {type(error).__name__}: {error}.") from error
+        if response.status != 200:
+            raise self._refusal(path, response.status, content)
+        try:
+            return json.loads(content)
+        except ValueError:
+            return None
+
+    async def succeeds(self, path: str) -> bool:
+        """Whether a GET is answered with 200."""
+        try:
+            async with self._session.get(path, timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def _refusal(self, path: str, status: int, content: str) -> TrainerError:
+        kind = UserError if 400 <= status < 500 else ServerError
+        return kind(f"{self._name} answered {path} with status {status}: {_said(content)[:MESSAGE_CHARACTERS]}")
+
+
+def _said(content: str) -> str:
+    """The message in an error's JSON, wherever this server puts it."""
+    try:
+        body = json.loads(content)
+    except ValueError:
+        return content
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message", error.get("error_message")) if isinstance(error, dict) else error
+    return str(message) if message else content

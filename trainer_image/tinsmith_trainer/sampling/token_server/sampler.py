@@ -1,0 +1,261 @@
+"""The Sampler that the worker sees: jobs as calls to a token server, on an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from collections.abc import Sequence as Items
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import structlog
+from typing_extensions import override
+
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
+from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter, check_adapter
+from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn, TokenServer
+from tinsmith_trainer.sampling.token_server.counters import Counters
+from tinsmith_trainer.sampling.token_server.drawings import Plan, outcome_of, plan_drawings
+from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
+from tinsmith_trainer.sampling.token_server.model import ServedModel
+
+log = structlog.get_logger(__name__)
+
+MOST_DRAWINGS = 1024
+"""At the same time; others wait here. A server that batches has its fill with less."""
+
+Done = Callable[[SampleOutcome], None]
+
+
+class TokenServerSampler(Sampler):
+    """Samples by a token server that runs. `server` is the thread's, and so is its end: `on_close` runs there last."""
+
+    def __init__(
+        self,
+        server: TokenServer,
+        model: ServedModel,
+        folders: AdapterFolders,
+        thread: LoopThread,
+        on_close: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._server = server
+        self._model = model
+        self._folders = folders
+        self._thread = thread
+        self._on_close = on_close
+        self._counters = Counters()
+        self._guard = threading.Lock()
+        self._adapters: dict[str, ServedAdapter] = {}
+        self._closed = False
+        self._loading: set[Future[None]] = set()
+        self._unloading: set[asyncio.Task[None]] = set()  # the thread's
+        self._room = asyncio.Semaphore(MOST_DRAWINGS)
+        self._running: dict[asyncio.Task[SampleOutcome], str] = {}  # the thread's; request ids
+
+    @override
+    def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
+        """Raises ServerError if the weights do not fit the base model, UserError if the server cannot serve them."""
+        if self.has_adapter(adapter_key):
+            return
+        self._check_open()
+        check_adapter(adapter_key, state, self._model)
+        adapter = self._folders.write(adapter_key, state, self._model)
+        try:
+            self._load(adapter)
+        except TrainerError as error:
+            self._folders.remove(adapter)
+            raise type(error)(f"Adapter {adapter_key} was not loaded. {error}") from error
+        with self._guard:
+            known = self._adapters.setdefault(adapter_key, adapter)
+        if known is not adapter:
+            self._thread.soon(self._start_unload, adapter)
+
+    def _load(self, adapter: ServedAdapter) -> None:
+        """Into the server. A close ends it."""
+        with self._guard:
+            self._check_open()
+            loading = self._thread.begin(self._load_after_unloads(adapter))
+            self._loading.add(loading)
+        try:
+            loading.result()
+        except CancelledError:
+            raise SamplerClosed("The sampler was closed meanwhile; send the request again.") from None
+        finally:
+            self._loading.discard(loading)
+
+    async def _load_after_unloads(self, adapter: ServedAdapter) -> None:
+        """With one too many a server would put one out by its own choice, and wait for the samples that use it."""
+        await asyncio.gather(*self._unloading, return_exceptions=True)
+        await self._server.load_adapter(adapter.name, adapter.folder)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SamplerClosed("The sampler is closed; send the request again.")
+
+    @override
+    def has_adapter(self, adapter_key: str) -> bool:
+        with self._guard:
+            return adapter_key == "" or adapter_key in self._adapters
+
+    @override
+    def drop_adapter(self, adapter_key: str) -> None:
+        """Jobs that were submitted before keep the version to their end. Unknown keys are ignored."""
+        with self._guard:
+            adapter = self._adapters.pop(adapter_key, None)
+            if adapter is None:
+                return
+            adapter.dropped = True
+            can_go = adapter.can_go and not self._closed
+        if can_go:
+            self._thread.soon(self._start_unload, adapter)
+
+    @override
+    def submit(self, job: SampleJob, done: Done) -> None:
+        """Of a closed sampler `done` is called at once, by the caller's thread."""
+        with self._guard:
+            closed, adapter = self._closed, self._adapters.get(job.adapter_key)
+            if adapter is not None:
+                adapter.jobs += 1
+            if not closed:
+                self._counters.waits()
+                self._thread.soon(self._begin, job, adapter, done)
+        if closed:
+            done(SampleOutcome(error=SamplerClosed("The sampler is closed; send the request again.")))
+
+    @override
+    def cancel(self, request_id: str) -> None:
+        self._thread.soon(self._cancel, request_id)
+
+    @override
+    def stats(self) -> SamplerStats:
+        """Jobs active and waiting now; tokens, and seconds in which there was a job, since the start."""
+        return self._counters.stats()
+
+    @override
+    def close(self) -> None:
+        with self._guard:
+            first, self._closed = not self._closed, True
+        if first:
+            self._thread.call(self._close())
+            self._thread.stop()
+            self._folders.remove_all()
+
+    # ---- on the thread
+
+    def _begin(self, job: SampleJob, adapter: ServedAdapter | None, done: Done) -> None:
+        self._counters.begins()
+        task = asyncio.get_running_loop().create_task(self._outcome(job, adapter))
+        self._running[task] = job.request_id
+        # Not in the task itself, which may be cancelled before its first line.
+        task.add_done_callback(lambda task: self._finish(task, adapter, done))
+
+    def _finish(self, task: asyncio.Task[SampleOutcome], adapter: ServedAdapter | None, done: Done) -> None:
+        request_id = self._running.pop(task)
+        self._counters.ends()
+        self._release(adapter)
+        _answer(done, self._result(task, request_id))
+
+    def _result(self, task: asyncio.Task[SampleOutcome], request_id: str) -> SampleOutcome:
+        if task.cancelled():
+            return SampleOutcome(error=self._why_cancelled())
+        error = task.exception()
+        if error is None:
+            return task.result()
+        if isinstance(error, TrainerError):
+            return SampleOutcome(error=error)
+        log.error("a sample failed", request_id=request_id, exc_info=error)
+        return SampleOutcome(error=ServerError(f"Sampling failed: {type(error).__name__}: {error}"))
+
+    async def _outcome(self, job: SampleJob, adapter: ServedAdapter | None) -> SampleOutcome:
+        if job.adapter_key and adapter is None:
+            raise UserError(f"Adapter {job.adapter_key} is not loaded; it was dropped or never saved for sampling.")
+        head = adapter is not None and adapter.trains_head
+        plan = plan_drawings(
+            job,
+            adapter.name if adapter is not None else None,
+            self._model,
+            head=head,
+            scored_by_prefixes=head and not self._server.scores_heads,
+        )
+        drawn, behind = await self._draw_all(plan)
+        outcome = outcome_of(plan, drawn, behind, self._model)
+        self._counters.drew(plan, outcome)
+        return outcome
+
+    async def _draw_all(self, plan: Plan) -> tuple[list[Drawn], list[Drawn]]:
+        """Those of the plan, and those behind beginnings of its prompt: the longest of these by itself, so that the
+        others find it in the server's prefix cache."""
+        prefixes = [one.drawing for one in plan.prefixes]
+        longest = await self._draw_together(prefixes[:1])
+        others = await self._draw_together([*prefixes[1:], *plan.drawings])
+        rest = len(prefixes) - len(longest)
+        return others[rest:], longest + others[:rest]
+
+    async def _draw_together(self, drawings: Items[Drawing]) -> list[Drawn]:
+        """With the first that fails, the others end. Raises its error, or SamplerClosed where all is lost with a server
+        that is failing: whoever asked submits it again, elsewhere."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                draws = [group.create_task(self._draw(drawing)) for drawing in drawings]
+        except ExceptionGroup as failures:
+            error = failures.exceptions[0]
+            if isinstance(error, ServerError) and not await self._server.is_healthy():
+                raise SamplerClosed(str(error)) from None
+            raise error from None
+        return [draw.result() for draw in draws]
+
+    async def _draw(self, drawing: Drawing) -> Drawn:
+        async with self._room:
+            return await self._server.draw(drawing)
+
+    def _cancel(self, request_id: str) -> None:
+        for task, running in self._running.items():
+            if running == request_id:
+                task.cancel()
+
+    def _why_cancelled(self) -> TrainerError:
+        if self._closed:
+            return SamplerClosed("The sampler was closed before the request was done; send it again.")
+        return UserError("The request was cancelled.")
+
+    def _release(self, adapter: ServedAdapter | None) -> None:
+        if adapter is None:
+            return
+        with self._guard:  # also of the answer: of a drop and a last job at the same time, one alone unloads it
+            adapter.jobs -= 1
+            can_go = adapter.can_go and not self._closed
+        if can_go:
+            self._thread.soon(self._start_unload, adapter)
+
+    def _start_unload(self, adapter: ServedAdapter) -> None:
+        task = asyncio.get_running_loop().create_task(self._unload(adapter))
+        self._unloading.add(task)
+        task.add_done_callback(self._unloading.discard)
+
+    async def _unload(self, adapter: ServedAdapter) -> None:
+        """The server may have forgotten it, as after a restart; the folder is of no use in any case."""
+        try:
+            await self._server.unload_adapter(adapter.name)
+        except TrainerError as error:
+            log.warning("an adapter could not be unloaded", adapter=adapter.name, error=str(error))
+        await asyncio.to_thread(self._folders.remove, adapter)
+
+    async def _close(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        for loading in tuple(self._loading):
+            loading.cancel()
+        await asyncio.gather(*running, return_exceptions=True)  # and their answers are given
+        await self._server.close()
+        await self._on_close()
+
+
+def _answer(done: Done, outcome: SampleOutcome) -> None:
+    try:
+        done(outcome)
+    except Exception:  # the caller's fault must not end the sampler's thread
+        log.exception("sample_callback_failed")

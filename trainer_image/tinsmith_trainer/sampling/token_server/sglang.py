@@ -1,0 +1,238 @@
+"""SGLang's server, by its native route."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn, TokenServer
+from tinsmith_trainer.sampling.token_server.json_calls import JsonCalls
+from tinsmith_trainer.sampling.token_server.launch import HOST, ServerCommand, ServerSettings
+from tinsmith_trainer.sampling.token_server.likeliest import joined, likeliest
+from tinsmith_trainer.sampling.token_server.seeds import SEED_RANGE
+
+DETERMINISTIC = "--enable-deterministic-inference"
+"""Without it SGLang takes a seed and draws as it likes."""
+KEPT_BACK_TOKENS = 6
+"""Of its context length: a prompt has to be shorter by so many, and with its sequence by two."""
+BEYOND_VOCABULARY = "NaN happened"
+"""What SGLang says it matched where it drew a token that does not exist, and put a stop token in its place."""
+
+
+def sglang_command(settings: ServerSettings) -> ServerCommand:
+    options = {
+        "model-path": settings.model,
+        "host": HOST,
+        "port": settings.port,
+        "tp-size": settings.gpus,
+        "context-length": settings.max_sequence_length + KEPT_BACK_TOKENS,
+        "max-loras-per-batch": settings.adapters_in_a_batch,
+        "max-loaded-loras": settings.max_loaded,
+        "max-lora-rank": settings.max_rank,
+        "lora-target-modules": "all",  # else the first adapter decides what later ones may hold
+        "sampling-defaults": "openai",  # else the model's own file changes what a request leaves out
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return ServerCommand(
+        [sys.executable, "-m", "sglang.launch_server", *words, "--enable-lora", *settings.extra],
+        {
+            "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # else logprobs are those after the temperature
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # no sequence gets as long: jobs are checked before
+            "HF_HUB_OFFLINE": "1",
+        },
+    )
+
+
+class SglangServer(TokenServer):
+    """Needs SGLANG_RETURN_ORIGINAL_LOGPROB. Unless it was started `deterministic`, seeds are refused."""
+
+    scores_heads = True
+
+    def __init__(self, address: str, *, deterministic: bool) -> None:
+        self._calls = JsonCalls("SGLang", address)
+        self._deterministic = deterministic
+
+    @override
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        await self._calls.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    @override
+    async def unload_adapter(self, name: str) -> None:
+        await self._calls.post("/unload_lora_adapter", {"lora_name": name})
+
+    @override
+    async def draw(self, drawing: Drawing) -> Drawn:
+        """Goes on over an end that nobody asked for: SGLang stops at all of a model's end-of-sequence tokens, beside
+        those that a request lists, or else at no token at all."""
+        if drawing.seed is not None and not self._deterministic:
+            raise UserError(
+                f"This sampler repeats no seed: its SGLang runs without {DETERMINISTIC}. "
+                "Leave the seed out, or have it among the pool's server arguments."
+            )
+        if drawing.seed is None and self._deterministic and drawing.temperature > 0:
+            # It would take the same seed for every request that has none, so that all would draw alike.
+            drawing = replace(drawing, seed=secrets.randbelow(SEED_RANGE))
+        drawn, unasked = await self._draw_once(drawing)
+        while unasked and len(drawn.sequence.tokens) < drawing.max_tokens:
+            more, unasked = await self._draw_once(_rest(drawing, drawn.sequence))
+            drawn = _joined(drawn, more)
+        return drawn
+
+    @override
+    async def is_healthy(self) -> bool:
+        return await self._calls.succeeds("/health")
+
+    @override
+    async def close(self) -> None:
+        await self._calls.close()
+
+    async def _draw_once(self, drawing: Drawing) -> tuple[Drawn, bool]:
+        return drawn_by_sglang(drawing, await self._calls.post("/generate", sglang_request(drawing)))
+
+
+def sglang_request(drawing: Drawing) -> dict[str, object]:
+    """Every choice is said, so that no default of a server or of a model has a part in it."""
+    sampling: dict[str, object] = {
+        "max_new_tokens": drawing.max_tokens,
+        "temperature": drawing.temperature,
+        "top_k": drawing.top_k,
+        "top_p": drawing.top_p,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop": list(drawing.stop_strings),
+        "stop_token_ids": list(drawing.stop_token_ids),
+        "ignore_eos": not drawing.stop_token_ids,
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+    }
+    if drawing.seed is not None:
+        sampling["sampling_seed"] = drawing.seed
+    return {
+        "input_ids": drawing.prompt.tolist(),
+        "lora_path": drawing.adapter,
+        "sampling_params": sampling,
+        "return_logprob": True,
+        # The entry at the start has no logprob, as nothing that is scored comes before it.
+        "logprob_start_len": -1 if drawing.scored_from is None else drawing.scored_from - 1,
+        "top_logprobs_num": max(drawing.topk, drawing.topk_prompt),
+        "token_ids_logprob": _token_ids(drawing),
+        "stream": False,
+    }
+
+
+def _token_ids(drawing: Drawing) -> list[int] | None:
+    """Whatever is scored names a token: its scheduler dies of a batch in which another request has candidates."""
+    if drawing.scored_from is not None and not drawing.candidates:
+        return [0]
+    return list(drawing.candidates) or None
+
+
+def drawn_by_sglang(drawing: Drawing, answer: Any) -> tuple[Drawn, bool]:
+    """And whether it ended at a token that is no stop of this drawing.
+
+    Raises ServerError for an answer that is not in the form that our version of SGLang gives.
+    """
+    try:
+        meta = answer["meta_info"]
+        reason = dict(meta["finish_reason"])
+        matched = reason.get("matched")
+        _check_end(drawing, reason)
+        unasked = isinstance(matched, int) and matched not in drawing.stop_token_ids
+        tokens = np.array([entry[1] for entry in meta["output_token_logprobs"]], np.int32)
+        logprobs = np.array([entry[0] for entry in meta["output_token_logprobs"]], np.float32)
+        stopped = reason["type"] == "stop" and not unasked
+        drawn = Drawn(
+            Sequence(tokens, logprobs, stopped, _topk(drawing, meta)),
+            _prompt_logprobs(drawing, meta),
+            meta.get("cached_tokens") or 0,
+            _topk_prompt(drawing, meta),
+            _candidates(drawing, meta),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ServerError(
+            f"SGLang's answer is not in the form that is known: {type(error).__name__}: {error}"
+        ) from error
+    return drawn, reason["type"] == "stop" and unasked
+
+
+def _check_end(drawing: Drawing, reason: Any) -> None:
+    if reason["type"] == "abort":
+        raise ServerError(f"SGLang gave a request up: {reason.get('message', 'no reason given')}.")
+    if reason.get("matched") == BEYOND_VOCABULARY and BEYOND_VOCABULARY not in drawing.stop_strings:
+        raise UserError("SGLang drew a token that does not exist: the weights have diverged.")
+
+
+def _rest(drawing: Drawing, sequence: Sequence) -> Drawing:
+    """What is left to draw. With the same seed: SGLang draws by seed and position."""
+    return replace(
+        drawing,
+        prompt=np.concatenate([drawing.prompt, sequence.tokens]),
+        max_tokens=drawing.max_tokens - len(sequence.tokens),
+        scored_from=None,
+        topk_prompt=0,
+        candidates=(),
+    )
+
+
+def _joined(first: Drawn, rest: Drawn) -> Drawn:
+    topk, more = first.sequence.topk_logprobs, rest.sequence.topk_logprobs
+    sequence = Sequence(
+        np.concatenate([first.sequence.tokens, rest.sequence.tokens]),
+        np.concatenate([first.sequence.logprobs, rest.sequence.logprobs]),
+        rest.sequence.stopped,
+        None if topk is None or more is None else joined(topk, more),
+    )
+    return replace(first, sequence=sequence)
+
+
+def _prompt_logprobs(drawing: Drawing, meta: Any) -> NDArray[np.float32] | None:
+    """Entries are [logprob, token, text] up to the prompt's end, and are laid against it from there."""
+    if drawing.scored_from is None:
+        return None
+    found = np.full(len(drawing.prompt), np.nan, np.float32)
+    entries = meta["input_token_logprobs"]
+    for position in range(drawing.scored_from, len(drawing.prompt)):
+        logprob, token, *_ = entries[position - len(drawing.prompt)]
+        if token != drawing.prompt[position]:
+            raise ValueError(
+                f"the token at position {position} of the prompt is {drawing.prompt[position]}, not {token}"
+            )
+        found[position] = logprob
+    return found
+
+
+def _topk_prompt(drawing: Drawing, meta: Any) -> TopkLogprobs | None:
+    """Laid against the prompt's end, too."""
+    if not drawing.topk_prompt or drawing.scored_from is None:
+        return None
+    scored = len(drawing.prompt) - drawing.scored_from
+    rows = meta["input_top_logprobs"][-scored:]
+    if len(rows) < scored:
+        raise ValueError(f"{len(rows)} positions of the prompt have their likeliest tokens, not {scored}")
+    return likeliest([None] * drawing.scored_from + [_by_token(row) for row in rows], drawing.topk_prompt)
+
+
+def _topk(drawing: Drawing, meta: Any) -> TopkLogprobs | None:
+    if not drawing.topk:
+        return None
+    return likeliest([_by_token(row) for row in meta["output_top_logprobs"]], drawing.topk)
+
+
+def _candidates(drawing: Drawing, meta: Any) -> NDArray[np.float32] | None:
+    if not drawing.candidates:
+        return None
+    found = _by_token(meta["output_token_ids_logprobs"][0])
+    return np.array([found[token] for token in drawing.candidates], np.float32)
+
+
+def _by_token(row: Any) -> dict[int, float | None]:
+    return {token: logprob for logprob, token, *_ in row or ()}

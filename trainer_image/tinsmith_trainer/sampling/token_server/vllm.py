@@ -1,0 +1,190 @@
+"""vLLM's OpenAI server, by its completions route with token ids on both sides."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from tinsmith_trainer.errors import SamplerClosed, ServerError
+from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.checks import MOST_TOPK
+from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn, TokenServer
+from tinsmith_trainer.sampling.token_server.json_calls import JsonCalls
+from tinsmith_trainer.sampling.token_server.launch import HOST, ServerCommand, ServerSettings
+from tinsmith_trainer.sampling.token_server.likeliest import likeliest
+from tinsmith_trainer.sampling.token_server.turns import Turns
+
+BASE_MODEL = "base"
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""All that --max-lora-rank takes. An adapter may have any rank up to it."""
+GREEDY_BELOW = 1e-5
+"""A temperature. vLLM takes whatever is above 0 for 0.01 at least, which is not the likeliest token every time."""
+TOKEN_ID = "token_id:"
+SPOILS = {"candidates": "likeliest", "head": "scored"}
+"""What requests of one batch spoil for others. Its older model runner, which mixtures of experts still have, gives all
+of a batch the candidates of one; and what an adapter adds to the unembedding is added to scores of any prompt."""
+
+
+def vllm_command(settings: ServerSettings) -> ServerCommand:
+    """Raises ServerError for a rank beyond vLLM's."""
+    options = {
+        "host": HOST,
+        "port": settings.port,
+        "served-model-name": BASE_MODEL,
+        "tensor-parallel-size": settings.gpus,
+        "max-model-len": settings.max_sequence_length,
+        "max-loras": settings.adapters_in_a_batch,
+        "max-cpu-loras": settings.max_loaded,
+        "max-lora-rank": allowed_rank(settings.max_rank),
+        "logprobs-mode": "raw_logprobs",  # before temperature, top-k and top-p
+        "max-logprobs": MOST_TOPK,  # of likeliest tokens; costs nothing before it is asked for
+        "seed": secrets.randbelow(2**31),  # the default is the same for all, and so would be the replicas' samples
+        "generation-config": "vllm",  # else the model's own file changes what a request leaves out
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    switches = ["--enable-lora", "--enable-prompt-tokens-details"]
+    return ServerCommand(
+        ["vllm", "serve", str(settings.model), *words, *switches, *settings.extra],
+        {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def allowed_rank(max_rank: int) -> int:
+    """The lowest that vLLM can be started with for adapters of this rank."""
+    allowed = next((rank for rank in RANKS if rank >= max_rank), None)
+    if allowed is None:
+        raise ServerError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {max_rank}; lower --max-rank.")
+    return allowed
+
+
+class VllmServer(TokenServer):
+    """Needs VLLM_ALLOW_RUNTIME_LORA_UPDATING, --logprobs-mode raw_logprobs and --generation-config vllm."""
+
+    scores_heads = False
+
+    def __init__(self, address: str) -> None:
+        self._calls = JsonCalls("vLLM", address)
+        self._turns = Turns(SPOILS)
+
+    @override
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        await self._calls.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    @override
+    async def unload_adapter(self, name: str) -> None:
+        await self._calls.post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    @override
+    async def draw(self, drawing: Drawing) -> Drawn:
+        async with self._turns.turn(_traits(drawing)):
+            return drawn_by_vllm(drawing, await self._calls.post("/v1/completions", vllm_request(drawing)))
+
+    @override
+    async def is_healthy(self) -> bool:
+        return await self._calls.succeeds("/health")
+
+    @override
+    async def close(self) -> None:
+        await self._calls.close()
+
+
+def _traits(drawing: Drawing) -> list[str]:
+    held = {
+        "candidates": bool(drawing.candidates),
+        "likeliest": drawing.topk > 0,
+        "head": drawing.head,
+        "scored": drawing.scored_from is not None,
+    }
+    return [trait for trait, holds in held.items() if holds]
+
+
+def vllm_request(drawing: Drawing) -> dict[str, object]:
+    """Every choice is said, so that no default of a server or of a model has a part in it."""
+    body: dict[str, object] = {
+        "model": drawing.adapter or BASE_MODEL,
+        "prompt": drawing.prompt.tolist(),
+        "max_tokens": drawing.max_tokens,
+        "temperature": drawing.temperature if drawing.temperature >= GREEDY_BELOW else 0.0,
+        "top_k": drawing.top_k,
+        "top_p": drawing.top_p,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "n": 1,
+        "stop": list(drawing.stop_strings),
+        "stop_token_ids": list(drawing.stop_token_ids),
+        "ignore_eos": True,  # where the end-of-sequence tokens stop, they are among the ids
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "logprobs": drawing.topk,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,  # else tokens of one text are one entry
+    }
+    if drawing.seed is not None:
+        body["seed"] = drawing.seed
+    if drawing.scored_from is not None:
+        body["prompt_logprobs"] = drawing.topk_prompt
+    if drawing.candidates:
+        body["logprob_token_ids"] = list(drawing.candidates)
+    return body
+
+
+def drawn_by_vllm(drawing: Drawing, answer: Any) -> Drawn:
+    """Raises ServerError for an answer that is not in the form that our version of vLLM gives, and SamplerClosed for a
+    sequence that it gave up."""
+    try:
+        [choice] = answer["choices"]
+        reason = choice["finish_reason"]
+        tokens = np.array(choice["token_ids"], np.int32)
+        logprobs = np.array(choice["logprobs"]["token_logprobs"], np.float32)
+        named = choice["logprobs"]["top_logprobs"] if drawing.topk or drawing.candidates else []
+        details = answer["usage"].get("prompt_tokens_details") or {}
+        drawn = Drawn(
+            Sequence(tokens, logprobs, reason == "stop", _topk(drawing, named)),
+            _prompt_logprobs(drawing, choice),
+            details.get("cached_tokens") or 0,
+            _topk_prompt(drawing, choice),
+            _candidates(drawing, named),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ServerError(f"vLLM's answer is not in the form that is known: {type(error).__name__}: {error}") from error
+    if reason not in ("stop", "length"):
+        raise SamplerClosed(f"vLLM gave a request up ({reason}); send it again.")
+    return drawn
+
+
+def _prompt_logprobs(drawing: Drawing, choice: Any) -> NDArray[np.float32] | None:
+    """Each position holds one or more tokens by their ids; the one that is in the prompt is among them."""
+    if drawing.scored_from is None:
+        return None
+    found = np.full(len(drawing.prompt), np.nan, np.float32)
+    for position in range(drawing.scored_from, len(drawing.prompt)):
+        found[position] = choice["prompt_logprobs"][position][str(drawing.prompt[position])]["logprob"]
+    return found
+
+
+def _topk_prompt(drawing: Drawing, choice: Any) -> TopkLogprobs | None:
+    if not drawing.topk_prompt or drawing.scored_from is None:
+        return None
+    rows = [None] * drawing.scored_from + choice["prompt_logprobs"][drawing.scored_from : len(drawing.prompt)]
+    named = [row and {int(token): entry["logprob"] for token, entry in row.items()} for row in rows]
+    return likeliest(named, drawing.topk_prompt)
+
+
+def _topk(drawing: Drawing, named: Any) -> TopkLogprobs | None:
+    return likeliest([_by_token(row) for row in named], drawing.topk) if drawing.topk else None
+
+
+def _candidates(drawing: Drawing, named: Any) -> NDArray[np.float32] | None:
+    if not drawing.candidates:
+        return None
+    found = _by_token(named[0])
+    return np.array([found[token] for token in drawing.candidates], np.float32)
+
+
+def _by_token(row: dict[str, float]) -> dict[int, float]:
+    return {int(name.removeprefix(TOKEN_ID)): logprob for name, logprob in row.items()}

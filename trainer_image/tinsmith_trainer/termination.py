@@ -1,0 +1,55 @@
+"""Why a worker refused to start, for whoever looks at its container: JSON in the termination log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import structlog
+
+from tinsmith_trainer.errors import (
+    ImageChanged,
+    ModelChanged,
+    ModelDirectoryInvalid,
+    ModelNotFound,
+    TlsInvalid,
+    VolumeUnsuitable,
+)
+
+log = structlog.get_logger(__name__)
+
+MAX_MESSAGE_BYTES = 1024
+CANNOT_START = "CannotStart"
+REASONS: dict[type[Exception], str] = {
+    ModelNotFound: "ModelNotFound",
+    ModelDirectoryInvalid: "ModelInvalid",
+    ModelChanged: "ModelChanged",
+    VolumeUnsuitable: "VolumeUnsuitable",
+    ImageChanged: "ImageChanged",
+    TlsInvalid: "TlsInvalid",
+}
+
+
+def termination_record(error: Exception) -> dict[str, str]:
+    """`reason` and `message`; of ImageChanged also `image`, the one that can replay the journal."""
+    record = {"reason": REASONS.get(type(error), CANNOT_START), "message": _cut(str(error) or type(error).__name__)}
+    if isinstance(error, ImageChanged):
+        record["image"] = error.image
+    return record
+
+
+def write_termination_log(path: Path | None, error: Exception) -> None:
+    """Leaves the record in the file that the kubelet reads when the container has ended."""
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(termination_record(error)))
+    except OSError as failure:
+        log.warning("the termination log cannot be written", path=str(path), error=str(failure))
+
+
+def _cut(message: str) -> str:
+    content = message.encode(errors="replace")
+    if len(content) <= MAX_MESSAGE_BYTES:
+        return message
+    return content[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "…"

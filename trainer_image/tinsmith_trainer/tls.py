@@ -1,0 +1,83 @@
+"""A worker's certificate, its key and the authority of its clients, from files that are replaced while it runs.
+
+The kubelet swaps a whole folder at once, by the symlink `..data`. gRPC asks for the files anew at
+every handshake: connections that stand are not touched, new ones see the new files.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import structlog
+
+from tinsmith_trainer.errors import TlsInvalid
+
+log = structlog.get_logger(__name__)
+
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+SWAPPED = "..data"
+"""The kubelet's name for the folder that holds the files of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM contents, of one moment."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    authority: bytes
+
+
+def read_tls_files(directory: Path) -> TlsFiles:
+    """Raises TlsInvalid when a file is missing, or when key and certificate do not belong together."""
+    swapped = directory / SWAPPED
+    # Resolved once: three reads through the symlink could fall on both sides of a swap.
+    folder = swapped.resolve() if swapped.exists() else directory
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+        context.load_verify_locations(folder / AUTHORITY)
+        return TlsFiles(*((folder / name).read_bytes() for name in (CERTIFICATE, KEY, AUTHORITY)))
+    except OSError as error:  # ssl.SSLError is one
+        raise TlsInvalid(
+            f"The TLS files in {directory} cannot be used: {error}. "
+            f"It must hold {CERTIFICATE}, its {KEY}, and {AUTHORITY} of the authority that signs the clients."
+        ) from error
+
+
+class TlsDirectory:
+    """Credentials of a server that admits only clients with a certificate of the authority."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises TlsInvalid."""
+        self._directory = directory
+        self._files = read_tls_files(directory)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._files),
+            self._replacement,  # type: ignore[arg-type]  # the stubs forget None, which means: unchanged
+            require_client_authentication=True,
+        )
+
+    def _replacement(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC, in its own threads, one at a time, before each handshake."""
+        try:
+            files = read_tls_files(self._directory)
+        except TlsInvalid as error:
+            log.warning("keeping the TLS files of before", error=str(error))
+            return None
+        if files == self._files:
+            return None
+        self._files = files
+        log.info("TLS files replaced", directory=str(self._directory))
+        return _configuration(files)
+
+
+def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(files.key, files.certificate)], root_certificates=files.authority
+    )
