@@ -8,8 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from fastapi import APIRouter, FastAPI, Response
 
 from tinsmith_server.fleet.base import Fleet
-from tinsmith_server.fleet.local import LocalFleet
-from tinsmith_server.metrics import CONTENT_TYPE, Metrics
+from tinsmith_server.metrics import CONTENT_TYPE, DescribedWorker, Metrics
 from tinsmith_server.routes import checkpoints, futures, sampling, service, sessions, training, unsupported
 from tinsmith_server.routes.documentation import install_openapi
 from tinsmith_server.routes.observing import Observing
@@ -31,7 +30,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 
 
 def create_app(settings: Settings, fleet: Fleet | None = None, clock: Clock = utc_now) -> FastAPI:
-    """The server as an ASGI application. Raises StartupError when a model directory is missing.
+    """The server as an ASGI application. Raises StartupError when a model directory or the catalogue is missing.
 
     While its lifespan runs, `app.state` holds `services`, and `first_key` when an installation without
     any key got one; `startup_error` says why a lifespan could not begin.
@@ -40,7 +39,7 @@ def create_app(settings: Settings, fleet: Fleet | None = None, clock: Clock = ut
     app = FastAPI(
         title="Tinsmith",
         summary="The Tinker training API on your own machines.",
-        lifespan=_lifespan(settings, fleet or LocalFleet(settings), metrics, clock),
+        lifespan=_lifespan(settings, fleet or _fleet(settings), metrics, clock),
     )
     for router in ROUTERS:
         app.include_router(router, prefix="/api/v1")
@@ -51,6 +50,17 @@ def create_app(settings: Settings, fleet: Fleet | None = None, clock: Clock = ut
     install_problem_handlers(app)
     install_openapi(app)
     return app
+
+
+def _fleet(settings: Settings) -> Fleet:
+    """Each with imports that the other has no use for, and perhaps no packages."""
+    if settings.fleet == "kubernetes":
+        from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
+
+        return KubernetesFleet(settings)
+    from tinsmith_server.fleet.local import LocalFleet
+
+    return LocalFleet(settings)
 
 
 def release_polls(app: FastAPI) -> None:
@@ -81,7 +91,8 @@ def _lifespan(
         app.state.startup_error = None
         async with AsyncExitStack() as opened:
             try:
-                settings.data.mkdir(parents=True, exist_ok=True)
+                if settings.keeps_data_here:
+                    settings.data.mkdir(parents=True, exist_ok=True)
                 store = await open_store(settings.store_url)
                 opened.push_async_callback(store.close)
                 opened.push_async_callback(fleet.close)
@@ -100,15 +111,23 @@ def _lifespan(
 
 
 def _watch(metrics: Metrics, services: Services, fleet: Fleet) -> None:
-    names = {model.worker_id: model.name for model in reversed(fleet.models)}
     inspection = services.inspection
-    metrics.watch(lambda: inspection.workers, lambda: inspection.rows, lambda: len(services.holds), names)
+
+    def described() -> list[DescribedWorker]:
+        return [
+            DescribedWorker(handle.base_model, handle.name, reply)
+            for handle in inspection.handles
+            if (reply := inspection.workers.get(handle.sampler_id)) is not None
+        ]
+
+    metrics.watch(described, lambda: inspection.rows, lambda: len(services.holds))
+    metrics.watch_sampling(services.dispatch.figures)
 
 
 @asynccontextmanager
 async def _at_work(services: Services) -> AsyncIterator[None]:
     await services.binding.resume()
-    services.background.start()
+    await services.background.start()
     try:
         yield
     finally:

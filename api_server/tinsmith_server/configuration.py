@@ -109,9 +109,12 @@ def _place(error: yaml.YAMLError | UnicodeDecodeError) -> str:
 
 
 def _sentence(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
+    what = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        # About several settings at once; the message names them.
+        return what
     name = str(problem["loc"][0])
     value = "what was given" if name in SECRETS else repr(_plain(problem["input"]))
-    what = problem["msg"].removeprefix("Value error, ")
     return f"{sources.get(name, name)}: {value} does not fit: {what[:1].lower()}{what[1:]}"
 
 

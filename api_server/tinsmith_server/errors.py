@@ -49,11 +49,15 @@ class WorkerUnavailable(WorkerError):
     """Starting, restarting, or not there at all. Worth another try."""
 
 
-class ModelUnloadable(WorkerUnavailable):
-    """The worker says that its model directory cannot be loaded, and which file is to blame."""
+class WorkerAbsent(WorkerUnavailable):
+    """Nothing that is there just now is this worker."""
 
 
-class StaleEpoch(WorkerError):
+class WorkerUnstartable(WorkerUnavailable):
+    """Not before a person has mended its model directory or its flags: it says which file or which flag."""
+
+
+class StaleEpoch(WorkerUnavailable):
     """The worker has been activated by another server since, or not at all."""
 
 
@@ -67,6 +71,13 @@ class WorkerFull(WorkerError):
 
 class StorageFull(WorkerError):
     """Nothing was accepted, because it could not have been kept."""
+
+
+# ---- what the checkpoint root did
+
+
+class CheckpointRootUnavailable(TinsmithError):
+    """The checkpoint root refused, or could not be reached. Worth another try once it is there again."""
 
 
 # ---- what an operator did

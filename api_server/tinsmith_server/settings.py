@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 2**20
 DAY_SECONDS = 24 * 3600.0
+EVERY_NAMESPACE = "*"
+NAMESPACE_PATTERN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+
+OF_LOCAL_WORKERS = ("models", "engine", "engine_flags", "adapter_slots", "max_rank", "deterministic_sampling")
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -26,6 +32,22 @@ class Settings(BaseSettings):
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="NAME[=PATH]: a directory or a hub id, and the name it is advertised under."
     )
+    fleet: Literal["local", "kubernetes"] = Field(
+        "local",
+        description="Where workers live: `local` processes of this server, or TrainingSessions in `kubernetes`.",
+    )
+    fleet_namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Namespaces of TrainingSessions and SamplerPools, or `*` for the whole cluster; "
+        "default: that of the server's own pod.",
+    )
+    fleet_tls_directory: Path = Field(
+        Path("/etc/tinsmith/tls"), description="Directory with tls.crt, tls.key and ca.crt, for workers in a cluster."
+    )
+    catalogue: Path | None = Field(
+        None,
+        description="JSON file of sessions that may be made when models wait: a list of {name, maxSessions, spec}.",
+    )
     api_key: SecretStr | None = Field(None, description="A static key of tenant `default`; starts with `tml-`.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: a SQLite file in the data directory.")
     checkpoint_root: str | None = Field(None, description="fsspec URL; default: a directory in the data directory.")
@@ -35,7 +57,10 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(256 * MIB, ge=MIB, description="Largest request body, also after decompression.")
     compress_training_bodies: bool = Field(False, description="Ask clients to send zstd; pays on slow networks.")
 
-    engine: str = Field("peft", description="The worker's engine: `peft`, or `module:factory`.")
+    engine: str = Field("peft", description="The worker's engine: `peft`, `nemo-rl`, or `module:factory`.")
+    engine_flags: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="More flags of the engine's worker, as on a command line: `--ranks 2`."
+    )
     adapter_slots: int = Field(8, ge=1, description="Adapters that one worker holds in memory.")
     max_rank: int = Field(64, ge=1, description="Highest LoRA rank.")
     lora_alpha: float = Field(32.0, gt=0, description="LoRA alpha, whatever the rank.")
@@ -56,12 +81,29 @@ class Settings(BaseSettings):
         "auto", description="`json` or `console`; `auto` is `console` on a terminal, else `json`."
     )
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "fleet_namespaces", mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("engine_flags", mode="before")
+    @classmethod
+    def _split_as_a_shell_does(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(shlex.split(value))
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("fleet_namespaces")
+    @classmethod
+    def _are_namespaces(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if EVERY_NAMESPACE in value and len(value) > 1:
+            raise ValueError("`*` is the whole cluster; give it alone, or only the names")
+        wrong = [name for name in value if name != EVERY_NAMESPACE and not re.fullmatch(NAMESPACE_PATTERN, name)]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no name of a namespace")
+        return tuple(dict.fromkeys(value))
 
     @field_validator("api_key")
     @classmethod
@@ -69,6 +111,26 @@ class Settings(BaseSettings):
         if value is not None and not value.get_secret_value().startswith("tml-"):
             raise ValueError("must start with 'tml-': the tinker SDK refuses any other key before it sends a request")
         return value
+
+    @model_validator(mode="after")
+    def _belongs_to_the_fleet(self) -> Settings:
+        """A setting that the chosen fleet does not read would do nothing, and not say so."""
+        if self.fleet == "kubernetes":
+            for name in OF_LOCAL_WORKERS:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: with fleet `kubernetes`, TrainingSessions say it; remove it")
+            if self.checkpoint_root is None:
+                raise ValueError(
+                    "checkpoint_root: with fleet `kubernetes` it must be set to a place that workers share"
+                )
+        elif self.catalogue is not None or self.fleet_namespaces:
+            raise ValueError("catalogue and fleet_namespaces are for fleet `kubernetes`; set it, or remove them")
+        return self
+
+    @property
+    def keeps_data_here(self) -> bool:
+        """Otherwise the server needs no disk of its own: its container's may be read-only."""
+        return self.database_url is None or self.checkpoint_root is None
 
     @property
     def store_url(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import signal
 import socket
@@ -68,12 +69,14 @@ def serve(
 
 def run_server(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT. Raises TinsmithError when the server cannot start."""
+    # Process 1 of a container never gets a signal that it does not handle, and these imports take seconds.
+    signal.signal(signal.SIGTERM, _leave)
     import uvicorn
 
     from tinsmith_server.app import create_app
     from tinsmith_server.cli.stopping import StoppingServer
 
-    if not settings.models:
+    if settings.fleet == "local" and not settings.models:
         raise StartupError("no model to serve: give --model NAME[=PATH], or make one with `tinsmith make-tiny-model`")
     configure_logs(settings.log_level, settings.log_format)
     _raise_open_files()
@@ -115,6 +118,11 @@ def listen(host: str, port: int) -> socket.socket:
                 f"port {port} on {host} is in use; stop the other program, or give --port (0 takes a free one)"
             ) from error
         raise StartupError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def _leave(_number: int, _frame: object) -> None:
+    """Nothing has been opened yet."""
+    os._exit(0)
 
 
 def _stopped(_number: int, _frame: object) -> None:

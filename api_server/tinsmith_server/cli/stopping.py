@@ -1,9 +1,11 @@
-"""uvicorn's server with two words of ours: one when it is ready, one before it stops."""
+"""uvicorn's server with words of ours: when it is ready, before it stops, and when it never was."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -28,6 +30,13 @@ class StoppingServer(uvicorn.Server):
             raise _application(self).state.startup_error from None
         if self.started:
             self._announce()
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.started:
+            # uvicorn would wait for the start, which may wait for a database or a cluster. No request was taken.
+            os._exit(0)
+        super().handle_exit(sig, frame)
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

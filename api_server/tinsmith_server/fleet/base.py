@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tinsmith_rpc import worker_pb2
+from typing_extensions import override
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A base model under the name that clients use. Several names may share one worker."""
+    """A base model under the name that clients use. Any number of workers may hold it.
+
+    `weights` is equal for names of the same base weights. A limit of None means that the worker says.
+    `training` and `sampling` say whether there is, or may be made, anything that does it.
+    """
 
     name: str
-    worker_id: str
-    architecture: str | None
-    max_context_length: int | None
+    weights: str
+    architecture: str | None = None
+    max_context_length: int | None = None
+    max_rank: int | None = None
+    max_sampling_rank: int | None = None
+    training: bool = True
+    sampling: bool = True
+
+
+class Changes:
+    """Counts what happens, so that whoever looks first and waits afterwards misses nothing."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next = asyncio.Event()
+
+    def note(self) -> None:
+        self.count += 1
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def beyond(self, count: int) -> None:
+        """Returns once more has happened than what was seen at `count`."""
+        while self.count <= count:
+            await self._next.wait()
 
 
 class EpochRow(Protocol):
@@ -28,15 +56,36 @@ class EpochRow(Protocol):
     def instance_id(self) -> str: ...
 
 
+class HomeRow(Protocol):
+    """Which worker the store means, and where a fleet has last seen it."""
+
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def home(self) -> str: ...
+
+
 class EpochRegistry(Protocol):
     """The part of the store that a fleet needs: the owner of every worker's epoch."""
 
     async def get_worker(self, worker_id: str) -> EpochRow: ...
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> EpochRow | None: ...
+    async def note_home(self, worker_id: str, home: str) -> None: ...
 
 
-class WorkerClient(Protocol):
-    """One activated instance of a worker. Every method raises WorkerUnavailable when it cannot be reached."""
+class SamplerClient(Protocol):
+    """What makes samples. Every method raises WorkerUnavailable when it cannot be reached, or takes no more."""
+
+    async def sample(self, request: worker_pb2.SampleRequest) -> None:
+        """Raises TooManySamples when the sampler's queue is full."""
+
+    async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
+    async def cancel_sample(self, request_id: str) -> None: ...
+    async def describe(self) -> worker_pb2.DescribeReply: ...
+
+
+class WorkerClient(SamplerClient, Protocol):
+    """One activated instance of a worker."""
 
     async def submit(self, request: worker_pb2.SubmitRequest) -> int:
         """Returns, once the operation is on disk, the epoch under which it was accepted.
@@ -45,29 +94,75 @@ class WorkerClient(Protocol):
         """
 
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
-
-    async def sample(self, request: worker_pb2.SampleRequest) -> None:
-        """Raises TooManySamples when the sampler's queue is full."""
-
-    async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
-    async def cancel_sample(self, request_id: str) -> None: ...
     async def events(self, after_event_id: int, timeout_seconds: float) -> Sequence[worker_pb2.Event]: ...
-    async def describe(self) -> worker_pb2.DescribeReply: ...
 
 
-class WorkerHandle(Protocol):
+SamplerKind = Literal["pool", "colocated"]
+"""In the order in which samples are given to them."""
+
+
+class SamplerHandle(Protocol):
+    """A place where samples are made, and kept in memory: a pool's replica, or a worker beside its training."""
+
+    @property
+    def sampler_id(self) -> str:
+        """Of what keeps the samples: every server calls it the same."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def base_model(self) -> str:
+        """The name that its base model is shown under, the first of several."""
+
+    @property
+    def kind(self) -> SamplerKind: ...
+
+    @property
+    def accepting(self) -> bool:
+        """It may be given new samples."""
+
+    async def connection(self, timeout_seconds: float) -> SamplerClient:
+        """Raises WorkerUnavailable with the reason when it cannot be reached in time."""
+
+    def running(self) -> SamplerClient | None:
+        """The sampler if it is connected now; never starts one."""
+
+
+class WorkerHandle(SamplerHandle, Protocol):
     """A worker's place in the fleet, whether or not it runs just now."""
 
     @property
     def worker_id(self) -> str: ...
 
+    @property
+    @override
+    def sampler_id(self) -> str:
+        return self.worker_id
+
+    @property
+    @override
+    def kind(self) -> SamplerKind:
+        return "colocated"
+
+    @property
+    def slots(self) -> int | None:
+        """Models that it may be given; None: any number, what does not fit waits at the worker."""
+
+    @property
+    def leaving(self) -> bool:
+        """It will be taken away for ever: its models must be saved and released while it still runs."""
+
+    @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:
         """The running, activated worker; started at first use.
 
-        Raises WorkerUnavailable with the reason when it is not ready in time, and ModelUnloadable
-        at once when its model directory is to blame.
+        Raises WorkerUnavailable with the reason when it is not ready in time, and WorkerUnstartable
+        at once when its model directory or its flags are to blame.
         """
 
+    @override
     def running(self) -> WorkerClient | None:
         """The worker if it is ready now; never starts one."""
 
@@ -76,8 +171,13 @@ class WorkerHandle(Protocol):
 
 
 class Fleet(Protocol):
+    """Models and workers may come and go while it is open; `changes` counts that."""
+
     async def open(self, epochs: EpochRegistry) -> None: ...
     async def close(self) -> None: ...
+
+    @property
+    def changes(self) -> Changes: ...
 
     @property
     def models(self) -> Sequence[ServedModel]: ...
@@ -88,4 +188,30 @@ class Fleet(Protocol):
     def workers(self) -> Sequence[WorkerHandle]: ...
 
     def worker(self, worker_id: str) -> WorkerHandle:
-        """Raises WorkerUnavailable when no served model belongs to this worker."""
+        """Raises WorkerAbsent when there is no such worker just now."""
+
+    def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
+        """Those that may be given a new model of this LoRA rank, whether or not a slot is free."""
+
+    def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
+        """Those that take new samples from the base model, and from adapters of this rank on it."""
+
+    @property
+    def all_samplers(self) -> Sequence[SamplerHandle]:
+        """Whoever may still hold a sample that it took, whether or not it takes new ones."""
+
+    async def look_again(self) -> None:
+        """Makes up for changes that were missed. Raises WorkerUnavailable when it cannot be told what was."""
+
+    async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
+        """Sees to more capacity, where it can: for a model of this rank, or for samples.
+
+        Returns what there is to wait for, or what a human has to do, in words for the one who waits.
+        """
+
+    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+        """Why this worker cannot come back, when that is certain; None while it may."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the fleet cannot tell yet where its workers are; None when it can."""

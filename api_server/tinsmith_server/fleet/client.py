@@ -22,20 +22,13 @@ from tinsmith_server.errors import (
     WorkerUnavailable,
 )
 from tinsmith_server.fleet.base import WorkerClient
+from tinsmith_server.fleet.channels import WorkerTls, open_channel
 
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 CLOSED = "the connection to the worker was closed"
 
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    # Bodies are bounded by the HTTP side; a result of 1024 long datums is tens of MB.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
 # A worker may delay an acknowledgement by 20 s when its backlog is full.
 SUBMIT_TIMEOUT_SECONDS = 60.0
 QUICK_TIMEOUT_SECONDS = 20.0
@@ -44,6 +37,11 @@ HOLD_GRACE_SECONDS = 10.0
 # Opening a journal waits for the lock of a predecessor and replays what it had accepted.
 ACTIVATE_TIMEOUT_SECONDS = 600.0
 
+
+class CallUnknown(WorkerError):
+    """This worker does not do what was asked, and never will."""
+
+
 _ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
     grpc.StatusCode.UNAVAILABLE: WorkerUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: WorkerUnavailable,
@@ -51,21 +49,31 @@ _ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: StaleEpoch,
     grpc.StatusCode.NOT_FOUND: ModelNotAtWorker,
     grpc.StatusCode.RESOURCE_EXHAUSTED: WorkerFull,
+    grpc.StatusCode.UNIMPLEMENTED: CallUnknown,
 }
 
 
 class GrpcWorkerClient(WorkerClient):
     """Speaks to one instance under one epoch."""
 
-    def __init__(self, target: str) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    def __init__(self, target: str, tls: WorkerTls | None = None) -> None:
+        """`target` is `unix:/path`, or `host:port` with `tls`."""
+        self._channel = open_channel(target, tls)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._epoch = 0
 
-    async def activate(self, epoch: int) -> None:
-        """Everything submitted from here on carries this epoch. Raises StaleEpoch."""
-        await _call(self._stub.Activate, worker_pb2.ActivateRequest(epoch=epoch), ACTIVATE_TIMEOUT_SECONDS)
+    async def activate(self, epoch: int) -> str:
+        """Everything submitted from here on carries this epoch. Returns the instance's id. Raises StaleEpoch."""
+        reply = await _call(self._stub.Activate, worker_pb2.ActivateRequest(epoch=epoch), ACTIVATE_TIMEOUT_SECONDS)
         self._epoch = epoch
+        return reply.instance_id
+
+    async def until_broken(self) -> None:
+        """Returns when the connection is not up, or not any more: the next one may reach another instance."""
+        state = self._channel.get_state()
+        while state is grpc.ChannelConnectivity.READY:
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state()
 
     async def close(self) -> None:
         await self._channel.close()
@@ -89,6 +97,9 @@ class GrpcWorkerClient(WorkerClient):
             await _call(self._stub.Sample, request, QUICK_TIMEOUT_SECONDS)
         except WorkerFull as error:
             raise TooManySamples(str(error)) from error
+        except CallUnknown as error:
+            # Another one may be able to: a session that was changed, a replica that speaks a newer protocol.
+            raise WorkerUnavailable(str(error)) from error
 
     @override
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import sys
@@ -15,8 +16,9 @@ from typing import IO
 
 from typing_extensions import override
 
-from tinsmith_server.errors import StartupError, WorkerUnavailable
-from tinsmith_server.fleet.base import EpochRegistry, Fleet, ServedModel, WorkerHandle
+from tinsmith_server.errors import StartupError, WorkerAbsent
+from tinsmith_server.fleet.base import Changes, EpochRegistry, Fleet, HomeRow, SamplerHandle, ServedModel, WorkerHandle
+from tinsmith_server.fleet.engine_flags import check_engine_flags
 from tinsmith_server.fleet.sources import ModelDirectory, locate_models
 from tinsmith_server.fleet.supervisor import Supervisor
 from tinsmith_server.logs import chosen_format
@@ -24,15 +26,21 @@ from tinsmith_server.settings import Settings
 
 # sockaddr_un holds 108 bytes on Linux and 104 elsewhere, the final zero included.
 MAX_SOCKET_PATH_BYTES = 100
+# Without flags of its own there is nothing that could be wrong with it.
+DEFAULT_ENGINE = "peft"
 
 
 class LocalFleet(Fleet):
-    """Raises StartupError from the constructor when a model directory is missing."""
+    """Raises StartupError from the constructor for a missing model directory, and flags that the worker refuses."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._directories = locate_models(settings.models)
+        if self._directories and (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
+            command = WorkerCommand(settings, self._directories[0])
+            check_engine_flags(settings.engine_flags, command.own_flags(Path("socket"), parent_fd=0))
         self._models = {directory.served.name: directory.served for directory in self._directories}
+        self._changes = Changes()
         self._supervisors: dict[str, Supervisor] = {}
         self._sockets: Path | None = None
         self._lock: IO[bytes] | None = None
@@ -40,12 +48,16 @@ class LocalFleet(Fleet):
     @override
     async def open(self, epochs: EpochRegistry) -> None:
         self._lock = _lock_data(self._settings.data)
-        self._sockets = _socket_directory()
+        self._sockets = _socket_directory(self._settings.data)
         for index, directory in enumerate(self._directories):
-            worker_id = directory.served.worker_id
-            if worker_id not in self._supervisors:
-                command = WorkerCommand(self._settings, directory)
-                self._supervisors[worker_id] = Supervisor(worker_id, command, self._sockets, f"w{index}", epochs)
+            if directory.worker_id not in self._supervisors:
+                self._supervisors[directory.worker_id] = Supervisor(
+                    directory.worker_id,
+                    directory.served.name,
+                    WorkerCommand(self._settings, directory),
+                    self._sockets / f"w{index}",
+                    epochs,
+                )
 
     @override
     async def close(self) -> None:
@@ -54,6 +66,12 @@ class LocalFleet(Fleet):
             shutil.rmtree(self._sockets, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
+
+    @property
+    @override
+    def changes(self) -> Changes:
+        """Nothing ever changes: models are named at the start."""
+        return self._changes
 
     @property
     @override
@@ -74,9 +92,41 @@ class LocalFleet(Fleet):
         try:
             return self._supervisors[worker_id]
         except KeyError:
-            raise WorkerUnavailable(
+            raise WorkerAbsent(
                 f"this server was started without the model directory of {worker_id}; add it with --model"
             ) from None
+
+    @override
+    def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
+        """The one worker of the directory: it refuses ranks by itself, and lets models wait for a slot."""
+        return [self._supervisors[one.worker_id] for one in self._directories if one.served.name == base_model]
+
+    @override
+    def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
+        return self.trainers(base_model, rank)
+
+    @property
+    @override
+    def all_samplers(self) -> Sequence[SamplerHandle]:
+        return self.workers
+
+    @override
+    async def look_again(self) -> None:
+        """Nothing changes here while it is open."""
+
+    @override
+    async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
+        return f"this server was started without {base_model}; add it with --model"
+
+    @override
+    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+        """Never certain: the next start may name the model's directory again."""
+        return None
+
+    @property
+    @override
+    def problem(self) -> str | None:
+        return None
 
 
 class WorkerCommand:
@@ -88,13 +138,17 @@ class WorkerCommand:
 
     @property
     def volume(self) -> Path:
-        return self._settings.data.absolute() / "workers" / self._directory.served.worker_id
+        return self._settings.data.absolute() / "workers" / self._directory.worker_id
 
     def __call__(self, socket: Path, parent_fd: int) -> list[str]:
-        settings = self._settings
         self.volume.mkdir(parents=True, exist_ok=True)
+        program = (sys.executable, "-m", "tinsmith_trainer")
+        return [*program, *self.own_flags(socket, parent_fd), *self._settings.engine_flags]
+
+    def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
+        """All but those of the engine."""
+        settings = self._settings
         return [
-            *(sys.executable, "-m", "tinsmith_trainer"),
             *("--model", str(self._directory.path)),
             *("--volume", str(self.volume)),
             *("--socket", str(socket)),
@@ -122,12 +176,17 @@ def _lock_data(data: Path) -> IO[bytes]:
     return lock
 
 
-def _socket_directory() -> Path:
-    """A private directory whose path leaves room for a socket's name."""
-    candidates = [None, "/tmp"]
-    for candidate in candidates:
+def _socket_directory(data: Path) -> Path:
+    """A private directory whose path leaves room for a socket's name.
+
+    It is named after the data, whose lock is ours: what has that name already is of a server that was killed, and goes.
+    """
+    prefix = f"tinsmith-{hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:8]}-"
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp")):
         with contextlib.suppress(OSError):
-            path = Path(tempfile.mkdtemp(prefix="tinsmith-", dir=candidate))
+            for left_behind in parent.glob(f"{prefix}*"):
+                shutil.rmtree(left_behind, ignore_errors=True)
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             if len(os.fsencode(path)) + 16 <= MAX_SOCKET_PATH_BYTES:
                 return path
             path.rmdir()

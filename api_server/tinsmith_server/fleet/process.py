@@ -16,13 +16,18 @@ from tinsmith_server.fleet.client import GrpcWorkerClient
 T = TypeVar("T")
 
 STDERR = 2
-EXIT_MODEL_UNLOADABLE = 3
+# What the worker ends with when its flags contradict each other, and when its model cannot be loaded.
+EXITS_UNTIL_MENDED = frozenset({2, 3})
 SENTENCE_PREFIX = "tinsmith-trainer: "
 SOCKET_POLL_SECONDS = 0.05
 # A worker snapshots every model on SIGTERM.
 STOP_TIMEOUT_SECONDS = 60.0
 # The worker needs no key of ours, and its environment shows in /proc.
 SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
+
+
+def worker_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
 
 
 class WorkerDied(WorkerUnavailable):
@@ -51,7 +56,7 @@ class WorkerProcess:
                 stderr=asyncio.subprocess.PIPE,
                 stdout=STDERR,  # the server's own standard output holds its URL and nothing else
                 pass_fds=(reading,),
-                env={name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES},
+                env=worker_environment(),
                 start_new_session=True,  # Ctrl-C must reach the server only, which then stops its workers
             )
         except OSError:
@@ -65,15 +70,17 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def until_serving(self) -> str:
-        """Waits for the first answer; returns the instance id. Raises WorkerDied."""
+    async def until_serving(self) -> None:
+        """Waits for the first answer. Raises WorkerDied."""
         while not self._socket.exists():
             if self._process.returncode is not None:
+                await self.wait()
                 raise WorkerDied(self.cause_of_death())
             await asyncio.sleep(SOCKET_POLL_SECONDS)
         while True:
             try:
-                return (await self.unless_dead(self.client.describe())).instance_id
+                await self.unless_dead(self.client.describe())
+                return
             except WorkerDied:
                 raise
             except WorkerUnavailable:
@@ -98,8 +105,9 @@ class WorkerProcess:
         return status
 
     @property
-    def model_unloadable(self) -> bool:
-        return self._process.returncode == EXIT_MODEL_UNLOADABLE
+    def needs_mending(self) -> bool:
+        """Another start would end the same way: a human has to mend the model's directory or the worker's flags."""
+        return self._process.returncode in EXITS_UNTIL_MENDED
 
     def cause_of_death(self) -> str:
         """The process's own sentence if it left one, else how it ended."""
@@ -110,7 +118,8 @@ class WorkerProcess:
         if self._process.returncode is None:
             self._process.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
+                async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
+                    await self._process.wait()
         await self.discard()
 
     async def discard(self) -> None:
@@ -139,4 +148,6 @@ class WorkerProcess:
         if text.startswith(SENTENCE_PREFIX):
             self._sentence = text.removeprefix(SENTENCE_PREFIX)
         else:
-            print(text, file=sys.stderr, flush=True)
+            # Where it cannot be said, it is lost: a worker that nobody listens to would soon stop at its own log.
+            with contextlib.suppress(OSError, ValueError):
+                print(text, file=sys.stderr, flush=True)

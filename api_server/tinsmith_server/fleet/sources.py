@@ -18,10 +18,15 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """A base model on this machine, and the name it is advertised under."""
+    """A base model on this machine, and the name it is advertised under. Names may share a worker."""
 
     served: ServedModel
     path: Path
+
+    @property
+    def worker_id(self) -> str:
+        """One worker holds these weights, whatever they are called."""
+        return self.served.weights
 
 
 def locate_models(specs: Sequence[str]) -> list[ModelDirectory]:
@@ -64,7 +69,7 @@ def _served(name: str, path: Path, config: dict[str, Any]) -> ServedModel:
     architectures = config.get("architectures") or [config.get("model_type")]
     return ServedModel(
         name=name,
-        worker_id=worker_id_of(path),
+        weights=worker_id_of(path),
         architecture=architectures[0],
         max_context_length=next((length for length in lengths if isinstance(length, int)), None),
     )

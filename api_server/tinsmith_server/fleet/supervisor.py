@@ -11,7 +11,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from tinsmith_server.errors import ModelUnloadable, StaleEpoch, TinsmithError, WorkerUnavailable
+from tinsmith_server.errors import TinsmithError, WorkerUnavailable, WorkerUnstartable
+from tinsmith_server.fleet.activation import activate
 from tinsmith_server.fleet.base import EpochRegistry, WorkerClient, WorkerHandle
 from tinsmith_server.fleet.process import WorkerProcess
 from tinsmith_server.logs import get_logger
@@ -20,9 +21,8 @@ log = get_logger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 30.0
-# A directory that cannot be loaded is mended by a human: until then no request may cost a start.
-UNLOADABLE_BACKOFF_SECONDS = 10.0
-STALE_EPOCH_PAUSE_SECONDS = 0.02
+# What a worker cannot start with is mended by a person: until then no request may cost a start.
+MENDING_BACKOFF_SECONDS = 10.0
 # A worker that lived this long did not die of its start.
 HEALTHY_SECONDS = 60.0
 
@@ -33,22 +33,23 @@ class Supervisor(WorkerHandle):
     def __init__(
         self,
         worker_id: str,
+        base_model: str,
         command: Callable[[Path, int], Sequence[str]],
-        socket_directory: Path,
-        socket_prefix: str,
+        sockets: Path,
         epochs: EpochRegistry,
     ) -> None:
+        """Each life gets a socket whose path begins with `sockets`."""
         self._worker_id = worker_id
+        self._base_model = base_model
         self._command = command
-        self._sockets = (socket_directory, socket_prefix)
+        self._sockets = sockets
         self._epochs = epochs
         self._running: WorkerProcess | None = None
-        self._instance_id = ""
         self._reason = "the worker is starting"
-        self._unloadable = False
+        self._needs_mending = False
         self._lives = itertools.count(1)
         self._start_not_before = 0.0
-        # Set while there is an answer: a ready worker, or the reason why its model cannot be loaded.
+        # Set while there is an answer: a ready worker, or what a person has to mend.
         self._settled = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
         self._renewal = asyncio.Lock()
@@ -58,14 +59,43 @@ class Supervisor(WorkerHandle):
     def worker_id(self) -> str:
         return self._worker_id
 
+    @property
+    @override
+    def name(self) -> str:
+        return self._worker_id
+
+    @property
+    @override
+    def base_model(self) -> str:
+        return self._base_model
+
+    @property
+    @override
+    def accepting(self) -> bool:
+        """A worker that does not run is started by the first sample."""
+        return True
+
+    @property
+    @override
+    def slots(self) -> int | None:
+        return None
+
+    @property
+    @override
+    def leaving(self) -> bool:
+        return False
+
     @override
     async def connection(self, timeout_seconds: float) -> WorkerClient:
         self._see_that_it_lives()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):
+                # A worker can be lost again before the one who waited for it comes to run.
+                while self._running is None and not self._needs_mending:
+                    await self._settled.wait()
         if self._running is not None:
             return self._running.client
-        raise ModelUnloadable(self._reason) if self._unloadable else WorkerUnavailable(self._reason)
+        raise WorkerUnstartable(self._reason) if self._needs_mending else WorkerUnavailable(self._reason)
 
     @override
     def running(self) -> WorkerClient | None:
@@ -75,7 +105,7 @@ class Supervisor(WorkerHandle):
     async def renew(self) -> None:
         async with self._renewal:
             if self._running is not None:
-                await self._activate(self._running, self._instance_id)
+                await self._activate(self._running)
 
     async def close(self) -> None:
         """Stops the worker, which snapshots its models first."""
@@ -84,26 +114,26 @@ class Supervisor(WorkerHandle):
             await asyncio.gather(self._life, return_exceptions=True)
 
     def _see_that_it_lives(self) -> None:
-        """Starts the first life, and another one after the model's directory was to blame."""
+        """Starts the first life, and another one after something had to be mended."""
         over = self._life is None or self._life.done()
         if over and asyncio.get_running_loop().time() >= self._start_not_before:
-            self._lost("the worker is starting", unloadable=False)
+            self._lost("the worker is starting", needs_mending=False)
             self._life = asyncio.create_task(
                 self._live(), name=f"worker {self._worker_id}", context=contextvars.Context()
             )
 
     async def _live(self) -> None:
-        """Until the server stops, or the model's directory is to blame: then the next request tries again."""
+        """Until the server stops, or a person has to mend something: then the next request tries again."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             started = asyncio.get_running_loop().time()
             try:
                 await self._one_life(next(self._lives))
             except OSError as error:
-                self._lost(f"the worker cannot be started: {error}", unloadable=False)
+                self._lost(f"the worker cannot be started: {error}", needs_mending=False)
                 log.error("worker cannot be started", worker_id=self._worker_id, error=str(error))
-            if self._unloadable:
-                self._start_not_before = asyncio.get_running_loop().time() + UNLOADABLE_BACKOFF_SECONDS
+            if self._needs_mending:
+                self._start_not_before = asyncio.get_running_loop().time() + MENDING_BACKOFF_SECONDS
                 return
             if asyncio.get_running_loop().time() - started > HEALTHY_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
@@ -111,49 +141,34 @@ class Supervisor(WorkerHandle):
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _one_life(self, life: int) -> None:
-        directory, prefix = self._sockets
-        process = await WorkerProcess.start(self._command, directory / f"{prefix}-{life}.sock")
+        process = await WorkerProcess.start(self._command, Path(f"{self._sockets}-{life}.sock"))
         log.info("worker started", worker_id=self._worker_id, pid=process.pid)
         try:
-            self._instance_id = await process.until_serving()
-            await process.unless_dead(self._activate(process, self._instance_id))
+            await process.until_serving()
+            await process.unless_dead(self._activate(process))
             self._ready(process)
             await process.wait()
-            self._lost(process.cause_of_death(), process.model_unloadable)
+            self._lost(process.cause_of_death(), process.needs_mending)
         except TinsmithError as error:
-            self._lost(str(error), process.model_unloadable)
+            self._lost(str(error), process.needs_mending)
         except asyncio.CancelledError:
-            self._lost("the server is stopping", unloadable=False)
+            self._lost("the server is stopping", needs_mending=False)
             await process.stop()
             raise
         log.warning("worker lost", worker_id=self._worker_id, reason=self._reason)
         await process.discard()
 
     def _ready(self, process: WorkerProcess) -> None:
-        self._running, self._unloadable = process, False
+        self._running, self._needs_mending = process, False
         self._settled.set()
         log.info("worker ready", worker_id=self._worker_id, pid=process.pid)
 
-    def _lost(self, reason: str, unloadable: bool) -> None:
-        self._running, self._reason, self._unloadable = None, reason, unloadable
-        if unloadable:
+    def _lost(self, reason: str, needs_mending: bool) -> None:
+        self._running, self._reason, self._needs_mending = None, reason, needs_mending
+        if needs_mending:
             self._settled.set()
         else:
             self._settled.clear()
 
-    async def _activate(self, process: WorkerProcess, instance_id: str) -> None:
-        """Gives the instance an epoch that nobody else has had."""
-        while True:
-            row = await self._epochs.get_worker(self._worker_id)
-            if row.instance_id != instance_id:
-                raised = await self._epochs.raise_epoch(self._worker_id, row.epoch, instance_id)
-                if raised is None:
-                    continue
-                row = raised
-            try:
-                await process.client.activate(row.epoch)
-                return
-            except StaleEpoch:
-                # The volume has seen a higher epoch than the store gave: take the next one.
-                await self._epochs.raise_epoch(self._worker_id, row.epoch, instance_id)
-                await asyncio.sleep(STALE_EPOCH_PAUSE_SECONDS)
+    async def _activate(self, process: WorkerProcess) -> None:
+        await activate(process.client, self._worker_id, self._epochs)

@@ -35,6 +35,7 @@ class HeldRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def held(request: Request) -> Response:
+            asked_at = asyncio.get_running_loop().time()
             try:
                 return await handle(request)
             except HTTPException:
@@ -42,15 +43,23 @@ class HeldRoute(APIRoute):
             except Exception as error:
                 if isinstance(error, TinsmithError) and http_status(error) < 500:
                     raise
-                log.exception("poll failed")
+                _note(error)
                 services = await get_services(request)
-                return await services.holds.hold(_later(services.settings.poll_hold_seconds), _pending(STOPPING))
+                hold_until = asked_at + services.settings.poll_hold_seconds
+                return await services.holds.hold(_later(hold_until), _pending(STOPPING))
 
         return held
 
 
-async def _later(seconds: float) -> Response:
-    await asyncio.sleep(seconds)
+def _note(error: Exception) -> None:
+    if isinstance(error, TinsmithError):
+        log.warning("poll failed", reason=str(error))
+    else:
+        log.exception("poll failed")
+
+
+async def _later(time: float) -> Response:
+    await asyncio.sleep(time - asyncio.get_running_loop().time())
     return _pending(Pending("the server has met an error and tries again; its log says which", paused=True))
 
 

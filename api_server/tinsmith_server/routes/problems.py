@@ -24,6 +24,7 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.TooManySamples: 429,
     errors.WorkerUnavailable: 503,
     StoreUnavailable: 503,
+    errors.CheckpointRootUnavailable: 503,
     errors.StorageFull: 507,
     TinsmithError: 500,
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
+from fastapi.responses import JSONResponse
 
 from tinsmith_server.routes.bodies import read_telemetry_body
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
 from tinsmith_server.routes.documentation import takes
+from tinsmith_server.routes.problems import problem
 from tinsmith_server.services.telemetry import note_telemetry
 from tinsmith_server.wire.requests import ClientConfigRequest
 from tinsmith_server.wire.responses import (
@@ -25,6 +27,16 @@ router = APIRouter(tags=["service"])
 @router.get("/healthz", summary="Whether the server answers")
 async def healthz() -> HealthResponse:
     return HealthResponse()
+
+
+@router.get(
+    "/readyz",
+    summary="Whether this replica should be sent requests",
+    responses={503: {"description": "Not now; `detail` says why."}},
+)
+async def readyz(services: ServicesDep) -> Response:
+    reason = await services.readiness.problem()
+    return problem(503, reason) if reason else JSONResponse(HealthResponse().model_dump())
 
 
 @router.post("/client/config", summary="Flags for the SDK", openapi_extra=takes(ClientConfigRequest))

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from dataclasses import replace
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.errors import ModelNotAtWorker, ModelUnloadable, TinsmithError
-from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.errors import ModelNotAtWorker, StorageFull, TinsmithError, WorkerUnstartable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.placement import Placement
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Model
 
 log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
+# How long one attempt waits for a worker, before another one is looked for.
+ATTEMPT_SECONDS = 5.0
 
 
 class Binding:
     """One task per accepted model, until it is bound or has failed."""
 
-    def __init__(self, store: Store, fleet: Fleet, delivery: Delivery) -> None:
+    def __init__(self, store: Store, placement: Placement, delivery: Delivery) -> None:
         self._store = store
-        self._fleet = fleet
+        self._placement = placement
         self._delivery = delivery
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reasons: dict[str, str] = {}
 
     async def resume(self) -> None:
-        """Takes up what an earlier run of the server had accepted."""
-        for worker in self._fleet.workers:
-            for model in await self._store.models_of_worker(worker.worker_id, ["accepted"]):
-                self.start(model)
+        """Takes up what an earlier run of the server, or another replica, had accepted."""
+        for model in await self._store.accepted_models():
+            self.start(model)
 
     def start(self, model: Model) -> None:
         """Idempotent."""
@@ -55,9 +57,9 @@ class Binding:
             return await self._store.get_model(model.model_id) or model
         return model
 
-    def reason(self, model_id: str) -> str | None:
+    def reason(self, model: Model) -> str | None:
         """Why a model is not bound yet, for the one who waits for it."""
-        return self._reasons.get(model_id)
+        return self._placement.reason(model) or self._reasons.get(model.model_id)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -66,20 +68,54 @@ class Binding:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _bind(self, model: Model) -> None:
-        kind = worker_pb2.CREATE_MODEL if model.create_kind == "create" else worker_pb2.LOAD_MODEL
-        request = worker_pb2.SubmitRequest(model_id=model.model_id, seq_id=0, kind=kind, payload=model.create_payload)
-        while True:
-            try:
-                await self._delivery.submit(model.worker_id, request)
-                await self._store.set_model_state(model.model_id, "bound")
-                log.info("model bound", model_id=model.model_id, worker_id=model.worker_id)
-                break
-            except (ModelUnloadable, ModelNotAtWorker) as error:
-                failure = Failure("server", f"{model.base_model} cannot be served: {error}")
-                await self._store.set_model_state(model.model_id, "failed", failure.to_row())
-                log.error("model failed", model_id=model.model_id, reason=failure.message)
-                break
-            except TinsmithError as error:
-                self._reasons[model.model_id] = str(error)
-                await asyncio.sleep(RETRY_SECONDS)
-        self._reasons.pop(model.model_id, None)
+        refused_by: set[str] = set()
+        try:
+            while model.state == "accepted":
+                model = await self._step(model, refused_by)
+        finally:
+            self._reasons.pop(model.model_id, None)
+
+    async def _step(self, model: Model, refused_by: set[str]) -> Model:
+        """Brings the model one step further; returns it as it is then."""
+        try:
+            if not model.worker_id:
+                return await self._placement.until_placed(model, refused_by)
+            if self._placement.may_stay(model):
+                return await self._bring(model, refused_by)
+            return await self._displace(model)
+        except TinsmithError as error:
+            self._reasons[model.model_id] = str(error)
+            await asyncio.sleep(RETRY_SECONDS)
+            # Whether it still has its place, the store says in the next step.
+            return replace(model, worker_id="")
+
+    async def _bring(self, model: Model, refused_by: set[str]) -> Model:
+        """Raises TinsmithError where another attempt may help."""
+        try:
+            await self._delivery.submit(model.worker_id, _creation(model), ATTEMPT_SECONDS)
+        except (WorkerUnstartable, ModelNotAtWorker) as error:
+            return await self._fail(model, f"{model.base_model} cannot be served: {error}")
+        except StorageFull:
+            refused_by.add(model.worker_id)
+            await self._displace(model)
+            raise
+        if not await self._store.bind_model(model.model_id, model.worker_id):
+            return replace(model, worker_id="")
+        log.info("model bound", model_id=model.model_id, worker_id=model.worker_id)
+        return replace(model, state="bound")
+
+    async def _displace(self, model: Model) -> Model:
+        """What the worker may have accepted all the same, it will report (`services/events.py`)."""
+        log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id)
+        await self._store.displace_model(model.model_id, model.worker_id)
+        return replace(model, worker_id="")
+
+    async def _fail(self, model: Model, reason: str) -> Model:
+        await self._store.end_model(model.model_id, "failed", Failure("server", reason).to_row())
+        log.error("model failed", model_id=model.model_id, reason=reason)
+        return replace(model, state="failed")
+
+
+def _creation(model: Model) -> worker_pb2.SubmitRequest:
+    kind = worker_pb2.CREATE_MODEL if model.create_kind == "create" else worker_pb2.LOAD_MODEL
+    return worker_pb2.SubmitRequest(model_id=model.model_id, seq_id=0, kind=kind, payload=model.create_payload)

@@ -8,7 +8,7 @@ from tinsmith_server.wire.responses import SupportedModel
 
 
 class Capabilities:
-    """A running worker knows the longest sequence better than the model's configuration does."""
+    """Running workers know the longest sequence better than the model's configuration does."""
 
     def __init__(self, fleet: Fleet, inspection: Inspection) -> None:
         self._fleet = fleet
@@ -18,7 +18,9 @@ class Capabilities:
         return [
             SupportedModel(
                 model_name=served.name,
-                max_context_length=self._inspection.max_sequence_length(served.worker_id) or served.max_context_length,
+                max_context_length=self._inspection.max_sequence_length(served.name) or served.max_context_length,
+                trainable=served.training,
+                sampleable=served.sampling,
             )
             for served in self._fleet.models
         ]

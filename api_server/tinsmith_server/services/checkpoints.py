@@ -66,8 +66,9 @@ class Checkpoints:
 
     async def delete(self, tenant: str, path: TinkerPath) -> None:
         checkpoint = await self._owned(tenant, path)
-        await self._retention.forget(checkpoint)
-        await self._retention.collect_garbage()
+        deleted = await self._retention.forget(checkpoint)
+        if deleted is not None:
+            await self._retention.remove_files(deleted.directory)
 
     async def publish(self, tenant: str, path: TinkerPath, public: bool) -> None:
         """Raises Unprocessable when it is so already: 409 would be repeated for minutes by the SDK."""

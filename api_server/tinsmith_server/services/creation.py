@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.fleet.base import Fleet, ServedModel
-from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.failures import Failure, sampling_only
 from tinsmith_server.services.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.store.records import Checkpoint
 from tinsmith_server.wire.requests import CreateModelRequest, LoadWeightsRequest, OptimizerConfig, sentence
@@ -24,7 +24,6 @@ class Creation:
 
     kind: Literal["create", "load"]
     base_model: str
-    worker_id: str = ""
     payload: bytes = b""
     lora: worker_pb2.LoraConfig = field(default_factory=worker_pb2.LoraConfig)
     user_metadata: Mapping[str, str] | None = None
@@ -39,7 +38,7 @@ def creation_from_scratch(body: dict[str, Any], fleet: Fleet, alpha: float) -> C
     base_model = _text(body.get("base_model"))
     try:
         request = CreateModelRequest.model_validate(body)
-        served = find_served(fleet, request.base_model)
+        check_rank(find_served(fleet, request.base_model), request.lora_config.rank)
         check_optimizer(request.optimizer_config)
     except ValidationError as error:
         return Creation("create", base_model, failure=Failure("user", sentence(error)))
@@ -47,7 +46,7 @@ def creation_from_scratch(body: dict[str, Any], fleet: Fleet, alpha: float) -> C
         return Creation("create", base_model, failure=Failure("user", str(error)))
     lora = worker_pb2.LoraConfig(alpha=alpha, **request.lora_config.model_dump(exclude_none=True))
     payload = worker_pb2.CreateModel(lora=lora).SerializeToString()
-    return Creation("create", base_model, served.worker_id, payload, lora, request.user_metadata)
+    return Creation("create", base_model, payload, lora, request.user_metadata)
 
 
 async def creation_by_load(tenant: str, body: dict[str, Any], fleet: Fleet, lookup: CheckpointLookup) -> Creation:
@@ -58,6 +57,7 @@ async def creation_by_load(tenant: str, body: dict[str, Any], fleet: Fleet, look
         checkpoint = await lookup.readable(tenant, request.path, "training")
         base_model = base_model or checkpoint.base_model
         served = _compatible(fleet, checkpoint, request.base_model)
+        check_rank(served, checkpoint.lora_rank)
     except ValidationError as error:
         return Creation("load", base_model, failure=Failure("user", sentence(error)))
     except (Refused, CheckpointRefused) as error:
@@ -70,7 +70,7 @@ async def creation_by_load(tenant: str, body: dict[str, Any], fleet: Fleet, look
         train_mlp=checkpoint.train_mlp,
         train_unembed=checkpoint.train_unembed,
     )
-    return Creation("load", served.name, served.worker_id, payload, lora, request.user_metadata)
+    return Creation("load", served.name, payload, lora, request.user_metadata)
 
 
 def load_payload(checkpoint: Checkpoint, request: LoadWeightsRequest, *, create: bool) -> worker_pb2.LoadWeights:
@@ -89,7 +89,20 @@ def find_served(fleet: Fleet, name: str) -> ServedModel:
     if served is None:
         names = ", ".join(model.name for model in fleet.models) or "no model at all"
         raise Refused(f"this server does not serve the base model {name!r}; it serves {names}")
+    if not served.training:
+        raise Refused(sampling_only(name))
     return served
+
+
+def share_weights(fleet: Fleet, one: str, other: str) -> bool:
+    """Whether two names stand for the same base weights, so that an adapter of one fits the other."""
+    first, second = fleet.model(one), fleet.model(other)
+    return one == other or (first is not None and second is not None and first.weights == second.weights)
+
+
+def check_rank(served: ServedModel, rank: int) -> None:
+    if served.max_rank is not None and rank > served.max_rank:
+        raise Refused(f"lora_config.rank: {rank} is above {served.max_rank}, the highest for {served.name}")
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
@@ -98,12 +111,9 @@ def check_optimizer(config: OptimizerConfig) -> None:
 
 
 def _compatible(fleet: Fleet, checkpoint: Checkpoint, wanted: str | None) -> ServedModel:
-    """The base model to load onto: that of the checkpoint, or another name of the same directory."""
-    own = find_served(fleet, checkpoint.base_model)
-    if wanted is None:
-        return own
-    served = find_served(fleet, wanted)
-    if served.worker_id != own.worker_id:
+    """The base model to load onto: that of the checkpoint, or another name of the same weights."""
+    served = find_served(fleet, wanted or checkpoint.base_model)
+    if not share_weights(fleet, served.name, checkpoint.base_model):
         raise Refused(f"the checkpoint is of {checkpoint.base_model}; it cannot be loaded onto {wanted}")
     return served
 

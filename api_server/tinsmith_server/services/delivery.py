@@ -25,7 +25,7 @@ class Delivery:
     async def submit(
         self, worker_id: str, request: worker_pb2.SubmitRequest, patience_seconds: float = PATIENCE_SECONDS
     ) -> None:
-        """Raises WorkerUnavailable when patience ends, ModelUnloadable, ModelNotAtWorker or StorageFull."""
+        """Raises WorkerUnavailable when patience ends, WorkerUnstartable, ModelNotAtWorker or StorageFull."""
         handle = self._fleet.worker(worker_id)
         deadline = asyncio.get_running_loop().time() + patience_seconds
         while True:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
+from tinsmith_server.errors import ModelNotAtWorker
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.logs import get_logger
+from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.retention import Retention
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Checkpoint, CheckpointType, Model, SamplingSession
+from tinsmith_server.store.records import Checkpoint, CheckpointType, FinalState, Model, SamplingSession
 from tinsmith_server.wire.ids import parse_sampling_session_id
 
 log = get_logger(__name__)
@@ -32,10 +35,11 @@ _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
 class Events:
     """Applying an event twice changes nothing, so any replica may drain at any time."""
 
-    def __init__(self, store: Store, fleet: Fleet, retention: Retention) -> None:
+    def __init__(self, store: Store, fleet: Fleet, retention: Retention, delivery: Delivery) -> None:
         self._store = store
         self._fleet = fleet
         self._retention = retention
+        self._delivery = delivery
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
@@ -54,12 +58,12 @@ class Events:
         cursor = (await self._store.get_worker(worker_id)).event_cursor
         events = await worker.events(cursor, hold_seconds)
         for event in events:
-            await self._apply(event)
+            await self._apply(worker_id, event)
         if events:
             await self._store.advance_cursor(worker_id, events[-1].event_id)
         return len(events)
 
-    async def _apply(self, event: worker_pb2.Event) -> None:
+    async def _apply(self, worker_id: str, event: worker_pb2.Event) -> None:
         match event.WhichOneof("what"):
             case "checkpoint_saved":
                 await self._checkpoint_saved(event)
@@ -67,12 +71,39 @@ class Events:
                 corrupted = event.model_corrupted
                 log.error("model corrupted", model_id=corrupted.model_id, reason=corrupted.reason)
                 failure = Failure("server", corrupted.reason).to_row()
-                await self._store.set_model_state(corrupted.model_id, "corrupted", failure)
+                await self._end(worker_id, corrupted.model_id, "corrupted", failure)
             case "model_released":
-                await self._store.set_model_state(event.model_released.model_id, "released")
-            case _:
-                # Creations and token counts: the row exists already, and metrics read the totals.
-                pass
+                await self._end(worker_id, event.model_released.model_id, "released")
+            case "model_created":
+                await self._model_created(worker_id, event.model_created.model_id)
+
+    async def _model_created(self, worker_id: str, model_id: str) -> None:
+        """Binds a model whose acknowledgement got lost, and frees what nobody will use: one that was placed
+        elsewhere, or ended, while this worker was silent.
+
+        One that has no place yet is at home where it was made, even if its slot has been given away since.
+        """
+        slots = self._fleet.worker(worker_id).slots
+        model = await self._store.place_model(model_id, worker_id, slots)
+        model = model or await self._store.place_model(model_id, worker_id, None)
+        # This is said once: a model that could still be displaced would leave an adapter here for ever.
+        if model is None or await self._store.bind_model(model_id, worker_id):
+            return
+        log.warning("model released where it does not live", model_id=model_id, worker_id=worker_id)
+        request = worker_pb2.SubmitRequest(
+            model_id=model_id,
+            seq_id=RELEASE_SEQ_ID,
+            kind=worker_pb2.RELEASE_MODEL,
+            payload=worker_pb2.ReleaseModel().SerializeToString(),
+        )
+        with contextlib.suppress(ModelNotAtWorker):
+            await self._delivery.submit(worker_id, request)
+
+    async def _end(self, worker_id: str, model_id: str, state: FinalState, failure: str | None = None) -> None:
+        """Only the worker at which a model lives says when it ends."""
+        model = await self._store.get_model(model_id)
+        if model is not None and model.worker_id == worker_id:
+            await self._store.end_model(model_id, state, failure)
 
     async def _checkpoint_saved(self, event: worker_pb2.Event) -> None:
         saved = event.checkpoint_saved

@@ -39,3 +39,19 @@ class Failure:
 def rejection(message: str) -> worker_pb2.Failure:
     """The operation takes its place in the order and fails there: the caller's mistake."""
     return worker_pb2.Failure(category=worker_pb2.USER, message=message)
+
+
+def training_only(base_model: str) -> str:
+    """Why nothing is sampled from a model that is served all the same."""
+    return (
+        f"{base_model} is served for training only: none of its workers samples; "
+        "an administrator can add a SamplerPool for it"
+    )
+
+
+def sampling_only(base_model: str) -> str:
+    """Why nothing is trained on a model that is served all the same."""
+    return (
+        f"{base_model} is served for sampling only: it has a SamplerPool and no worker that trains; "
+        "an administrator can add a TrainingSession for it"
+    )

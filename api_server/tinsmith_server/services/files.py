@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fsspec
 
-from tinsmith_server.errors import StartupError
+from tinsmith_server.errors import CheckpointRootUnavailable, StartupError
 
 READ_BYTES = 2**20
+FETCH_BYTES = 8 * READ_BYTES
+"""What one request asks of an object store, and so what a download keeps in memory; s3fs would take 50 MiB."""
 # The worker's own account of a checkpoint, which is no part of what was exported.
 MANIFEST = "manifest.json"
 
@@ -18,37 +22,53 @@ MANIFEST = "manifest.json"
 class CheckpointFiles:
     """Blocking calls: run them in a thread. All paths are relative to the root.
 
-    Raises StartupError from the constructor when fsspec has no file system for the URL.
+    The constructor raises StartupError when there is no file system for the URL; calls raise
+    CheckpointRootUnavailable when it refuses or cannot be reached, also when asked again.
     """
 
     def __init__(self, url: str) -> None:
+        self._url = url
         self._filesystem: Any
         try:
-            self._filesystem, self._root = fsspec.core.url_to_fs(url)
+            # A listing that is remembered would hide what workers write.
+            options = driver_options(url, os.environ)
+            self._filesystem, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
             raise StartupError(f"the checkpoint root cannot be opened: {error}") from error
 
     def list(self, directory: str) -> dict[str, int]:
         """Exported files below a directory, by relative path, with their sizes in bytes."""
         base = self._path(directory)
-        found = self._filesystem.find(base, detail=True)
+        with self._reaching():
+            found = self._filesystem.find(base, detail=True)
         sizes = {posixpath.relpath(path, base): int(info["size"]) for path, info in found.items()}
         return {path: size for path, size in sizes.items() if path != MANIFEST}
 
     def read(self, directory: str, path: str) -> Iterator[bytes]:
         """Raises FileNotFoundError before the first part."""
-        stream = self._filesystem.open(self._path(directory, path), "rb")
+        file = self._path(directory, path)
+        with self._reaching():
+            stream = self._filesystem.open(file, "rb", block_size=FETCH_BYTES)
         return self._parts(stream)
 
     def remove(self, directory: str) -> None:
-        """Removing what is gone already is fine."""
+        """Removing what is gone already is fine, and so is what another server removes meanwhile."""
         path = self._path(directory)
-        if self._filesystem.exists(path):
+        with contextlib.suppress(FileNotFoundError), self._reaching():
             self._filesystem.rm(path, recursive=True)
 
-    @staticmethod
-    def _parts(stream: Any) -> Iterator[bytes]:
-        with stream:
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Drivers raise errors of their own: botocore's are no OSErrors."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise CheckpointRootUnavailable(f"the checkpoint root {self._url} cannot be used: {error}") from error
+
+    def _parts(self, stream: Any) -> Iterator[bytes]:
+        with self._reaching(), stream:
             while part := stream.read(READ_BYTES):
                 yield part
 
@@ -57,3 +77,9 @@ class CheckpointFiles:
         if relative.startswith(("/", "..")) or relative in {"", "."}:
             raise FileNotFoundError(f"{'/'.join(parts)} is outside the checkpoint root")
         return posixpath.join(self._root, relative)
+
+
+def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What a driver does not find out by itself: botocore knows no AWS_REGION, which all else of AWS's goes by."""
+    region = environment.get("AWS_REGION")
+    return {"client_kwargs": {"region_name": region}} if region and url.startswith("s3://") else {}

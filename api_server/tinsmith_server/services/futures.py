@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.errors import Gone, NotFound, WorkerUnavailable
-from tinsmith_server.fleet.base import Fleet, WorkerClient
+from tinsmith_server.errors import Gone, NotFound, WorkerAbsent, WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.binding import Binding
 from tinsmith_server.services.events import Events
 from tinsmith_server.services.failures import Failure
@@ -49,10 +49,12 @@ class Metadata:
     size_bytes: int
 
 
+ENDED = frozenset({"released", "corrupted"})
 STOPPING = Pending("the server is stopping")
 
 Answer = Pending | Ready | Metadata | Failure
-Ask = Callable[[WorkerClient, float], Awaitable[worker_pb2.AwaitReply]]
+Ask = Callable[[], Awaitable[worker_pb2.AwaitReply]]
+"""Waits for an answer until the hold is over."""
 
 
 class Futures:
@@ -107,15 +109,14 @@ class Futures:
     async def _operation(self, model: Model, seq_id: int, deadline: float) -> Answer:
         model = await self._binding.until_bound(model, _remaining(deadline))
         if model.state == "accepted":
-            reason = self._binding.reason(model.model_id)
+            reason = self._binding.reason(model)
             return Pending(reason, paused=reason is not None)
-        if model.state == "failed":
-            return Failure.from_row(model.failure)
+        if model.state == "failed" or self._outlives_its_worker(model):
+            return _ended(model)
+        reply = await self._ask_worker_of(model, seq_id, deadline)
+        return await self._answer(model, seq_id, reply, deadline)
 
-        async def ask(worker: WorkerClient, seconds: float) -> worker_pb2.AwaitReply:
-            return await worker.await_result(model.model_id, seq_id, seconds)
-
-        reply = await self._ask(model.worker_id, ask, deadline)
+    async def _answer(self, model: Model, seq_id: int, reply: worker_pb2.AwaitReply, deadline: float) -> Answer:
         match reply.WhichOneof("state"):
             case "result":
                 return await self._finished(model, reply.result, deadline)
@@ -143,38 +144,47 @@ class Futures:
     async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
         """The worker has never heard of it, or no longer knows the model at all."""
         model = await self._models.owned(model.tenant, model.model_id)
-        if model.state == "corrupted":
-            return Failure.from_row(model.failure)
-        if model.state == "released":
-            raise Gone(f"{model.model_id} has been released, and its results with it")
-
-        async def ask(worker: WorkerClient, seconds: float) -> worker_pb2.AwaitReply:
-            return await worker.await_result(model.model_id, 0, seconds)
-
-        creation = await self._ask(model.worker_id, ask, deadline)
+        if model.state in ENDED:
+            return _ended(model)
+        creation = await self._ask_worker_of(model, 0, deadline)
         if creation.WhichOneof("state") in {"not_found", "failure"}:
             settled = await self._models.settle_missing(model, creation)
             return Failure.from_row(settled.failure)
         raise NotFound(f"there is no future {OperationId(model.model_id, seq_id)}")
 
     async def _sample(self, tenant: str, sample: SampleId, deadline: float) -> Answer:
-        worker_id = await self._sampling.worker_of(tenant, sample.sampling_session_id)
+        async def ask() -> worker_pb2.AwaitReply:
+            return await self._sampling.await_result(tenant, sample, deadline)
 
-        async def ask(worker: WorkerClient, seconds: float) -> worker_pb2.AwaitReply:
-            return await worker.await_sample(str(sample), seconds)
-
-        reply = await self._ask(worker_id, ask, deadline)
+        reply = await self._ask(ask, deadline)
         match reply.WhichOneof("state"):
             case "result":
                 return Ready(reply.result.payload, reply.result.protobuf)
             case "failure":
                 return Failure.from_worker(reply.failure)
             case "gone" | "not_found":
-                # Samples live in the worker's memory; 410 makes the SDK submit this one anew.
-                raise Gone(f"the worker has been restarted since {sample} was submitted, or its result is too old")
+                # Samples live in their sampler's memory; 410 makes the SDK submit this one anew.
+                raise Gone(f"the sampler has been restarted since {sample} was submitted, or its result is too old")
         return Pending.from_worker(reply.pending)
 
-    async def _ask(self, worker_id: str, ask: Ask, deadline: float) -> worker_pb2.AwaitReply:
+    def _outlives_its_worker(self, model: Model) -> bool:
+        """It has ended, and the results that its worker kept have gone with the worker."""
+        if model.state not in ENDED:
+            return False
+        try:
+            self._fleet.worker(model.worker_id)
+        except WorkerAbsent:
+            return True
+        return False
+
+    async def _ask_worker_of(self, model: Model, seq_id: int, deadline: float) -> worker_pb2.AwaitReply:
+        async def ask() -> worker_pb2.AwaitReply:
+            worker = await self._fleet.worker(model.worker_id).connection(_remaining(deadline))
+            return await worker.await_result(model.model_id, seq_id, _remaining(deadline))
+
+        return await self._ask(ask, deadline)
+
+    async def _ask(self, ask: Ask, deadline: float) -> worker_pb2.AwaitReply:
         """Asks until there is more to say than "pending", or the hold is over.
 
         An unreachable worker is a pending answer with a reason, after the full hold: the SDK repeats
@@ -183,13 +193,19 @@ class Futures:
         while True:
             remaining = _remaining(deadline)
             try:
-                worker = await self._fleet.worker(worker_id).connection(remaining)
-                reply = await ask(worker, _remaining(deadline))
+                reply = await ask()
             except WorkerUnavailable as error:
                 reply = worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=str(error), paused_capacity=True))
             if reply.WhichOneof("state") != "pending" or remaining <= 0:
                 return reply
             await asyncio.sleep(min(PAUSE_SECONDS, _remaining(deadline)))
+
+
+def _ended(model: Model) -> Failure:
+    """Raises Gone for a released model."""
+    if model.state == "released":
+        raise Gone(f"{model.model_id} has been released, and its results with it; load its last checkpoint")
+    return Failure.from_row(model.failure)
 
 
 def _remaining(deadline: float) -> float:

@@ -62,15 +62,19 @@ class Keys:
         return key.tenant
 
     async def create(self, tenant: str, name: str) -> NewKey:
-        secret = KEY_PREFIX + secrets.token_urlsafe(32)
-        record = await self._store.add_key(tenant, name, secret[:SHOWN_CHARACTERS], hash_key(secret), self._clock())
+        secret = _new_secret()
+        record = await self._store.add_key(tenant, name, _shown(secret), hash_key(secret), self._clock())
         return NewKey(secret, record)
 
     async def create_first(self) -> NewKey | None:
         """A key for an installation that has none at all, static or stored."""
         if self._static_hash is not None or await self._store.list_keys():
             return None
-        return await self.create(DEFAULT_TENANT, "made at first start")
+        secret = _new_secret()
+        record = await self._store.add_first_key(
+            DEFAULT_TENANT, "made at first start", _shown(secret), hash_key(secret), self._clock()
+        )
+        return NewKey(secret, record) if record is not None else None
 
     async def list(self, tenant: str | None = None) -> Sequence[ApiKey]:
         return await self._store.list_keys(tenant)
@@ -78,3 +82,11 @@ class Keys:
     async def revoke(self, key_id: int) -> bool:
         """False when there is no such key. Other replicas notice within CACHE_SECONDS."""
         return await self._store.revoke_key(key_id, self._clock())
+
+
+def _new_secret() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def _shown(secret: str) -> str:
+    return secret[:SHOWN_CHARACTERS]

@@ -45,7 +45,8 @@ class CheckpointLookup:
         if run is None or not run.worker_id:
             return None
         try:
-            await self._events.drain(run.worker_id)
+            # Without waiting for a worker that is away: a save was shown only after its record was here.
+            await self._events.drain(run.worker_id, connect_seconds=0)
         except WorkerError:
             return None
         return await self.live(run_id, type, name)

@@ -93,7 +93,7 @@ class Models:
 
     async def fail(self, model: Model, failure: Failure) -> None:
         """The model could not be made."""
-        await self._store.set_model_state(model.model_id, "failed", failure.to_row())
+        await self._store.end_model(model.model_id, "failed", failure.to_row())
 
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
         """The worker does not hold a bound model: its creation failed, or its volume is lost.
@@ -110,7 +110,7 @@ class Models:
         elif state == "not_found":
             message = f"the worker of {model.model_id} has lost its volume; load the model's last checkpoint"
             log.error("model corrupted", model_id=model.model_id, reason=message)
-            await self._store.set_model_state(model.model_id, "corrupted", Failure("server", message).to_row())
+            await self._store.end_model(model.model_id, "corrupted", Failure("server", message).to_row())
         return await self._store.get_model(model.model_id) or model
 
     async def _place(self, tenant: str, body: dict[str, Any]) -> tuple[str, int]:
@@ -128,7 +128,7 @@ class Models:
             model_seq_id=number,
             tenant=tenant,
             base_model=creation.base_model,
-            worker_id=creation.worker_id,
+            worker_id="",
             state="failed" if creation.failure else "accepted",
             create_kind=creation.kind,
             create_payload=creation.payload,

@@ -93,7 +93,7 @@ class Operations:
         model = await self._binding.until_bound(model, PATIENCE_SECONDS)
         if model.state == "accepted":
             # Work that came before the create would be refused as work for a model that the worker has lost.
-            reason = self._binding.reason(model_id) or "its worker is still starting"
+            reason = self._binding.reason(model) or "its worker is still starting"
             raise WorkerUnavailable(f"{model_id} is not ready for work yet: {reason}")
         return model
 

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.fleet.base import Fleet
-from tinsmith_server.services.creation import load_payload
+from tinsmith_server.services.creation import load_payload, share_weights
 from tinsmith_server.services.events import Events
-from tinsmith_server.services.failures import rejection
+from tinsmith_server.services.failures import rejection, training_only
 from tinsmith_server.services.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.store.records import CheckpointType, Model
 from tinsmith_server.wire.ids import sampling_session_id_of
@@ -88,6 +88,10 @@ class Payloads:
         if request.path is not None:
             save.name = request.path
             return await self._named(model, save, "sampler")
+        served = self._fleet.model(model.base_model)
+        if served is not None and not served.sampling:
+            # What is saved without a name can only be sampled from.
+            return Payload.rejected(worker_pb2.SAVE_WEIGHTS, training_only(model.base_model))
         assert request.sampling_session_seq_id is not None  # the request's own validator says so
         save.kind = worker_pb2.EPHEMERAL
         save.sampling_session_id = sampling_session_id_of(
@@ -115,8 +119,7 @@ class Payloads:
             return Payload.rejected(worker_pb2.LOAD_WEIGHTS, sentence(error))
         except CheckpointRefused as error:
             return Payload.rejected(worker_pb2.LOAD_WEIGHTS, str(error))
-        source = self._fleet.model(checkpoint.base_model)
-        if source is None or source.worker_id != model.worker_id:
+        if not share_weights(self._fleet, checkpoint.base_model, model.base_model):
             return Payload.rejected(
                 worker_pb2.LOAD_WEIGHTS,
                 f"{request.path} is of the base model {checkpoint.base_model}, not of {model.base_model}",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
+from tinsmith_server.errors import CheckpointRootUnavailable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.clock import Clock, utc_now
 from tinsmith_server.services.files import CheckpointFiles
@@ -28,16 +29,22 @@ class Retention:
 
     async def sweep(self) -> None:
         now = self._clock()
-        for checkpoint in await self._store.expired_checkpoints(now):
-            await self.forget(checkpoint)
+        for one in await self._store.expired_checkpoints(now):
+            # Meanwhile its owner may have given it more time, or saved again under its name.
+            self._note(await self._store.delete_expired_checkpoint(one.run_id, one.type, one.name, now))
         for checkpoint in await self._store.ephemeral_of_finished_sessions(now - self._ephemeral_retention):
             await self.forget(checkpoint)
         await self.collect_garbage()
 
     async def enforce_ephemeral_cap(self, tenant: str) -> None:
-        """The oldest go first; sampling from them answers 410 from then on."""
+        """The oldest go first; sampling from them answers 410 from then on.
+
+        But the newest of each model stays: a program that saves often must not take another's current weights.
+        """
         kept = await self._store.ephemeral_checkpoints(tenant)
-        for checkpoint in kept[: max(0, len(kept) - self._ephemeral_per_tenant)]:
+        newest = {checkpoint.run_id: checkpoint for checkpoint in kept}
+        older = [checkpoint for checkpoint in kept if checkpoint is not newest[checkpoint.run_id]]
+        for checkpoint in older[: max(0, len(kept) - self._ephemeral_per_tenant)]:
             await self.forget(checkpoint)
 
     async def forget(self, checkpoint: Checkpoint) -> Checkpoint | None:
@@ -45,15 +52,23 @@ class Retention:
         deleted = await self._store.delete_checkpoint(
             checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock()
         )
+        self._note(deleted)
+        return deleted
+
+    @staticmethod
+    def _note(deleted: Checkpoint | None) -> None:
         if deleted is not None:
             log.info("checkpoint deleted", model_id=deleted.run_id, type=deleted.type, name=deleted.name)
-        return deleted
 
     async def collect_garbage(self) -> None:
         for directory in await self._store.list_garbage():
-            try:
-                await asyncio.to_thread(self._files.remove, directory)
-            except OSError as error:
-                log.warning("files cannot be removed", directory=directory, error=str(error))
-                continue
+            await self.remove_files(directory)
+
+    async def remove_files(self, directory: str) -> None:
+        """Of a checkpoint that has no record any more. Where the root refuses, the next collection tries again."""
+        try:
+            await asyncio.to_thread(self._files.remove, directory)
+        except (CheckpointRootUnavailable, FileNotFoundError) as error:
+            log.warning("files cannot be removed", directory=directory, error=str(error))
+        else:
             await self._store.remove_garbage(directory)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import wire_pb2, worker_pb2
 
 from tinsmith_server.services.failures import rejection
-from tinsmith_server.wire.ids import SampleId
-from tinsmith_server.wire.requests import MAX_SAMPLES, ModelInput, SampleRequest, SamplingParams, sentence
+from tinsmith_server.wire.requests import MAX_SAMPLES, ModelInput, SampleRequest, SamplingParams, TokenTensor, sentence
 
 TOKEN_LIMIT = 2**31
 
@@ -20,23 +21,21 @@ class Refused(Exception):
     """The message is for the user."""
 
 
-def sample_request(sample: SampleId, body: dict[str, Any]) -> worker_pb2.SampleRequest:
-    """Without its adapter, which the store knows."""
+def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2.SampleRequest:
+    """Without its adapter, which the store knows, and without its id, which depends on who takes it."""
     try:
         request = SampleRequest.model_validate(body)
-        _check_supported(request)
-        return _request(sample, request)
+        return _request(sampling_session_id, request)
     except ValidationError as error:
-        return _rejected(sample, body, sentence(error))
+        return _rejected(sampling_session_id, body, sentence(error))
     except Refused as error:
-        return _rejected(sample, body, str(error))
+        return _rejected(sampling_session_id, body, str(error))
 
 
-def _request(sample: SampleId, request: SampleRequest) -> worker_pb2.SampleRequest:
-    params = request.sampling_params
+def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.SampleRequest:
+    params, targets = request.sampling_params, request.target_prompt_logprobs
     message = worker_pb2.SampleRequest(
-        request_id=str(sample),
-        sampling_session_id=sample.sampling_session_id,
+        sampling_session_id=sampling_session_id,
         prompt_tokens=_prompt_bytes(request.prompt),
         num_samples=request.num_samples,
         max_tokens=params.max_tokens,
@@ -46,6 +45,10 @@ def _request(sample: SampleId, request: SampleRequest) -> worker_pb2.SampleReque
         top_p=params.top_p,
         prompt_logprobs=request.prompt_logprobs,
         prompt_logprobs_last_n=request.prompt_logprobs_last_n,
+        topk_prompt_logprobs=request.topk_prompt_logprobs,
+        topk_sample_logprobs=request.topk_sample_logprobs,
+        target_prompt_logprobs=None if targets is None else _tensor(targets),
+        prompt_alt_tokens_k=request.prompt_alt_tokens_k,
     )
     _set_stop(message, params)
     return message
@@ -64,38 +67,41 @@ def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None
 
 
 def _prompt_bytes(prompt: ModelInput) -> bytes:
-    """int32, little-endian, all chunks in a row."""
-    tokens = array("i")
+    """int32, all chunks in a row."""
     for chunk in prompt.chunks:
         if chunk.type != "encoded_text":
             raise Refused(f"prompt chunks of type {chunk.type!r} are not supported yet by this server, only text")
-        try:
-            tokens.extend(chunk.tokens or [])
-        except OverflowError:
-            raise Refused("the prompt holds token ids outside 32 bits") from None
+    try:
+        return _packed("i", itertools.chain.from_iterable(chunk.tokens or [] for chunk in prompt.chunks))
+    except OverflowError:
+        raise Refused("the prompt holds token ids outside 32 bits") from None
+
+
+def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
+    """In the layout it came in, which is the layout of its answer."""
+    tensor = wire_pb2.Tensor(dtype=wire_pb2.INT64, shape=tokens.shape)
+    if tokens.sparse_crow_indices is None or tokens.sparse_col_indices is None:
+        tensor.dense = _packed("q", tokens.data)
+    else:
+        tensor.sparse_csr.values = _packed("q", tokens.data)
+        tensor.sparse_csr.crow_indices = _packed("q", tokens.sparse_crow_indices)
+        tensor.sparse_csr.col_indices = _packed("q", tokens.sparse_col_indices)
+    return tensor
+
+
+def _packed(type_code: str, numbers: Iterable[int]) -> bytes:
+    """Little-endian. Raises OverflowError if a number does not fit its type."""
+    packed = array(type_code, numbers)
     if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens.tobytes()
+        packed.byteswap()
+    return packed.tobytes()
 
 
-def _check_supported(request: SampleRequest) -> None:
-    asked = {
-        "topk_prompt_logprobs": request.topk_prompt_logprobs,
-        "topk_sample_logprobs": request.topk_sample_logprobs,
-        "target_prompt_logprobs": request.target_prompt_logprobs is not None,
-        "prompt_alt_tokens_k": request.prompt_alt_tokens_k,
-    }
-    for name, value in asked.items():
-        if value:
-            raise Refused(f"{name} is not supported yet by this server")
-
-
-def _rejected(sample: SampleId, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:
+def _rejected(sampling_session_id: str, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:
     """Still answered with as many sequence ids as were asked for, within reason."""
     count: object = body.get("num_samples", 1)
     return worker_pb2.SampleRequest(
-        request_id=str(sample),
-        sampling_session_id=sample.sampling_session_id,
+        sampling_session_id=sampling_session_id,
         num_samples=count if type(count) is int and 0 <= count <= MAX_SAMPLES else 0,
         rejection=rejection(message),
     )

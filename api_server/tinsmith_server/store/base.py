@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from tinsmith_server.store.records import (
     ApiKey,
     Checkpoint,
     CheckpointType,
+    FinalState,
     FinishType,
     Model,
     ModelState,
@@ -30,6 +31,9 @@ class Store(Protocol):
     # ---- keys and tenants
     async def add_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey:
         """Inserts, or returns the key that has this hash already, revoked or not."""
+
+    async def add_first_key(self, tenant: str, name: str, prefix: str, key_hash: str, now: datetime) -> ApiKey | None:
+        """Inserts unless there is any key already; of replicas that start at once, one gets its own."""
 
     async def find_key(self, key_hash: str) -> ApiKey | None:
         """The key with this hash, unless revoked."""
@@ -66,8 +70,16 @@ class Store(Protocol):
         """Inserts, or returns the model already made under the same (session_id, model_seq_id)."""
 
     async def get_model(self, model_id: str) -> Model | None: ...
-    async def set_model_state(self, model_id: str, state: ModelState, failure: str | None = None) -> None:
-        """`released`, `failed` and `corrupted` are final: later calls change nothing."""
+    async def bind_model(self, model_id: str, worker_id: str) -> bool:
+        """Notes that the worker has the model. False when the model is not its, or not any more."""
+
+    async def end_model(
+        self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
+    ) -> bool:
+        """Frees the model's slot in the same transaction. The first end is final: later ones change nothing.
+
+        With `only_unplaced` a model that has been given a place meanwhile lives on. False when nothing changed.
+        """
 
     async def touch_model(self, model_id: str, now: datetime) -> None: ...
     async def list_models(self, tenant: str, limit: int, offset: int) -> Page[Model]:
@@ -75,6 +87,25 @@ class Store(Protocol):
 
     async def models_of_session(self, session_id: str) -> Sequence[Model]: ...
     async def models_of_worker(self, worker_id: str, states: Sequence[ModelState]) -> Sequence[Model]: ...
+    async def accepted_models(self) -> Sequence[Model]:
+        """Those that no worker has yet, oldest first."""
+
+    async def first_without_place(self, base_model: str, lora_rank: int) -> Model | None:
+        """The oldest accepted model of this kind that is placed nowhere."""
+
+    # ---- places at workers
+    async def place_model(self, model_id: str, worker_id: str, slots: int | None) -> Model | None:
+        """Gives an accepted model the lowest free one of the worker's `slots`; None: the worker counts itself.
+
+        Returns the model as it is then, perhaps placed elsewhere before or ended since; None when every
+        slot is taken, and where there is no such model.
+        """
+
+    async def displace_model(self, model_id: str, worker_id: str) -> None:
+        """Takes an accepted model away from the worker that refused it. A bound one stays."""
+
+    async def used_slots(self) -> Mapping[str, int]:
+        """By worker; those without any are missing."""
 
     # ---- workers
     async def get_worker(self, worker_id: str) -> Worker:
@@ -85,6 +116,10 @@ class Store(Protocol):
 
     async def advance_cursor(self, worker_id: str, event_id: int) -> None:
         """Never moves backwards."""
+
+    async def note_home(self, worker_id: str, home: str) -> None: ...
+    async def workers_with_live_models(self) -> Sequence[Worker]:
+        """Those at which an accepted or bound model is placed."""
 
     # ---- sampling sessions
     async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
@@ -110,6 +145,11 @@ class Store(Protocol):
     async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
         """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was."""
 
+    async def delete_expired_checkpoint(
+        self, run_id: str, type: CheckpointType, name: str, now: datetime
+    ) -> Checkpoint | None:
+        """The same, but only if its time is over at `now`: whoever looked earlier may have seen another one."""
+
     async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None: ...
     async def set_checkpoint_expiry(
         self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None
@@ -126,14 +166,37 @@ class Store(Protocol):
     async def list_garbage(self) -> Sequence[str]: ...
     async def remove_garbage(self, directory: str) -> None: ...
 
+    # ---- replicas and their shares of the work; the database's clock says when their time is over
+    async def attend(self, replica: str, seconds: float) -> Sequence[str]:
+        """Says that the replica is there for so long; returns all that are, in order."""
+
+    async def attending(self) -> Sequence[str]:
+        """All replicas that are there, in order."""
+
+    async def hold_leases(self, replica: str, names: Collection[str], seconds: float) -> frozenset[str]:
+        """Takes those that are free, expired or its own, from now for `seconds`; returns which it got."""
+
+    async def give_up_leases(self, replica: str, names: Collection[str]) -> None:
+        """Those of `names` that are its own are free."""
+
+    async def leave(self, replica: str) -> None:
+        """All that it holds is free, and nobody counts on it."""
+
+    async def forget_the_gone(self) -> None:
+        """Removes replicas and leases whose time was over an hour ago."""
+
+    async def note_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
+        """A round is made at `now`, by any replica. Returns since when rounds of this name have come
+        without a gap longer than `absence`."""
+
     # ---- the installation
     async def secret(self, name: str) -> bytes:
         """32 random bytes, drawn once per name and the same for every replica."""
 
-    async def take_lease(self, name: str, owner: str, now: datetime, seconds: float) -> bool:
-        """True when `owner` holds the named lease until now + seconds: it was free, expired, or its own."""
-
     async def counts(self) -> Mapping[str, int]:
         """Rows by state for metrics: `models.<state>`, `sessions.active`, `checkpoints.<type>`."""
+
+    async def check(self) -> None:
+        """Returns when the database has answered; does not wait for one that is down to come back."""
 
     async def close(self) -> None: ...

@@ -37,8 +37,15 @@ class CheckpointQueries(Queries):
         return await self._read_page(Checkpoint, query, limit, offset)
 
     async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
-        present = _named(run_id, type, name) & _NOT_DELETED
-        entomb = update(checkpoints).where(present).values(deleted_at=now).returning(*checkpoints.c)
+        return await self._entomb(_named(run_id, type, name), now)
+
+    async def delete_expired_checkpoint(
+        self, run_id: str, type: CheckpointType, name: str, now: datetime
+    ) -> Checkpoint | None:
+        return await self._entomb(_named(run_id, type, name) & (checkpoints.c.expires_at <= now), now)
+
+    async def _entomb(self, which: ColumnElement[bool], now: datetime) -> Checkpoint | None:
+        entomb = update(checkpoints).where(which, _NOT_DELETED).values(deleted_at=now).returning(*checkpoints.c)
 
         async def delete(connection: AsyncConnection) -> Checkpoint | None:
             row = (await connection.execute(entomb)).one_or_none()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Engine, event
+from sqlalchemy import URL, Engine, event, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -17,6 +17,7 @@ from tinsmith_server.store.errors import RowRefused, StoreUnavailable
 from tinsmith_server.store.url import async_url, describe
 
 T = TypeVar("T")
+Isolation: TypeAlias = Literal["READ COMMITTED", "AUTOCOMMIT"]
 Work: TypeAlias = Callable[[AsyncConnection], Awaitable[T]]
 
 # Above any burst of small transactions, below the time after which a request has lost its client.
@@ -27,7 +28,11 @@ SQLITE_CONNECT_ARGS: dict[str, Any] = {"isolation_level": None}
 
 # What the statements are written for, whatever the database's own default: after waiting for a lock or
 # for another's insert, the next statement sees what the other committed.
-POSTGRESQL_ISOLATION: Literal["READ COMMITTED"] = "READ COMMITTED"
+POSTGRESQL_ISOLATION: Isolation = "READ COMMITTED"
+
+# A database that restarts is back within seconds. Whoever is told so at once comes back at once, with all others.
+PATIENCE_SECONDS = 10.0
+RETRY_SECONDS = 0.3
 
 # A replica whose database host vanished without a word must notice within half a minute, not after the
 # kernel's two hours.
@@ -41,8 +46,22 @@ _LIBPQ_DEFAULTS = {
 }
 
 
+# A replica whose host vanished, or that was frozen, in the middle of a transaction keeps its locks until PostgreSQL
+# ends it; whoever waits for them gives up sooner than a client does.
+_LIMITS = {
+    "idle_in_transaction_session_timeout": "15s",
+    "lock_timeout": "10s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+
+
 class Database:
     """Runs transactions. On SQLite readers never wait, and this process's writers queue for one connection.
+
+    A PostgreSQL that takes no connections is waited for, PATIENCE_SECONDS at most; what it may have done
+    before it broke off is repeated only where it was reading.
 
     A transaction runs to its end even when its caller is cancelled: a driver that is interrupted between
     two steps can leave a connection, and on SQLite the write lock, to whenever an exception is collected.
@@ -55,15 +74,26 @@ class Database:
             self._reader = _sqlite_engine(url, begin="BEGIN", pool_size=4)
             self._writer = _sqlite_engine(url, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
-            self._reader = self._writer = _postgresql_engine(url)
+            # A single statement needs no transaction, and one that fails on a stale connection is repeated:
+            # one round trip instead of four, for what every request does.
+            self._reader = _postgresql_engine(url, "AUTOCOMMIT", pool_size=10, pool_pre_ping=False)
+            # A connection that died with a restarted database is replaced, not reported.
+            self._writer = _postgresql_engine(url, POSTGRESQL_ISOLATION, pool_size=6, pool_pre_ping=True)
+            event.listen(self._writer.sync_engine, "connect", _limit_transactions)
 
     async def read(self, work: Work[T]) -> T:
-        """Runs `work` in a transaction that only reads."""
-        return await self._run(self._reader, work)
+        """Runs `work`, which only reads, perhaps several times. Each statement sees what is committed by then."""
+        until = self._patient_until()
+        return await self._run(self._patiently(until, lambda: self._transaction(self._reader, work, until)))
 
     async def write(self, work: Work[T]) -> T:
         """Runs `work` in a transaction that may write, and returns when it is durable."""
-        return await self._run(self._writer, work)
+        return await self._run(self._transaction(self._writer, work, self._patient_until()))
+
+    async def answers(self) -> None:
+        """Returns when the database has answered, and does not wait for it to come back."""
+        now = asyncio.get_running_loop().time()
+        await self._run(self._transaction(self._writer, lambda connection: connection.execute(select(1)), now))
 
     async def close(self) -> None:
         """Waits for the transactions of cancelled callers, then closes every connection."""
@@ -71,16 +101,41 @@ class Database:
         await self._reader.dispose()
         await self._writer.dispose()
 
-    async def _run(self, engine: AsyncEngine, work: Work[T]) -> T:
-        task = asyncio.create_task(self._transaction(engine, work))
+    async def _run(self, transaction: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(transaction)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
-    async def _transaction(self, engine: AsyncEngine, work: Work[T]) -> T:
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            # Whoever asked may be gone: then nobody is left to hear of a failure, and that is no fault.
+            task.exception()
+
+    async def _transaction(self, engine: AsyncEngine, work: Work[T], patient_until: float) -> T:
+        connection = await self._patiently(patient_until, lambda: self._connect(engine))
         with clear_errors(self._where):
-            async with engine.begin() as connection:
+            async with aclosing(connection), connection.begin():
                 return await work(connection)
+
+    async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
+        with clear_errors(self._where):
+            return await engine.connect()
+
+    async def _patiently(self, until: float, attempt: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await attempt()
+            except StoreUnavailable:
+                if asyncio.get_running_loop().time() >= until:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _patient_until(self) -> float:
+        """A file does not come back by itself."""
+        seconds = 0.0 if self._reader.dialect.name == "sqlite" else PATIENCE_SECONDS
+        return asyncio.get_running_loop().time() + seconds
 
 
 @contextmanager
@@ -126,6 +181,14 @@ def postgresql_connect_args(url: URL) -> dict[str, Any]:
     return {name: value for name, value in _LIBPQ_DEFAULTS.items() if name not in url.query}
 
 
+def _limit_transactions(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    for name, value in _LIMITS.items():
+        cursor.execute(f"SET {name} = '{value}'")
+    cursor.close()
+    connection.commit()
+
+
 def _sqlite_engine(url: URL, begin: str, pool_size: int) -> AsyncEngine:
     engine = create_async_engine(
         async_url(url),
@@ -138,13 +201,13 @@ def _sqlite_engine(url: URL, begin: str, pool_size: int) -> AsyncEngine:
     return engine
 
 
-def _postgresql_engine(url: URL) -> AsyncEngine:
+def _postgresql_engine(url: URL, isolation_level: Isolation, *, pool_size: int, pool_pre_ping: bool) -> AsyncEngine:
     return create_async_engine(
         async_url(url),
-        pool_size=8,
-        max_overflow=8,
-        pool_pre_ping=True,  # a connection that died with a restarted database is replaced, not reported
-        isolation_level=POSTGRESQL_ISOLATION,
+        pool_size=pool_size,
+        max_overflow=0,  # what overflows is closed again, and a connection costs PostgreSQL a process
+        pool_pre_ping=pool_pre_ping,
+        isolation_level=isolation_level,
         json_serializer=to_json,
         connect_args=postgresql_connect_args(url),
     )

@@ -9,8 +9,10 @@ from tinsmith_server.store.checkpoints import CheckpointQueries
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.installation import GarbageQueries, InstallationQueries
 from tinsmith_server.store.keys import KeyQueries
+from tinsmith_server.store.leases import LeaseQueries
 from tinsmith_server.store.migrate import migrate
 from tinsmith_server.store.models import ModelQueries
+from tinsmith_server.store.placements import PlacementQueries
 from tinsmith_server.store.sampling_sessions import SamplingSessionQueries
 from tinsmith_server.store.sessions import SessionQueries
 from tinsmith_server.store.url import parse_store_url
@@ -21,11 +23,13 @@ class SqlStore(
     KeyQueries,
     SessionQueries,
     ModelQueries,
+    PlacementQueries,
     WorkerQueries,
     SamplingSessionQueries,
     CheckpointQueries,
     GarbageQueries,
     InstallationQueries,
+    LeaseQueries,
 ):
     """The store on SQLite or PostgreSQL: one base class per area, one file each."""
 

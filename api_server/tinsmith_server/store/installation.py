@@ -1,10 +1,9 @@
-"""What belongs to the whole installation: garbage, secrets, leases, counts."""
+"""What belongs to the whole installation: garbage, secrets, counts."""
 
 from __future__ import annotations
 
 import secrets as random_secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import get_args
 
 from sqlalchemy import Column, ColumnElement, delete, func, select
@@ -12,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import CheckpointType, ModelState
-from tinsmith_server.store.rows import insert_into, insert_unless_there, inserts_row
-from tinsmith_server.store.tables import checkpoints, garbage, leases, models, secrets, sessions
+from tinsmith_server.store.rows import insert_unless_there
+from tinsmith_server.store.tables import checkpoints, garbage, models, secrets, sessions
 
 _SECRET_BYTES = 32
 
@@ -44,17 +43,8 @@ class InstallationQueries(Queries):
 
         return await self._database.write(draw_once)
 
-    async def take_lease(self, name: str, owner: str, now: datetime, seconds: float) -> bool:
-        lease = {"name": name, "owner": owner, "expires_at": now + timedelta(seconds=seconds)}
-        free = (leases.c.owner == owner) | (leases.c.expires_at <= now)
-
-        async def take(connection: AsyncConnection) -> bool:
-            insert = insert_into(connection, leases, lease)
-            return await inserts_row(
-                connection, insert.on_conflict_do_update(index_elements=["name"], set_=lease, where=free)
-            )
-
-        return await self._database.write(take)
+    async def check(self) -> None:
+        await self._database.answers()
 
     async def counts(self) -> Mapping[str, int]:
         return await self._database.read(_count)

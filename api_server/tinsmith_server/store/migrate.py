@@ -45,8 +45,8 @@ def migrate(url: URL) -> None:
             _migrate_postgresql(url)
 
 
-def upgrade(connection: Connection) -> None:
-    """Runs the missing steps in the connection's open transaction.
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Runs the missing steps up to `revision` in the connection's open transaction.
 
     A schema that this version does not know was made by a newer one. It is left as it is: steps only
     expand until every replica is new (`migrations/README.md`), so this version still works on it.
@@ -59,7 +59,7 @@ def upgrade(connection: Connection) -> None:
     if present is not None and present not in known:
         _log.warning("store_schema_is_newer", schema=present)
         return
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
 
 
 def _migrate_sqlite(url: URL) -> None:

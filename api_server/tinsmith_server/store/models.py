@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import update
+from sqlalchemy import delete, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
-from tinsmith_server.store.records import Model, ModelState, Page
-from tinsmith_server.store.rows import newest_first, select_records, values
-from tinsmith_server.store.tables import models
+from tinsmith_server.store.records import FinalState, Model, ModelState, Page
+from tinsmith_server.store.rows import changes_rows, newest_first, select_records, values
+from tinsmith_server.store.tables import models, placements
 
-_FINAL: tuple[ModelState, ...] = ("released", "failed", "corrupted")
+_LIVE: tuple[ModelState, ...] = ("accepted", "bound")
 
 
 class ModelQueries(Queries):
@@ -26,9 +27,24 @@ class ModelQueries(Queries):
     async def get_model(self, model_id: str) -> Model | None:
         return await self._read_one(Model, select_records(models, Model).where(models.c.model_id == model_id))
 
-    async def set_model_state(self, model_id: str, state: ModelState, failure: str | None = None) -> None:
-        changeable = (models.c.model_id == model_id) & models.c.state.not_in(_FINAL)
-        await self._write(update(models).where(changeable).values(state=state, failure=failure))
+    async def bind_model(self, model_id: str, worker_id: str) -> bool:
+        there = (models.c.model_id == model_id) & (models.c.worker_id == worker_id) & models.c.state.in_(_LIVE)
+        return await self._write(update(models).where(there).values(state="bound"))
+
+    async def end_model(
+        self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
+    ) -> bool:
+        living = (models.c.model_id == model_id) & models.c.state.in_(_LIVE)
+        if only_unplaced:
+            living &= models.c.worker_id == ""
+
+        async def end(connection: AsyncConnection) -> bool:
+            ended = await changes_rows(connection, update(models).where(living).values(state=state, failure=failure))
+            if ended:
+                await connection.execute(delete(placements).where(placements.c.model_id == model_id))
+            return ended
+
+        return await self._database.write(end)
 
     async def touch_model(self, model_id: str, now: datetime) -> None:
         older = (models.c.model_id == model_id) & (models.c.last_request_at < now)
@@ -50,3 +66,13 @@ class ModelQueries(Queries):
         placed = (models.c.worker_id == worker_id) & models.c.state.in_(states)
         query = select_records(models, Model).where(placed).order_by(models.c.created_at, models.c.model_id)
         return await self._read_all(Model, query)
+
+    async def accepted_models(self) -> Sequence[Model]:
+        query = select_records(models, Model).where(models.c.state == "accepted")
+        return await self._read_all(Model, query.order_by(models.c.created_at, models.c.model_id))
+
+    async def first_without_place(self, base_model: str, lora_rank: int) -> Model | None:
+        alike = (models.c.base_model == base_model) & (models.c.lora_rank == lora_rank)
+        waiting = alike & (models.c.state == "accepted") & (models.c.worker_id == "")
+        oldest = select_records(models, Model).where(waiting).order_by(models.c.created_at, models.c.model_id)
+        return await self._read_one(Model, oldest.limit(1))

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 T = TypeVar("T")
 
 ModelState = Literal["accepted", "bound", "released", "failed", "corrupted"]
+FinalState = Literal["released", "failed", "corrupted"]
 FinishType = Literal["success", "errored", "interrupted", "reaped"]
 CheckpointType = Literal["training", "sampler", "external", "ephemeral"]
 
@@ -50,6 +51,7 @@ class Model:
 
     `accepted`: create or load is durable here but perhaps not yet at the worker, which is what
     `create_kind` ("create" or "load") and `create_payload` are kept for. `bound`: the worker has it.
+    `worker_id` is empty until the model is placed, and stays when the model has ended.
     """
 
     model_id: str
@@ -75,12 +77,16 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A journal's home. Its epoch fences older servers out; the cursor says which events are in here."""
+    """A journal. Its epoch fences older servers out; the cursor says which events are in here.
+
+    `home` says where it was last seen, in the words of the fleet that saw it; empty before.
+    """
 
     worker_id: str
     epoch: int
     instance_id: str
     event_cursor: int
+    home: str = ""
 
 
 @dataclass(frozen=True, slots=True)

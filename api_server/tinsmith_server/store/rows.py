@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,10 +63,12 @@ def newest_first(time: Column[Any], *ties: Column[Any]) -> list[ColumnElement[An
     return [time.desc(), *(column.desc() for column in ties)]
 
 
-def insert_into(connection: AsyncConnection, table: Table, row: Mapping[str, Any]) -> postgresql.Insert:
+def insert_into(
+    connection: AsyncConnection, table: Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> postgresql.Insert:
     """The dialect's own insert, which has ON CONFLICT. SQLite's class has the same methods as PostgreSQL's."""
     insert: Any = _INSERT[connection.dialect.name]
-    statement: postgresql.Insert = insert(table).values(dict(row))
+    statement: postgresql.Insert = insert(table).values(rows)
     return statement
 
 

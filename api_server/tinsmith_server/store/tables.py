@@ -96,6 +96,19 @@ models = Table(
     UniqueConstraint("session_id", "model_seq_id"),
     Index(None, "tenant", "created_at"),
     Index(None, "worker_id", "state"),
+    Index(None, "state", "created_at"),
+)
+
+placements = Table(
+    "placements",
+    metadata,
+    # Two replicas that fill the same worker: one model per slot.
+    Column("worker_id", PlainText, nullable=False),
+    Column("slot", Int64, nullable=False),
+    Column("model_id", PlainText, ForeignKey("models.model_id"), nullable=False),
+    PrimaryKeyConstraint("worker_id", "slot"),
+    # Two replicas that place the same model at two workers: the first one stands.
+    UniqueConstraint("model_id"),
 )
 
 workers = Table(
@@ -105,6 +118,7 @@ workers = Table(
     Column("epoch", Int64, nullable=False),
     Column("instance_id", PlainText, nullable=False),
     Column("event_cursor", Int64, nullable=False),
+    Column("home", PlainText, nullable=False),
 )
 
 sampling_sessions = Table(
@@ -181,4 +195,21 @@ leases = Table(
     Column("name", PlainText, primary_key=True),
     Column("owner", PlainText, nullable=False),
     Column("expires_at", UtcTime, nullable=False),
+)
+
+replicas = Table(
+    "replicas",
+    metadata,
+    # Each server writes its own row, and reads from the others how much of the work is its share.
+    Column("replica", PlainText, primary_key=True),
+    Column("expires_at", UtcTime, nullable=False),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    # Whichever replica makes a round writes it here, so that one that dies leaves no gap behind.
+    Column("name", PlainText, primary_key=True),
+    Column("since", UtcTime, nullable=False),
+    Column("last_at", UtcTime, nullable=False),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, update
+from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
@@ -16,7 +17,7 @@ from tinsmith_server.store.rows import (
     select_records,
     values,
 )
-from tinsmith_server.store.tables import workers
+from tinsmith_server.store.tables import models, workers
 
 
 class WorkerQueries(Queries):
@@ -24,14 +25,14 @@ class WorkerQueries(Queries):
 
     async def get_worker(self, worker_id: str) -> Worker:
         known = await self._read_one(Worker, _by_id(worker_id))
-        return known or await self._insert_or_find(Worker, workers, _unseen(worker_id), _by_id(worker_id))
+        return known or await self._insert_or_find(Worker, workers, unseen_worker(worker_id), _by_id(worker_id))
 
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
         unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
         raised = update(workers).where(unchanged).values(epoch=expected_epoch + 1, instance_id=instance_id)
 
         async def compare_and_swap(connection: AsyncConnection) -> Worker | None:
-            await insert_unless_there(connection, workers, _unseen(worker_id))
+            await insert_unless_there(connection, workers, unseen_worker(worker_id))
             if not await changes_rows(connection, raised):
                 return None
             return await fetch_made(connection, Worker, _by_id(worker_id))
@@ -42,8 +43,17 @@ class WorkerQueries(Queries):
         behind = (workers.c.worker_id == worker_id) & (workers.c.event_cursor < event_id)
         await self._write(update(workers).where(behind).values(event_cursor=event_id))
 
+    async def note_home(self, worker_id: str, home: str) -> None:
+        elsewhere = (workers.c.worker_id == worker_id) & (workers.c.home != home)
+        await self._write(update(workers).where(elsewhere).values(home=home))
 
-def _unseen(worker_id: str) -> dict[str, Any]:
+    async def workers_with_live_models(self) -> Sequence[Worker]:
+        living = select(models.c.worker_id).where(models.c.state.in_(("accepted", "bound")))
+        query = select_records(workers, Worker).where(workers.c.worker_id.in_(living))
+        return await self._read_all(Worker, query.order_by(workers.c.worker_id))
+
+
+def unseen_worker(worker_id: str) -> dict[str, Any]:
     return values(Worker(worker_id=worker_id, epoch=0, instance_id="", event_cursor=0))
 
 

@@ -1,11 +1,14 @@
-"""The identifiers that clients see. Each is a pure function of what the client sent.
+"""The identifiers that clients see. Each is a pure function of what the client sent, and of who took it.
 
-A repeated submission, on any replica, therefore answers the same request id.
+A repeated submission, on any replica, therefore answers the same request id, unless another sampler took it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from tinsmith_rpc import RELEASE_SEQ_ID
@@ -38,27 +41,46 @@ class OperationId:
 
 @dataclass(frozen=True, slots=True)
 class SampleId:
-    """One `asample` submission."""
+    """An `asample` submission at the sampler that took it, so that every replica looks for it there.
+
+    Submitted again, it may be taken by another sampler: then it is another sample.
+    """
 
     sampling_session_id: str
     seq_id: int
+    sampler_token: str
 
     @override
     def __str__(self) -> str:
-        return f"{self.sampling_session_id}:asample:{self.seq_id}"
+        return f"{self.sampling_session_id}:asample:{self.seq_id}@{self.sampler_token}"
+
+    def sequence_ids(self, count: int) -> tuple[str, ...]:
+        """The same wherever the submission was taken."""
+        return tuple(f"{self.sampling_session_id}:asample:{self.seq_id}:{index}" for index in range(count))
+
+
+NUMBER_PATTERN = re.compile(r"0|[1-9][0-9]{0,18}")
+TOKEN_PATTERN = re.compile(r"[0-9a-f]{8}")
+
+
+@lru_cache(maxsize=1024)
+def sampler_token(sampler_id: str) -> str:
+    """A sampler's name in request ids."""
+    return hashlib.sha256(sampler_id.encode()).hexdigest()[:8]
 
 
 def parse_request_id(text: str) -> OperationId | SampleId | None:
     """The inverse of `str`; None for anything that this server cannot have answered."""
     owner, _, rest = text.rpartition(":")
     owner, _, marker = owner.rpartition(":")
-    if not owner or not rest.isascii() or not rest.isdigit() or str(int(rest)) != rest:
+    number, at, token = rest.partition("@")
+    if not owner or not NUMBER_PATTERN.fullmatch(number):
         return None
     match marker:
-        case "op" if is_operation_number(int(rest)) or rest == "0":
-            return OperationId(owner, int(rest))
-        case "asample" if is_sample_number(int(rest)):
-            return SampleId(owner, int(rest))
+        case "op" if not at and (is_operation_number(int(number)) or number == "0"):
+            return OperationId(owner, int(number))
+        case "asample" if TOKEN_PATTERN.fullmatch(token) and is_sample_number(int(number)):
+            return SampleId(owner, int(number), token)
     return None
 
 
@@ -125,6 +147,10 @@ class TinkerPath:
         return f"tinker://{self.run_id}/{self.kind}/{self.name}"
 
 
+# The SDK puts names into URLs as they are: `best#2` would be deleted as `best`.
+NOT_IN_NAMES = "/:?#%\\"
+
+
 def parse_tinker_path(text: str) -> TinkerPath:
     """Raises ValueError with a sentence for the user."""
     segments = text.removeprefix("tinker://").split("/")
@@ -141,6 +167,7 @@ def check_name(name: str) -> str:
     """A checkpoint's name, which becomes one segment of a path. Raises ValueError with a sentence."""
     if not name or len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"a checkpoint name has 1 to {MAX_NAME_CHARACTERS} characters, this one has {len(name)}")
-    if "/" in name or ":" in name or not name.isprintable() or name in {".", ".."}:
-        raise ValueError(f"the checkpoint name {name!r} must not hold '/', ':' or control characters")
+    if any(one in name for one in NOT_IN_NAMES) or not name.isprintable() or name in {".", ".."}:
+        held = " ".join(NOT_IN_NAMES)
+        raise ValueError(f"the checkpoint name {name!r} must not hold any of {held}, nor control characters")
     return name

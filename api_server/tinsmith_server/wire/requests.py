@@ -16,6 +16,8 @@ Name = Annotated[str, AfterValidator(check_name)]
 TtlSeconds = Annotated[int, Field(ge=TTL_MIN_SECONDS, le=TTL_MAX_SECONDS)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Fraction = Annotated[Finite, Field(ge=0, lt=1)]
 
 
@@ -192,6 +194,22 @@ class SamplingParams(Request):
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
 
 
+class TokenTensor(Request):
+    """Token ids `[rows, columns]`: all of them, or, as compressed sparse rows, those listed."""
+
+    data: list[Int64]
+    dtype: Literal["int64"]
+    shape: list[Annotated[int, Field(ge=0, lt=2**63)]]
+    sparse_crow_indices: list[Int64] | None = None
+    sparse_col_indices: list[Int64] | None = None
+
+    @model_validator(mode="after")
+    def _is_dense_or_sparse(self) -> TokenTensor:
+        if (self.sparse_crow_indices is None) != (self.sparse_col_indices is None):
+            raise ValueError("sparse_crow_indices and sparse_col_indices only make sense together")
+        return self
+
+
 class SampleRequest(Request):
     sampling_session_id: str
     seq_id: int
@@ -199,11 +217,11 @@ class SampleRequest(Request):
     num_samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     sampling_params: SamplingParams = SamplingParams()
     prompt_logprobs: bool = False
-    prompt_logprobs_last_n: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    topk_prompt_logprobs: int = 0
-    topk_sample_logprobs: int = 0
-    target_prompt_logprobs: dict[str, Any] | None = None
-    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: Count | None = None
+    topk_prompt_logprobs: Count = 0
+    topk_sample_logprobs: Count = 0
+    target_prompt_logprobs: TokenTensor | None = None
+    prompt_alt_tokens_k: Count = 0
     # Accepted and without effect: stable_reinforce is mapped to a loss that needs no recorded data.
     record_stability_info: bool = False
 

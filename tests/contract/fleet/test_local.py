@@ -2,55 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tinsmith_rpc import worker_pb2
-from tinsmith_server.errors import ModelUnloadable, StartupError, WorkerUnavailable
-from tinsmith_server.fleet.local import LocalFleet, WorkerCommand
+from support.fleets import START_SECONDS, worker_pid
+from support.operator_stand_in import MODEL
+from tinsmith_server.errors import StartupError, WorkerUnavailable, WorkerUnstartable
+from tinsmith_server.fleet.local import LocalFleet
 from tinsmith_server.fleet.supervisor import Supervisor
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import SqlStore, open_store
-
-START_SECONDS = 30.0
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """One model directory under two names, and the fake worker in the real one's place."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    real = WorkerCommand.__call__
-
-    def command(self: WorkerCommand, socket: Path, parent_fd: int) -> list[str]:
-        return [sys.executable, "-m", "support.fake_worker_program", *real(self, socket, parent_fd)[3:]]
-
-    monkeypatch.setattr(WorkerCommand, "__call__", command)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    return Settings(data=tmp_path / "data", models=(f"a={model}", f"b={model}"), lora_alpha=32)
-
-
-@pytest.fixture
-async def fleet(settings: Settings, store: SqlStore) -> AsyncIterator[LocalFleet]:
-    fleet = LocalFleet(settings)
-    await fleet.open(store)
-    yield fleet
-    await fleet.close()
+from tinsmith_server.store.engine import SqlStore
 
 
 def only_worker(fleet: LocalFleet) -> Supervisor:
@@ -64,23 +32,19 @@ def seen(tmp_path: Path) -> dict[str, Any]:
     return content
 
 
-async def test_names_that_share_a_directory_share_a_process_started_at_first_use(
-    fleet: LocalFleet, store: SqlStore
-) -> None:
-    worker = only_worker(fleet)
+async def test_names_that_share_a_directory_share_a_process_started_at_first_use(local_fleet: LocalFleet) -> None:
+    worker = only_worker(local_fleet)
     assert worker.running() is None
-    first, second = await asyncio.gather(worker.connection(START_SECONDS), worker.connection(START_SECONDS))
-    assert first is second
-    row = await store.get_worker(worker.worker_id)
-    description = await first.describe()
-    assert (description.epoch, description.instance_id) == (row.epoch, row.instance_id) == (1, row.instance_id)
+    assert [*local_fleet.trainers(MODEL, 8), *local_fleet.trainers("b", 8)] == [worker, worker]
+    await worker.connection(START_SECONDS)
+    assert worker_pid()
 
 
 async def test_a_worker_hears_the_settings_and_not_the_secrets(
-    fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINSMITH_API_KEY", "tml-secret")
-    await only_worker(fleet).connection(START_SECONDS)
+    await only_worker(local_fleet).connection(START_SECONDS)
     told = seen(tmp_path)
     assert "tml-secret" not in json.dumps(told)
     arguments = told["arguments"]
@@ -89,29 +53,11 @@ async def test_a_worker_hears_the_settings_and_not_the_secrets(
     assert arguments[arguments.index("--volume") + 1].startswith(str(tmp_path / "data" / "workers"))
 
 
-async def test_a_killed_worker_comes_back_under_a_new_epoch(fleet: LocalFleet, store: SqlStore, tmp_path: Path) -> None:
-    worker = only_worker(fleet)
-    before = await worker.connection(START_SECONDS)
-    os.kill(pid_of(tmp_path), signal.SIGKILL)
-    while (after := await worker.connection(START_SECONDS)) is before:
-        await asyncio.sleep(0.01)
-    assert await after.submit(worker_pb2.SubmitRequest(model_id="m", kind=worker_pb2.CREATE_MODEL)) == 2
-    assert (await store.get_worker(worker.worker_id)).epoch == 2
-    with pytest.raises(WorkerUnavailable):
-        await before.describe()
-
-
-def pid_of(tmp_path: Path) -> int:
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    (pid,) = [pid for pid in children if b"fake_worker_program" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return int(pid)
-
-
 async def refused(fleet: LocalFleet, tmp_path: Path, sentence: str) -> Supervisor:
     """The worker, after its model's directory was found to be broken."""
     (tmp_path / "model" / "refuse").write_text(sentence)
     worker = only_worker(fleet)
-    with pytest.raises(ModelUnloadable, match=f"^{sentence}$"):
+    with pytest.raises(WorkerUnstartable, match=f"^{sentence}$"):
         await worker.connection(START_SECONDS)
     assert worker._life is not None
     await worker._life
@@ -119,10 +65,10 @@ async def refused(fleet: LocalFleet, tmp_path: Path, sentence: str) -> Superviso
 
 
 async def test_a_model_that_cannot_be_loaded_is_tried_again_by_the_next_request_that_needs_it(
-    fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local_fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.supervisor.UNLOADABLE_BACKOFF_SECONDS", 0.0)
-    worker = await refused(fleet, tmp_path, "model.safetensors is truncated")
+    monkeypatch.setattr("tinsmith_server.fleet.supervisor.MENDING_BACKOFF_SECONDS", 0.0)
+    worker = await refused(local_fleet, tmp_path, "model.safetensors is truncated")
     (tmp_path / "model" / "refuse").unlink()
     assert worker.running() is None
     await worker.connection(START_SECONDS)
@@ -130,18 +76,30 @@ async def test_a_model_that_cannot_be_loaded_is_tried_again_by_the_next_request_
 
 
 async def test_requests_within_the_back_off_hear_the_reason_and_start_nothing(
-    fleet: LocalFleet, tmp_path: Path
+    local_fleet: LocalFleet, tmp_path: Path
 ) -> None:
-    worker = await refused(fleet, tmp_path, "model.safetensors is truncated")
+    worker = await refused(local_fleet, tmp_path, "model.safetensors is truncated")
     (tmp_path / "model" / "refuse").unlink()
-    with pytest.raises(ModelUnloadable, match="is truncated"):
+    with pytest.raises(WorkerUnstartable, match="is truncated"):
         await worker.connection(START_SECONDS)
 
 
-async def test_a_lost_worker_is_one_line_with_its_reason_once(
-    fleet: LocalFleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+async def test_a_worker_that_ends_at_its_flags_is_not_tried_again(
+    local_fleet: LocalFleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    await refused(fleet, tmp_path, "model.safetensors is truncated")
+    """Those were fine when the server started: the worker's program is another one since."""
+    (tmp_path / "model" / "contradict").touch()
+    worker = only_worker(local_fleet)
+    for _ in range(2):
+        with pytest.raises(WorkerUnstartable, match=r"^the flags contradict each other$"):
+            await worker.connection(START_SECONDS)
+    assert "".join(capfd.readouterr()).count("worker lost") == 1
+
+
+async def test_a_lost_worker_is_one_line_with_its_reason_once(
+    local_fleet: LocalFleet, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await refused(local_fleet, tmp_path, "model.safetensors is truncated")
     output = "".join(capfd.readouterr())
     assert output.count("model.safetensors is truncated") == 1
     assert output.count("worker lost") == 1
@@ -159,18 +117,59 @@ async def test_closing_the_fleet_lets_workers_end_by_themselves(
         await client.describe()
 
 
-async def test_one_server_owns_a_data_directory(fleet: LocalFleet, settings: Settings, store: SqlStore) -> None:
+async def test_one_server_owns_a_data_directory(local_fleet: LocalFleet, settings: Settings, store: SqlStore) -> None:
     other = LocalFleet(settings)
     with pytest.raises(StartupError, match="another server uses the data directory"):
         await other.open(store)
     await other.close()
 
 
-async def test_a_worker_that_nobody_serves_is_unavailable_with_the_cure(fleet: LocalFleet) -> None:
-    with pytest.raises(WorkerUnavailable, match="add it with --model"):
-        fleet.worker("gone-1")
-
-
-async def test_waiting_for_a_worker_ends_with_the_reason(fleet: LocalFleet) -> None:
+async def test_waiting_for_a_worker_ends_with_the_reason(local_fleet: LocalFleet) -> None:
     with pytest.raises(WorkerUnavailable, match="the worker is starting"):
-        await only_worker(fleet).connection(0)
+        await only_worker(local_fleet).connection(0)
+
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from tinsmith_server.fleet.local import LocalFleet
+from tinsmith_server.settings import Settings
+
+async def open_and_die():
+    await LocalFleet(Settings(data=Path(sys.argv[1]))).open(None)
+    os._exit(9)
+
+asyncio.run(open_and_die())
+"""
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files go. Not in the test's own folder, whose path leaves no room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+async def test_what_a_killed_server_left_among_temporary_files_goes_when_the_next_one_starts_on_its_data(
+    temporary: Path, tmp_path: Path, store: SqlStore
+) -> None:
+    """And nothing of a server on other data, which may live."""
+    left = {data: left_by_killed(tmp_path / data, temporary) for data in ("data", "other")}
+    assert {folder.name for folder in temporary.iterdir()} == set(left.values())
+
+    next_one = LocalFleet(Settings(data=tmp_path / "data"))
+    await next_one.open(store)
+    assert left["data"] not in {folder.name for folder in temporary.iterdir()}
+    await next_one.close()
+    assert [folder.name for folder in temporary.iterdir()] == [left["other"]]
+
+
+def left_by_killed(data: Path, temporary: Path) -> str:
+    """The folder that it made."""
+    before = set(temporary.iterdir())
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(data)], env=environment, check=False)
+    assert killed.returncode == 9
+    [folder] = set(temporary.iterdir()) - before
+    return folder.name

@@ -1,4 +1,4 @@
-"""One application per test, over fake workers and a SQLite store."""
+"""The same promises of one server, and of two that hear each other request; over fake workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_fleet import FakeFleet
-from support.http_server import TestedServer, running_server, settings_for
+from support.http_server import REPLICAS, TestedServer, running_server, settings_for
 
 
 @pytest.fixture
@@ -17,9 +17,9 @@ def fleet() -> Iterator[FakeFleet]:
     fleet.cleanup()
 
 
-@pytest.fixture
-async def server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
-    async with running_server(settings_for(tmp_path), fleet) as server:
+@pytest.fixture(params=list(REPLICAS))
+async def server(request: pytest.FixtureRequest, tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
+    async with REPLICAS[request.param](settings_for(tmp_path), fleet) as server:
         yield server
 
 

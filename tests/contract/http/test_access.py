@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.fake_fleet import FakeFleet
-from support.http_server import API_KEY, TestedServer, running_server, settings_for
+from support.http_server import API_KEY, TestedServer, one_server, running_server, settings_for
 from tinsmith_server.routes.unsupported import UNSUPPORTED
 
 
@@ -104,6 +104,7 @@ async def test_capabilities_prefer_what_the_worker_says_over_the_models_configur
     assert [model["max_context_length"] for model in after] == [512, 512, 1024]
 
 
+@one_server
 async def test_health_metrics_and_the_api_page_need_no_key(server: TestedServer) -> None:
     headers = {"X-API-Key": ""}
     assert (await server.client.get("/healthz", headers=headers)).json() == {"status": "ok"}
@@ -121,6 +122,7 @@ async def test_the_front_page_says_what_this_is_and_where_to_look(server: Tested
     assert all(word in page.json()["detail"] for word in ("Tinsmith", "/docs", "tinsmith doctor"))
 
 
+@one_server
 async def test_pages_are_counted_under_their_own_names(server: TestedServer) -> None:
     for path in ("/", "/docs", "/openapi.json", "/no/such/page"):
         await server.client.get(f"http://server{path}")
@@ -142,7 +144,7 @@ async def test_metrics_hold_no_ids_of_clients(server: TestedServer) -> None:
     await server.services.inspection.look()
     text = (await server.client.get("http://server/metrics")).text
     assert "sess-" not in text
-    assert 'tinsmith_queue_depth{base_model="org/tiny"} 0.0' in text
+    assert 'tinsmith_queue_depth{base_model="org/tiny",worker="tiny-1"} 0.0' in text
 
 
 async def test_no_log_line_holds_a_key(

@@ -10,6 +10,8 @@ import pytest
 from support.fake_fleet import FakeFleet
 from support.http_server import TestedServer, running_server, settings_for
 from tinsmith_rpc import worker_pb2
+from tinsmith_server.errors import CheckpointRootUnavailable
+from tinsmith_server.services.files import CheckpointFiles
 
 HOUR = 3600
 
@@ -179,13 +181,25 @@ async def test_encrypted_exports_are_refused_through_the_future(server: TestedSe
 async def test_only_the_newest_unnamed_weights_of_a_tenant_are_kept(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_server(settings_for(tmp_path, ephemeral_per_tenant=2), fleet) as server:
         model_id = await server.model()
-        opened = []
-        for number in range(3):
-            body = {"model_id": model_id, "seq_id": number + 1, "sampling_session_seq_id": number}
-            saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
-            opened.append(saved["sampling_session_id"])
+        opened = [await save_unnamed(server, model_id, number) for number in range(3)]
         statuses = [(await server.sample(session_id)).status_code for session_id in opened]
         assert statuses == [410, 200, 200]
+
+
+async def test_a_program_that_saves_often_leaves_another_its_current_weights(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_server(settings_for(tmp_path, ephemeral_per_tenant=2), fleet) as server:
+        slow, busy = await server.model(), await server.model()
+        current = await save_unnamed(server, slow, 0)
+        for number in range(5):
+            newest = await save_unnamed(server, busy, number)
+        assert [(await server.sample(session_id)).status_code for session_id in (current, newest)] == [200, 200]
+
+
+async def save_unnamed(server: TestedServer, model_id: str, number: int) -> str:
+    """The sampling session of the weights."""
+    body = {"model_id": model_id, "seq_id": number + 1, "sampling_session_seq_id": number}
+    saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
+    return str(saved["sampling_session_id"])
 
 
 async def test_unnamed_weights_outlive_their_session_by_an_hour(server: TestedServer) -> None:
@@ -201,3 +215,43 @@ async def test_unnamed_weights_outlive_their_session_by_an_hour(server: TestedSe
     server.time.pass_seconds(120)
     await server.services.background.sweep_now()
     assert not directory.exists()
+
+
+async def test_files_that_cannot_be_removed_now_are_removed_later(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record goes with the delete: nothing may find a checkpoint whose files are half gone."""
+    model_id = await server.model()
+    directories = [await save_external(server, model_id, seq_id, f"ex{seq_id}") for seq_id in (1, 2)]
+    asked: list[str] = []
+
+    def fail(files: CheckpointFiles, directory: str) -> None:
+        asked.append(directory)
+        raise CheckpointRootUnavailable("the bucket is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(CheckpointFiles, "remove", fail)
+        for seq_id in (1, 2):
+            path = f"/training_runs/{model_id}/checkpoints/external_weights/ex{seq_id}"
+            assert (await server.client.delete(path)).status_code == 200
+    assert await checkpoints(server) == []
+    assert len(asked) == 2, "a delete waits for its own files alone"
+    assert all(directory.exists() for directory in directories)
+    await server.services.background.sweep_now()
+    assert not any(directory.exists() for directory in directories)
+
+
+async def test_a_root_that_cannot_be_reached_is_a_503_that_names_it(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_id = await server.model()
+    await save_external(server, model_id, 1, "ex")
+
+    def fail(files: CheckpointFiles, directory: str) -> None:
+        raise CheckpointRootUnavailable("the checkpoint root s3://bucket cannot be used: it is away")
+
+    monkeypatch.setattr(CheckpointFiles, "list", fail)
+    path = f"/training_runs/{model_id}/checkpoints/external_weights/ex/external_weights_urls"
+    refused = await server.client.get(path)
+    assert refused.status_code == 503
+    assert "s3://bucket" in refused.json()["detail"]

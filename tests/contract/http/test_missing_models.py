@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from support.fake_worker import json_result
-from support.http_server import TestedServer
+from support.http_server import TestedServer, one_server
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.fleet.base import WorkerClient
 from tinsmith_server.services import operations
@@ -62,6 +62,7 @@ async def test_a_model_that_its_worker_has_never_got_is_not_lost(server: TestedS
     assert (await models.settle_missing(model, not_found)).state == "accepted"
 
 
+@one_server
 async def test_work_refused_by_a_worker_that_has_the_model_again_is_sent_again(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,7 +196,7 @@ async def test_a_refused_load_is_logged_with_the_checkpoints_base_model(
     server: TestedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = (await server.outcome(await server.save(await server.model(), 1, "ck")))["path"]
-    monkeypatch.delitem(server.fleet._models, BASE_MODEL)
+    monkeypatch.delitem(server.fleet.served, BASE_MODEL)
     body = {"session_id": await server.session(), "model_seq_id": 0, "path": path, "optimizer": True}
     await server.post("/load_weights", body)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "model refused" in line]

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from support.fake_fleet import OTHER_MODEL
 from support.http_server import TestedServer
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import wire_pb2, worker_pb2
+
+TARGETS = {"data": [5, -1, 6, 7], "dtype": "int64", "shape": [2, 2]}
+SPARSE_TARGETS = TARGETS | {"data": [5, 7], "sparse_crow_indices": [0, 1, 2], "sparse_col_indices": [0, 1]}
 
 
 async def sent(server: TestedServer, **fields: Any) -> worker_pb2.SampleRequest:
@@ -27,6 +30,23 @@ async def test_a_samples_parameters_reach_the_worker(server: TestedServer) -> No
     assert (request.temperature, request.top_k, request.top_p) == (0.0, 5, 0.9)
     assert (request.num_samples, request.prompt_logprobs, request.prompt_logprobs_last_n) == (2, True, 2)
     assert request.prompt_tokens == b"\1\0\0\0\2\0\0\0\3\0\0\0"
+
+
+async def test_whatever_logprobs_are_asked_for_the_worker_is_asked_for_them(server: TestedServer) -> None:
+    asked = {"topk_prompt_logprobs": 3, "topk_sample_logprobs": 4, "prompt_alt_tokens_k": 5}
+    request = await sent(server, **asked)
+    assert {name: getattr(request, name) for name in asked} == asked
+    assert not request.HasField("target_prompt_logprobs")
+
+
+async def test_target_tokens_reach_the_worker_in_the_layout_they_came_in(server: TestedServer) -> None:
+    dense = (await sent(server, target_prompt_logprobs=TARGETS)).target_prompt_logprobs
+    sparse = (await sent(server, target_prompt_logprobs=SPARSE_TARGETS)).target_prompt_logprobs
+    assert (list(dense.shape), list(sparse.shape)) == ([2, 2], [2, 2])
+    assert dense.dtype == sparse.dtype == wire_pb2.INT64
+    assert memoryview(dense.dense).cast("q").tolist() == [5, -1, 6, 7]
+    parts = (sparse.sparse_csr.values, sparse.sparse_csr.crow_indices, sparse.sparse_csr.col_indices)
+    assert [memoryview(part).cast("q").tolist() for part in parts] == [[5, 7], [0, 1, 2], [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -49,10 +69,13 @@ async def test_an_absent_stop_is_not_an_empty_one(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"topk_sample_logprobs": 3}, "topk_sample_logprobs is not supported yet"),
-        ({"topk_prompt_logprobs": 3}, "topk_prompt_logprobs is not supported yet"),
-        ({"prompt_alt_tokens_k": 1}, "prompt_alt_tokens_k is not supported yet"),
-        ({"target_prompt_logprobs": {"data": []}}, "target_prompt_logprobs is not supported yet"),
+        ({"topk_sample_logprobs": -1}, "topk_sample_logprobs"),
+        ({"topk_prompt_logprobs": 2.5}, "topk_prompt_logprobs"),
+        ({"prompt_alt_tokens_k": "3"}, "prompt_alt_tokens_k"),
+        ({"target_prompt_logprobs": {"data": []}}, "target_prompt_logprobs.dtype"),
+        ({"target_prompt_logprobs": TARGETS | {"dtype": "float32"}}, "target_prompt_logprobs.dtype"),
+        ({"target_prompt_logprobs": TARGETS | {"data": [2**63]}}, "target_prompt_logprobs.data"),
+        ({"target_prompt_logprobs": TARGETS | {"sparse_col_indices": [0]}}, "only make sense together"),
         ({"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "'image' are not supported yet"),
         ({"prompt": {"chunks": [{"type": "encoded_text", "tokens": [2**31]}]}}, "outside 32 bits"),
         ({"prompt": 3}, "prompt"),
@@ -150,7 +173,7 @@ async def test_a_sample_on_a_model_that_cannot_be_loaded_fails_with_the_workers_
 async def test_a_worker_that_restarts_pushes_samples_back_without_losing_them(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.sampling.CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr("tinsmith_server.services.dispatch.CONNECT_SECONDS", 0.01)
     sampler = await server.sampler()
     server.handle.down = "the worker is restarting"
     assert (await server.sample(sampler)).status_code == 429

@@ -36,6 +36,17 @@ async def test_results_of_work_accepted_before_the_finish_stay_readable(server: 
     assert (await server.result(f"{model_id}:op:1")).status_code == 200
 
 
+async def test_a_server_that_stops_leaves_its_chores_to_the_next_one_at_once(tmp_path: Path, fleet: FakeFleet) -> None:
+    """As in an upgrade: whoever waits for a slot would otherwise wait until leases have expired."""
+    async with running_server(settings_for(tmp_path), fleet) as first:
+        model_id = await first.model()
+        await first.services.background.reap_now()
+    async with running_server(settings_for(tmp_path), fleet, first.time) as successor:
+        await successor.post(f"/sessions/{model_id.split(':', maxsplit=1)[0]}/finish", SUCCESS)
+        await successor.services.background.reap_now()
+        assert (await successor.services.models.owned("default", model_id)).state == "released"
+
+
 async def test_the_first_finish_wins(server: TestedServer) -> None:
     session_id = await server.session()
     for type_ in ("errored", "success"):

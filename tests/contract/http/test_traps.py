@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,13 @@ async def test_trap_01_an_unreachable_worker_is_a_408_with_a_reason_after_the_fu
 ) -> None:
     model_id = await hasty_server.model()
     hasty_server.handle.down = "the worker is restarting"
-    hasty_server.handle.waits.clear()
+    asked_at = time.monotonic()
     response = await hasty_server.result(f"{model_id}:op:0")
     assert (response.status_code, response.json()) == (
         408,
         {"queue_state": "paused_capacity", "queue_state_reason": "the worker is restarting"},
     )
-    assert hasty_server.handle.waits[0] == pytest.approx(0.1, rel=0.5)
+    assert time.monotonic() - asked_at >= 0.1
 
 
 async def test_trap_01_an_error_inside_the_server_never_becomes_a_5xx_of_a_poll(
@@ -82,7 +83,7 @@ async def test_trap_02_chunks_are_acknowledged_in_whatever_order_they_come(serve
 async def test_trap_03_samples_have_sequence_ids_and_a_protobuf_result(server: TestedServer) -> None:
     sampler = await server.sampler()
     submitted = (await server.sample(sampler, 7, num_samples=3)).json()
-    assert submitted["sample_sequence_ids"] == [f"{submitted['request_id']}:{index}" for index in range(3)]
+    assert submitted["sample_sequence_ids"] == [f"{sampler}:asample:7:{index}" for index in range(3)]
     result = await server.result(submitted["request_id"])
     assert result.headers["content-type"] == "application/x-protobuf"
     assert len(wire_pb2.SampleResponse.FromString(result.content).sequences) == 3
@@ -218,7 +219,7 @@ async def test_trap_14_sequence_numbers_of_clones_need_64_bits(server: TestedSer
     sampler = await server.sampler()
     for seq_id in (246381329000000000, 2**63 - 1):
         submitted = (await server.sample(sampler, seq_id)).json()
-        assert submitted["request_id"] == f"{sampler}:asample:{seq_id}"
+        assert submitted["request_id"].startswith(f"{sampler}:asample:{seq_id}@")
         assert (await server.result(submitted["request_id"])).status_code == 200
 
 

@@ -177,3 +177,44 @@ async def test_ephemeral_checkpoints_outlive_their_session_for_a_while(store: St
     found = await store.ephemeral_of_finished_sessions(later(2))
 
     assert [(checkpoint.name, checkpoint.type) for checkpoint in found] == [("long ago", "ephemeral")]
+
+
+async def test_a_checkpoint_whose_time_was_prolonged_or_that_was_saved_again_does_not_expire(store: Store) -> None:
+    """Whoever removes what has expired may have been paused since it looked."""
+    for name in ("prolonged", "saved again", "past"):
+        await store.put_checkpoint(a_checkpoint(name, expires_at=later(1)))
+    await store.set_checkpoint_expiry("session-1:train:0", "training", "prolonged", later(60))
+    await store.put_checkpoint(a_checkpoint("saved again", event_id=2))
+
+    deleted = [
+        await store.delete_expired_checkpoint("session-1:train:0", "training", name, later(2))
+        for name in ("prolonged", "saved again", "past", "past")
+    ]
+
+    assert [one and one.name for one in deleted] == [None, None, "past", None]
+    assert {one.name for one in await store.checkpoints_of_run("session-1:train:0")} == {"prolonged", "saved again"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_pointers_that_two_replicas_move_at_once_end_at_the_newest_and_show_no_garbage(
+    replicas: tuple[Store, Store], seed: int
+) -> None:
+    """Both drain the same events, each in an order of its own, while one of the names is deleted."""
+    chance = random.Random(seed)
+    versions = [(epoch, event_id) for epoch in (1, 2) for event_id in range(6)]
+    saves = [a_version(name, *version) for name in ("a", "b") for version in versions]
+    work: list[Awaitable[object]] = [
+        replica.put_checkpoint(save) for replica in replicas for save in chance.sample(saves, len(saves))
+    ]
+    work.insert(chance.randrange(len(work)), replicas[1].delete_checkpoint(saves[0].run_id, "training", "a", NOW))
+
+    await asyncio.gather(*work)
+
+    left = {one.name: one for one in await replicas[0].checkpoints_of_run(saves[0].run_id)}
+    assert left["b"] == a_version("b", *versions[-1])
+    assert left.get("a") in (None, a_version("a", *versions[-1]))
+    assert not {one.directory for one in left.values()} & set(await replicas[0].list_garbage())
+
+
+def a_version(name: str, epoch: int, event_id: int) -> Checkpoint:
+    return a_checkpoint(name, epoch=epoch, event_id=event_id, directory=f"{name}/{epoch}/{event_id}")

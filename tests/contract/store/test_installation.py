@@ -1,6 +1,6 @@
 import asyncio
 
-from support.store_records import NOW, a_checkpoint, a_model, a_session, later
+from support.store_records import NOW, a_checkpoint, a_model, a_session
 from tinsmith_server.store.base import Store
 
 
@@ -30,39 +30,6 @@ async def test_a_secret_is_drawn_once_for_all_replicas(replicas: tuple[Store, St
     assert len(set(drawn)) == 1
     assert len(drawn[0]) == 32
     assert await replicas[0].secret("other") != drawn[0]
-
-
-async def test_a_held_lease_is_refused_to_others_and_renewed_for_its_owner(store: Store) -> None:
-    assert await store.take_lease("events", "replica-a", NOW, seconds=30)
-    assert not await store.take_lease("events", "replica-b", later(29.9), seconds=30)
-    assert await store.take_lease("events", "replica-a", later(20), seconds=30)
-    assert not await store.take_lease("events", "replica-b", later(49.9), seconds=30)
-
-
-async def test_an_expired_lease_moves(store: Store) -> None:
-    await store.take_lease("events", "replica-a", NOW, seconds=30)
-
-    assert await store.take_lease("events", "replica-b", later(30), seconds=30)
-    assert not await store.take_lease("events", "replica-a", later(31), seconds=30)
-
-
-async def test_leases_of_other_names_are_free(store: Store) -> None:
-    await store.take_lease("events", "replica-a", NOW, seconds=30)
-
-    assert await store.take_lease("sweeper", "replica-b", NOW, seconds=30)
-
-
-async def test_of_concurrent_takers_one_gets_the_lease(replicas: tuple[Store, Store]) -> None:
-    takers = [replicas[number % 2].take_lease("events", f"replica-{number}", NOW, 30) for number in range(20)]
-
-    assert (await asyncio.gather(*takers)).count(True) == 1
-
-
-async def test_of_concurrent_takers_one_gets_an_expired_lease(replicas: tuple[Store, Store]) -> None:
-    await replicas[0].take_lease("events", "gone", NOW, seconds=30)
-    takers = [replicas[number % 2].take_lease("events", f"replica-{number}", later(60), 30) for number in range(20)]
-
-    assert (await asyncio.gather(*takers)).count(True) == 1
 
 
 async def test_counts_name_every_state_even_at_zero(store: Store) -> None:

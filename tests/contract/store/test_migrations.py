@@ -1,16 +1,26 @@
 import asyncio
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy.engine.interfaces import ReflectedColumn
 from support.store_records import a_session
 from tinsmith_server.store import migrate
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.tables import metadata
 from tinsmith_server.store.url import blocking_url, parse_store_url
+
+STEPS = ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
+REVISIONS = [step.revision for step in STEPS.walk_revisions()][::-1]
+FIRST_VERSIONS_KEY = """
+INSERT INTO api_keys (tenant, name, prefix, key_hash, created_at)
+VALUES ('ada', 'laptop', 'tml-abc', 'digest', '2026-03-01 12:00:00')
+"""
 
 
 @pytest.fixture
@@ -96,6 +106,45 @@ async def test_a_failed_migration_leaves_nothing_behind(
 
     monkeypatch.undo()
     await (await open_store(store_url)).close()
+
+
+def columns_by_table(connection: Connection) -> dict[str, dict[str, ReflectedColumn]]:
+    database = inspect(connection)
+    return {
+        table: {str(column["name"]): column for column in database.get_columns(table)}
+        for table in database.get_table_names()
+    }
+
+
+async def test_each_step_leaves_what_the_version_before_it_writes(connection: Connection) -> None:
+    """Replicas of both versions run side by side: tables and columns stay, and new columns need no value."""
+    schema: dict[str, dict[str, ReflectedColumn]] = {}
+    for revision in REVISIONS:
+        migrate.upgrade(connection, revision)
+        connection.commit()
+        database = inspect(connection)
+        now = {
+            name: {str(one["name"]): one for one in database.get_columns(name)} for name in database.get_table_names()
+        }
+        for table, columns in schema.items():
+            assert columns.keys() <= now[table].keys()
+            added = [now[table][name] for name in now[table].keys() - columns.keys()]
+            assert [one["name"] for one in added if not one["nullable"] and one["default"] is None] == []
+        schema = now
+
+
+async def test_a_store_of_the_first_version_is_brought_up_to_date_with_its_rows(
+    store_url: str, connection: Connection
+) -> None:
+    migrate.upgrade(connection, REVISIONS[0])
+    connection.execute(text(FIRST_VERSIONS_KEY))
+    connection.commit()
+
+    store = await open_store(store_url)
+
+    assert [key.tenant for key in await store.list_keys()] == ["ada"]
+    assert await store.attend("a", 30) == ["a"]
+    await store.close()
 
 
 async def test_a_schema_of_a_newer_version_is_left_alone_and_used(store_url: str, connection: Connection) -> None:

@@ -5,7 +5,7 @@ import pytest
 from support.store_records import NOW, a_model, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import RowRefused
-from tinsmith_server.store.records import ModelState
+from tinsmith_server.store.records import FinalState, ModelState
 
 
 @pytest.fixture(autouse=True)
@@ -45,22 +45,23 @@ async def test_twenty_concurrent_creates_make_one_model(store: Store, replicas: 
 async def test_a_state_carries_its_failure(store: Store) -> None:
     model = await store.add_model(a_model())
 
-    await store.set_model_state(model.model_id, "bound")
+    assert await store.bind_model(model.model_id, "worker-1")
     assert await store.get_model(model.model_id) == a_model(state="bound")
 
-    await store.set_model_state(model.model_id, "corrupted", "its volume is lost")
+    await store.end_model(model.model_id, "corrupted", "its volume is lost")
     assert await store.get_model(model.model_id) == a_model(state="corrupted", failure="its volume is lost")
 
 
-@pytest.mark.parametrize("final", ["released", "failed", "corrupted"])
-async def test_a_final_state_is_final(store: Store, final: ModelState) -> None:
+@pytest.mark.parametrize("final", get_args(FinalState))
+async def test_the_first_end_of_a_model_is_final(store: Store, final: FinalState) -> None:
     model = await store.add_model(a_model())
-    await store.set_model_state(model.model_id, final, "first reason")
+    await store.end_model(model.model_id, final, "first reason")
 
-    for attempt in get_args(ModelState):
-        await store.set_model_state(model.model_id, attempt, "second reason")
+    for attempt in get_args(FinalState):
+        await store.end_model(model.model_id, attempt, "second reason")
 
         assert await store.get_model(model.model_id) == a_model(state=final, failure="first reason")
+    assert not await store.bind_model(model.model_id, "worker-1")
 
 
 async def test_the_last_request_never_moves_back(store: Store) -> None:
@@ -84,7 +85,7 @@ async def test_models_are_listed_newest_first_in_pages(store: Store) -> None:
 
 async def test_a_model_whose_creation_failed_is_not_listed(store: Store) -> None:
     model = await store.add_model(a_model())
-    await store.set_model_state(model.model_id, "failed", "no such base model")
+    await store.end_model(model.model_id, "failed", "no such base model")
 
     assert (await store.list_models("ada", limit=20, offset=0)).total == 0
 
@@ -107,6 +108,14 @@ async def test_models_of_a_worker_by_state(store: Store) -> None:
 
     assert [model.state for model in living] == ["accepted", "bound"]
     assert await store.models_of_worker("worker-1", []) == []
+
+
+async def test_accepted_models_come_oldest_first_wherever_they_are_placed(store: Store) -> None:
+    await store.add_model(a_model(model_seq_id=0, created_at=later(2), worker_id=""))
+    await store.add_model(a_model(model_seq_id=1, created_at=later(1)))
+    await store.add_model(a_model(model_seq_id=2, state="bound"))
+
+    assert [model.model_seq_id for model in await store.accepted_models()] == [1, 0]
 
 
 async def test_times_keep_their_microseconds_and_their_moment(store: Store) -> None:

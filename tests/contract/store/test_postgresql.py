@@ -4,8 +4,11 @@ import asyncio
 from urllib.parse import quote_plus
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 from support.postgres import PostgresServer
-from support.store_records import a_session
+from support.store_records import a_session, later
+from tinsmith_server.store import database
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.errors import StoreUnavailable
 
@@ -53,3 +56,79 @@ async def test_times_mean_the_same_moment_whatever_the_servers_time_zone(postgre
         await store.close()
 
     assert stored.created_at.isoformat() == "2026-03-01T12:00:00.123456+00:00"
+
+
+async def test_who_asks_while_the_server_restarts_waits_for_it(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    store = await open_store(postgres_url)
+    try:
+        await store.create_session(a_session(), None)
+        postgres_server.crash()
+        waiting = asyncio.gather(store.get_session("session-1"), store.heartbeat("session-1", later(5)))
+        with pytest.raises(StoreUnavailable, match="is not available"):
+            await store.check()
+        await asyncio.to_thread(postgres_server.start)
+
+        found, beaten = await waiting
+        assert found is not None
+        assert beaten == a_session(last_heartbeat_at=later(5))
+        await store.check()
+    finally:
+        await store.close()
+
+
+async def test_a_replica_that_stops_in_the_middle_of_a_write_holds_the_others_up_for_a_moment_only(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(database._LIMITS, "idle_in_transaction_session_timeout", "2s")
+    stopped, alive = await open_store(postgres_url), await open_store(postgres_url)
+    in_the_middle, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def half(connection: AsyncConnection) -> None:
+        await connection.execute(text("UPDATE sessions SET last_heartbeat_at = last_heartbeat_at"))
+        in_the_middle.set()
+        await goes_on.wait()
+
+    try:
+        await stopped.create_session(a_session(), None)
+        writing = asyncio.create_task(stopped._database.write(half))
+        await in_the_middle.wait()
+        beats = [alive.heartbeat("session-1", later(seconds)) for seconds in range(1, 21)]
+        assert all(await asyncio.gather(*beats))
+        goes_on.set()
+        with pytest.raises(StoreUnavailable):
+            await writing
+    finally:
+        await alive.close()
+        await stopped.close()
+
+
+async def test_what_was_committed_outlives_a_crash_of_the_server(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    store = await open_store(postgres_url)
+    try:
+        made = [await store.create_session(a_session(f"session-{number}"), None) for number in range(20)]
+        postgres_server.crash()
+        postgres_server.start()
+
+        assert [await store.get_session(session.session_id) for session in made] == made
+    finally:
+        await store.close()
+
+
+async def test_patience_with_a_server_that_stays_away_ends(
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.store.database.PATIENCE_SECONDS", 0.5)
+    store = await open_store(postgres_url)
+    postgres_server.crash()
+    try:
+        with pytest.raises(StoreUnavailable):
+            await store.get_session("session-1")
+        with pytest.raises(StoreUnavailable):
+            await store.heartbeat("session-1", later(1))
+    finally:
+        postgres_server.start()
+        await store.close()

@@ -1,5 +1,6 @@
 import asyncio
 
+from support.store_records import a_model, a_session
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Worker
 
@@ -39,6 +40,23 @@ async def test_a_new_epoch_keeps_the_cursor(store: Store) -> None:
     await store.advance_cursor("worker-1", 7)
 
     assert await store.raise_epoch("worker-1", 0, "instance-a") == Worker("worker-1", 1, "instance-a", 7)
+
+
+async def test_a_home_is_remembered_beside_the_epoch(store: Store) -> None:
+    await store.raise_epoch("worker-1", 0, "instance-a")
+
+    await store.note_home("worker-1", "team/qwen")
+
+    assert await store.get_worker("worker-1") == Worker("worker-1", 1, "instance-a", 0, home="team/qwen")
+
+
+async def test_workers_are_known_by_the_models_that_live_there(store: Store) -> None:
+    await store.create_session(a_session(), None)
+    for number, (worker_id, state) in enumerate([("w1", "bound"), ("w1", "accepted"), ("w2", "released")]):
+        await store.get_worker(worker_id)
+        await store.add_model(a_model(model_seq_id=number, worker_id=worker_id, state=state))
+
+    assert [worker.worker_id for worker in await store.workers_with_live_models()] == ["w1"]
 
 
 async def test_the_cursor_never_moves_back(store: Store) -> None:

@@ -13,6 +13,8 @@ from tinsmith_server.configuration import describe_settings, load_settings, unkn
 from tinsmith_server.errors import StartupError
 from tinsmith_server.settings import Settings
 
+IN_A_CLUSTER: dict[str, object] = {"fleet": "kubernetes", "checkpoint_root": "s3://b"}
+
 
 @pytest.fixture(autouse=True)
 def _no_settings_around_us(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +35,20 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monk
     assert (settings.host, settings.port, settings.max_rank, settings.adapter_slots) == ("flag", 2, 5, 8)
 
 
+def test_an_engines_flags_are_split_as_a_shell_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINSMITH_ENGINE_FLAGS", "--ranks 2 --ray-address 'h:1'")
+    assert load_settings({}, None).engine_flags == ("--ranks", "2", "--ray-address", "h:1")
+    file = write(tmp_path / "c.yaml", {"engine_flags": ["--ranks", "4"]})
+    monkeypatch.delenv("TINSMITH_ENGINE_FLAGS")
+    assert load_settings({}, file).engine_flags == ("--ranks", "4")
+
+
+def test_a_quotation_without_an_end_among_an_engines_flags_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINSMITH_ENGINE_FLAGS", "--ranks '2")
+    with pytest.raises(StartupError, match=r"TINSMITH_ENGINE_FLAGS.*no closing quotation"):
+        load_settings({}, None)
+
+
 @pytest.mark.parametrize("suffix", [".yaml", ".json"])
 def test_a_file_may_be_yaml_or_json(tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"c{suffix}", {"models": ["a=b", "c"], "poll_hold_seconds": 20})
@@ -42,6 +58,22 @@ def test_a_file_may_be_yaml_or_json(tmp_path: Path, suffix: str) -> None:
 def test_models_in_the_environment_are_split_at_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINSMITH_MODELS", "org/a=/x, org/b")
     assert load_settings({}).models == ("org/a=/x", "org/b")
+
+
+def test_namespaces_in_the_environment_are_split_at_commas_and_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINSMITH_FLEET", "kubernetes")
+    monkeypatch.setenv("TINSMITH_CHECKPOINT_ROOT", "s3://bucket")
+    monkeypatch.setenv("TINSMITH_FLEET_NAMESPACES", "team, other,team")
+    assert load_settings({}).fleet_namespaces == ("team", "other")
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "sentence"), [("Team", "'Team' is no name of a namespace"), ("*,team", "give it alone")]
+)
+def test_what_is_no_namespace_is_refused(namespaces: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINSMITH_FLEET_NAMESPACES", namespaces)
+    with pytest.raises(StartupError, match=sentence):
+        load_settings({"fleet": "kubernetes", "checkpoint_root": "s3://bucket"})
 
 
 def test_an_unknown_key_in_a_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -135,6 +167,13 @@ def test_what_is_shown_is_a_configuration_file(tmp_path: Path) -> None:
     assert load_settings({}, file) == settings
 
 
+def test_what_is_shown_of_a_server_in_a_cluster_can_be_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    settings = load_settings(IN_A_CLUSTER)
+    file.write_text(describe_settings(settings))
+    assert load_settings({}, file) == settings
+
+
 def test_what_is_shown_goes_with_another_data_directory(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(describe_settings(load_settings({"data": tmp_path / "one"})))
@@ -150,3 +189,37 @@ def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
     with pytest.raises(StartupError, match="poll-hold-seconds"):
         load_settings({"poll_hold_seconds": 45})
     assert load_settings({}).poll_hold_seconds < 30
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"fleet": "kubernetes"}, "checkpoint_root: with fleet `kubernetes` it must be set"),
+        ({**IN_A_CLUSTER, "models": ["a=b"]}, "models: with fleet `kubernetes`, TrainingSessions say it; remove it"),
+        ({**IN_A_CLUSTER, "engine": "nemo-rl"}, "engine: with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "engine_flags": "--ranks 2"}, "engine_flags: with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "adapter_slots": 4}, "adapter_slots: with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "max_rank": 8}, "max_rank: with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "deterministic_sampling": True}, "deterministic_sampling: with fleet `kubernetes`"),
+        ({"catalogue": "c.json"}, "catalogue and fleet_namespaces are for fleet `kubernetes`"),
+        ({"fleet_namespaces": ["team"]}, "catalogue and fleet_namespaces are for fleet `kubernetes`"),
+        ({"fleet": "slurm"}, "fleet in .*: 'slurm' does not fit"),
+    ],
+)
+def test_a_setting_that_the_fleet_would_not_read_is_refused(
+    tmp_path: Path, given: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(StartupError, match=sentence):
+        load_settings({}, write(tmp_path / "c.yaml", given))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept_here"),
+    [
+        ({}, True),
+        ({"database_url": "postgresql://db/t"}, True),
+        ({"database_url": "postgresql://db/t", "checkpoint_root": "s3://b"}, False),
+    ],
+)
+def test_a_server_that_keeps_everything_elsewhere_needs_no_directory(given: dict[str, str], kept_here: bool) -> None:
+    assert load_settings(given).keeps_data_here is kept_here

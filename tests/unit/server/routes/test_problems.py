@@ -24,7 +24,7 @@ def test_every_error_has_a_status_that_the_sdk_takes_well(kind: type[TinsmithErr
     ("error", "status"),
     [
         (errors.NotSupportedYet("x"), 422),
-        (errors.ModelUnloadable("x"), 503),
+        (errors.WorkerUnstartable("x"), 503),
         (errors.WorkerUnavailable("x"), 503),
         (StoreUnavailable("x"), 503),
         (BadStoreUrl("x"), 500),

@@ -14,6 +14,7 @@ from tinsmith_server.wire.ids import (
     parse_request_id,
     parse_sampling_session_id,
     parse_tinker_path,
+    sampler_token,
     sampling_session_id_of,
 )
 
@@ -25,14 +26,45 @@ def test_an_operation_is_found_again_from_its_request_id(model_id: str, seq_id: 
     assert parse_request_id(str(OperationId(model_id, seq_id))) == OperationId(model_id, seq_id)
 
 
-@given(owners, st.integers(0, 2**63 - 1))
-def test_a_sample_is_found_again_from_its_request_id(sampling_session_id: str, seq_id: int) -> None:
-    assert parse_request_id(str(SampleId(sampling_session_id, seq_id))) == SampleId(sampling_session_id, seq_id)
+@given(owners, st.integers(0, 2**63 - 1), st.text())
+def test_a_sample_and_the_sampler_that_took_it_are_found_again_from_its_request_id(
+    sampling_session_id: str, seq_id: int, sampler_id: str
+) -> None:
+    sample = SampleId(sampling_session_id, seq_id, sampler_token(sampler_id))
+    assert parse_request_id(str(sample)) == sample
+
+
+def test_a_submission_has_the_same_sequences_wherever_it_is_taken() -> None:
+    here, there = (SampleId("sess-1:sample:0", 3, sampler_token(sampler_id)) for sampler_id in ("one", "other"))
+    assert str(here) != str(there)
+    assert (
+        here.sequence_ids(2) == there.sequence_ids(2) == ("sess-1:sample:0:asample:3:0", "sess-1:sample:0:asample:3:1")
+    )
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a", ":op:1", "m:op:", "m:op:01", "m:op:-1", "m:op:1.0", "m:op:²", f"m:op:{2**62}", "m:asample:x", "m:x:1"],
+    [
+        "",
+        "a",
+        ":op:1",
+        "m:op:",
+        "m:op:01",
+        "m:op:-1",
+        "m:op:1.0",
+        "m:op:²",
+        "m:op:1@01234567",
+        f"m:op:{2**62}",
+        f"m:op:{'9' * 5000}",
+        "m:x:1",
+        "m:asample:x@01234567",
+        "m:asample:1",
+        "m:asample:1@",
+        "m:asample:1@0123456",
+        "m:asample:1@0123456G",
+        f"m:asample:{2**63}@01234567",
+    ],
+    ids=lambda text: text[:24],
 )
 def test_what_was_never_answered_is_no_request_id(text: str) -> None:
     assert parse_request_id(text) is None
@@ -69,7 +101,9 @@ def test_a_name_may_be_nearly_anything(name: str) -> None:
     assert check_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a:b", ".", "..", "a\x00b", "a\nb", "x" * 201])
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "a:b", ".", "..", "a\x00b", "a\nb", "a#2", "a?", "a%41", "a\\b", "x" * 201]
+)
 def test_a_name_is_one_path_segment(name: str) -> None:
     with pytest.raises(ValueError, match="checkpoint name"):
         check_name(name)

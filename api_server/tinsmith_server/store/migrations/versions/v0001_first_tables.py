@@ -81,12 +81,23 @@ def _models_and_workers() -> None:
     )
     op.create_index("ix_models_tenant_created_at", "models", ["tenant", "created_at"])
     op.create_index("ix_models_worker_id_state", "models", ["worker_id", "state"])
+    op.create_index("ix_models_state_created_at", "models", ["state", "created_at"])
+    op.create_table(
+        "placements",
+        sa.Column("worker_id", sa.Text(), nullable=False),
+        sa.Column("slot", sa.BigInteger(), nullable=False),
+        sa.Column("model_id", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("worker_id", "slot", name="pk_placements"),
+        sa.ForeignKeyConstraint(["model_id"], ["models.model_id"], name="fk_placements_model_id"),
+        sa.UniqueConstraint("model_id", name="uq_placements_model_id"),
+    )
     op.create_table(
         "workers",
         sa.Column("worker_id", sa.Text(), nullable=False),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("instance_id", sa.Text(), nullable=False),
         sa.Column("event_cursor", sa.BigInteger(), nullable=False),
+        sa.Column("home", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("worker_id", name="pk_workers"),
     )
 

@@ -1,0 +1,96 @@
+"""Connections to workers: a Unix socket on this machine, or mutual TLS over the network.
+
+A channel keeps the certificate with which it was opened. Files are replaced while the server runs, so
+whoever keeps a channel asks `TlsDirectory.shows` now and then, and opens another one when it says no.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from tinsmith_server.errors import WorkerUnavailable
+
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+SWAPPED = "..data"
+"""The kubelet's name for the folder that holds the files of now."""
+
+CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
+    # Bodies are bounded by the HTTP side; a result of 1024 long datums is tens of MB.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+NETWORK_OPTIONS: list[tuple[str, int | str]] = [
+    # A node that vanishes closes nothing: without pings a call would wait for its deadline.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A worker that comes back has another address under the same name; the default asks every 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+    # A new channel must connect anew, with its own certificate.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTls:
+    """What a channel shows, and whose certificate it expects. PEM contents."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    authority: bytes
+    worker_id: str
+
+    @property
+    def expected_name(self) -> str:
+        return f"{self.worker_id}.worker.tinsmith.internal"
+
+
+class TlsDirectory:
+    """The folder with this server's client certificate, its key, and the authority of the workers."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def for_worker(self, worker_id: str) -> WorkerTls:
+        """What a channel opened now shows. Raises WorkerUnavailable when the files are not there, or not a pair."""
+        certificate, key, authority = self._read()
+        return WorkerTls(certificate, key, authority, worker_id)
+
+    def shows(self, tls: WorkerTls) -> bool:
+        """Whether the files are still those of this channel. Files that cannot be read replace nothing."""
+        try:
+            return self._read() == (tls.certificate, tls.key, tls.authority)
+        except WorkerUnavailable:
+            return True
+
+    def _read(self) -> tuple[bytes, bytes, bytes]:
+        swapped = self._directory / SWAPPED
+        # Resolved once: three reads through the symlink could fall on both sides of a swap.
+        folder = swapped.resolve() if swapped.exists() else self._directory
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+            context.load_verify_locations(folder / AUTHORITY)
+            certificate, key, authority = ((folder / name).read_bytes() for name in (CERTIFICATE, KEY, AUTHORITY))
+        except OSError as error:  # ssl.SSLError is one
+            raise WorkerUnavailable(
+                f"no worker can be reached: the TLS files in {self._directory} cannot be used: {error}; "
+                f"it must hold {CERTIFICATE}, its {KEY}, and {AUTHORITY}"
+            ) from error
+        return certificate, key, authority
+
+
+def open_channel(target: str, tls: WorkerTls | None) -> grpc.aio.Channel:
+    """To `unix:/path`, or to `host:port` with `tls`."""
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    named = [("grpc.ssl_target_name_override", tls.expected_name)]
+    return grpc.aio.secure_channel(target, credentials, options=[*CHANNEL_OPTIONS, *NETWORK_OPTIONS, *named])

@@ -1,0 +1,227 @@
+"""The only module that talks to the Kubernetes API: plain dictionaries in and out, our own errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import ConfigException
+
+from tinsmith_server.errors import StartupError
+from tinsmith_server.fleet.kubernetes.errors import (
+    AlreadyThere,
+    ApiRefused,
+    ApiUnavailable,
+    HistoryGone,
+    KubernetesError,
+)
+
+Manifest: TypeAlias = dict[str, Any]
+
+GROUP_VERSION = "tinsmith.dev/v1alpha1"
+KIND = "TrainingSession"
+FIELD_MANAGER = "tinsmith-api-server"
+
+REQUEST_SECONDS = 30.0
+# The server ends a watch after this time; a proxy that drops it silently is noticed soon after.
+WATCH_SECONDS = 60
+WATCH_GRACE_SECONDS = 15.0
+# Of a claim its UID is wanted and nothing else.
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of objects that this server reads. `label` narrows it to those that carry one."""
+
+    group_version: str
+    plural: str
+    kind: str
+    label: str | None = None
+
+    def path(self, namespace: str | None) -> str:
+        """Of the objects of one namespace, or of all of them."""
+        inside = f"namespaces/{namespace}/" if namespace is not None else ""
+        return f"/apis/{self.group_version}/{inside}{self.plural}"
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {"labelSelector": self.label} if self.label is not None else {}
+
+
+SESSIONS = Resource(GROUP_VERSION, "trainingsessions", KIND)
+POOLS = Resource(GROUP_VERSION, "samplerpools", "SamplerPool")
+# The slices take their labels from the pool's Service.
+ENDPOINTS = Resource("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", label="tinsmith.dev/pool")
+
+
+class KubernetesApi:
+    """What the API server's service account may do. A namespace of None means all. Methods raise KubernetesError."""
+
+    def __init__(self) -> None:
+        self._client: ApiClient | None = None
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    async def close(self) -> None:
+        """For good: whoever asks later hears ApiUnavailable."""
+        self._closed = True
+        async with self._connecting:
+            await self._disconnect()
+
+    async def list(self, resource: Resource, namespace: str | None) -> tuple[list[Manifest], str]:
+        """All of them, and the version at which a watch goes on."""
+        answer = await self._send("GET", resource.path(namespace), query=resource.query)
+        return answer["items"], answer["metadata"]["resourceVersion"]
+
+    async def watch(
+        self, resource: Resource, namespace: str | None, version: str
+    ) -> AsyncGenerator[tuple[str, Manifest], None]:
+        """What happens after the version, as (type, object), until the server ends it.
+
+        Raises HistoryGone when the version is too old: list again.
+        """
+        query = {
+            **resource.query,
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        path = resource.path(namespace)
+        try:
+            timeout_seconds = WATCH_SECONDS + WATCH_GRACE_SECONDS
+            async with await self._open("GET", path, timeout_seconds, query=query) as response:
+                async for line in response.content:
+                    yield _parse_event(json.loads(line))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ApiUnavailable(f"the Kubernetes API ended a watch: {error!r}") from error
+
+    async def create_session(self, manifest: Manifest) -> Manifest:
+        """Raises AlreadyThere when the name is taken."""
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        path = SESSIONS.path(manifest["metadata"]["namespace"])
+        return await self._send("POST", path, query=query, body=manifest)
+
+    async def claim_uids(self, namespace: str) -> set[str]:
+        """Of every PersistentVolumeClaim that is there now."""
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+        answer = await self._send("GET", path, accept=METADATA_ONLY)
+        # An empty list of metadata has null for its items.
+        return {item["metadata"]["uid"] for item in answer["items"] or ()}
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Manifest | None = None,
+        accept: str = "application/json",
+    ) -> Manifest:
+        try:
+            opened = self._open(method, path, REQUEST_SECONDS, query=query, body=body, accept=accept)
+            async with await opened as response:
+                answer: Manifest = json.loads(await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ApiUnavailable(f"the Kubernetes API did not answer {method} {path}: {error!r}") from error
+        return answer
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        timeout_seconds: float,
+        *,
+        query: dict[str, str] | None = None,
+        body: Manifest | None = None,
+        accept: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        """The answer of a request that was granted, to be read within the time that is left."""
+        client = await self._connected()
+        headers = {"Accept": accept, "Content-Type": "application/json"}
+        request = await client.param_serialize(
+            method, path, None, list((query or {}).items()), headers, body, auth_settings=["BearerToken"]
+        )
+        answer = await client.call_api(*request, _request_timeout=timeout_seconds)
+        response: aiohttp.ClientResponse = answer.response
+        if response.status >= 400:
+            content = await response.read()
+            if response.status == 401:
+                # An expired login: the next request reads the credentials anew.
+                await self._disconnect()
+            raise error_of(response.status, content, f"{method} {path}")
+        return response
+
+    async def _connected(self) -> ApiClient:
+        # Several watches begin at once: a second client would never be closed, nor one that is made after the end.
+        async with self._connecting:
+            if self._closed:
+                raise ApiUnavailable("this server is stopping")
+            if self._client is None:
+                self._client = ApiClient(await _configuration())
+                self._client.user_agent = FIELD_MANAGER
+            return self._client
+
+    async def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()  # type: ignore[no-untyped-call]
+
+
+def own_namespace() -> str | None:
+    """Of the pod that this server runs in; None outside of one."""
+    try:
+        return NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return None
+
+
+def error_of(status: int, content: bytes, what: str) -> KubernetesError:
+    """The API's refusal as one of ours."""
+    try:
+        answer = json.loads(content)
+        reason, message = answer.get("reason"), answer.get("message") or ""
+    except (ValueError, AttributeError):
+        reason, message = None, content[:200].decode(errors="replace")
+    if status == 410:
+        return HistoryGone(message)
+    if reason == "AlreadyExists":
+        return AlreadyThere(message)
+    if status in (401, 409, 429) or status >= 500:
+        return ApiUnavailable(f"the Kubernetes API answered {what} with {status}: {message}")
+    return ApiRefused(message or f"the Kubernetes API answered {what} with {status}")
+
+
+def _parse_event(event: Manifest) -> tuple[str, Manifest]:
+    if event["type"] == "ERROR":
+        status = event["object"]
+        raise error_of(int(status.get("code") or 500), json.dumps(status).encode(), "a watch")
+    return event["type"], event["object"]
+
+
+async def _configuration() -> Configuration:
+    """Of $KUBECONFIG, else of the pod's service account, whose token is read again each minute."""
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = 0  # no limit: each watch of each namespace holds a connection
+    try:
+        if file := os.environ.get("KUBECONFIG"):
+            await config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=file, client_configuration=configuration
+            )
+        else:
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError) as error:
+        raise StartupError(
+            f"no credentials for the Kubernetes API: {error}; run in a pod with a service account, or set KUBECONFIG"
+        ) from error
+    return configuration

@@ -1,0 +1,126 @@
+"""Keeps one connection to whatever answers at a target: opened while there is one, and again after each loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Awaitable, Callable
+
+from tinsmith_server.errors import TinsmithError, WorkerUnavailable
+from tinsmith_server.fleet.channels import TlsDirectory
+from tinsmith_server.fleet.client import GrpcWorkerClient
+from tinsmith_server.logs import get_logger
+
+log = get_logger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 5.0
+CERTIFICATE_LOOK_SECONDS = 10.0
+
+Target = Callable[[], "str | None"]
+"""Where it is now; None while there is nothing to connect to."""
+Greet = Callable[[GrpcWorkerClient], Awaitable[None]]
+"""What must succeed before the connection is given to anybody."""
+
+
+class Connector:
+    """With the first broken channel the connection is given up: behind the next one may be another instance."""
+
+    def __init__(self, what: str, identity: str, tls: TlsDirectory, target: Target, greet: Greet) -> None:
+        """`what` is for logs; `identity` is what the certificate of the other end must show."""
+        self._what = what
+        self._identity = identity
+        self._tls = tls
+        self._target = target
+        self._greet = greet
+        self._changed = asyncio.Event()
+        self._connected = asyncio.Event()
+        self._client: GrpcWorkerClient | None = None
+        self.trouble = "it has not answered yet"
+        self._life = asyncio.create_task(self._live(), name=f"connection to {what}", context=contextvars.Context())
+
+    @property
+    def client(self) -> GrpcWorkerClient | None:
+        """While it is connected."""
+        return self._client
+
+    def look_again(self) -> None:
+        """The target may be another one, or there at last."""
+        self._changed.set()
+
+    async def connection(self, timeout_seconds: float) -> GrpcWorkerClient | None:
+        """None when there is none in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                # A connection can be lost again before the one who waited for it comes to run.
+                while self._client is None:
+                    await self._connected.wait()
+        return self._client
+
+    async def close(self) -> None:
+        self._life.cancel()
+        await asyncio.gather(self._life, return_exceptions=True)
+
+    async def _live(self) -> None:
+        """A connection for as long as it holds, then another one."""
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            target = await self._until_reachable()
+            try:
+                await self._one_connection(target)
+                backoff = FIRST_BACKOFF_SECONDS
+                continue
+            except TinsmithError as error:
+                self.trouble = str(error)
+            except Exception as error:
+                # Whatever it was, this worker must not stay out of reach for ever.
+                log.exception("connection failed", to=self._what)
+                self.trouble = repr(error)
+            await self._wait_for_change(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+
+    async def _until_reachable(self) -> str:
+        while (target := self._target()) is None:
+            await self._wait_for_change(None)
+        return target
+
+    async def _wait_for_change(self, timeout_seconds: float | None) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._changed.wait()
+
+    async def _wait_for_news(self, broken: asyncio.Task[None]) -> None:
+        self._changed.clear()
+        changed = asyncio.create_task(self._changed.wait())
+        try:
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait({broken, changed}, timeout=CERTIFICATE_LOOK_SECONDS, return_when=first)
+        finally:
+            changed.cancel()
+
+    async def _one_connection(self, target: str) -> None:
+        """Returns when the connection broke, or should be replaced. Raises WorkerUnavailable when there is none."""
+        certificate = self._tls.for_worker(self._identity)
+        client = GrpcWorkerClient(target, certificate)
+        try:
+            await self._greet(client)
+            self._client = client
+            self._connected.set()
+            log.info("worker ready", worker=self._what, endpoint=target)
+            broken = asyncio.create_task(client.until_broken())
+            try:
+                while not broken.done() and self._tls.shows(certificate) and self._target() in {target, None}:
+                    await self._wait_for_news(broken)
+            finally:
+                broken.cancel()
+            log.info("worker connection ended", worker=self._what)
+        finally:
+            self._connected.clear()
+            self._client = None
+            await client.close()
+
+
+def unreachable(what: str, trouble: str) -> WorkerUnavailable:
+    return WorkerUnavailable(f"{what} is ready, but cannot be reached from here: {trouble}")

@@ -1,0 +1,241 @@
+"""The fleet in a cluster: TrainingSessions and SamplerPools, and the sessions that its catalogue allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from typing_extensions import override
+
+from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
+from tinsmith_server.fleet.base import (
+    Changes,
+    EpochRegistry,
+    Fleet,
+    HomeRow,
+    SamplerHandle,
+    ServedModel,
+    WorkerHandle,
+)
+from tinsmith_server.fleet.channels import TlsDirectory
+from tinsmith_server.fleet.kubernetes.api import ENDPOINTS, POOLS, SESSIONS, KubernetesApi, own_namespace
+from tinsmith_server.fleet.kubernetes.catalogue import names_of, read_catalogue
+from tinsmith_server.fleet.kubernetes.errors import KubernetesError
+from tinsmith_server.fleet.kubernetes.growth import Growth
+from tinsmith_server.fleet.kubernetes.handle import SessionHandle
+from tinsmith_server.fleet.kubernetes.looking import SharedLook
+from tinsmith_server.fleet.kubernetes.opening import together
+from tinsmith_server.fleet.kubernetes.pool import Endpoint, Pool, Slice, parse_pool, parse_slice
+from tinsmith_server.fleet.kubernetes.pools import Pools
+from tinsmith_server.fleet.kubernetes.replica import PoolReplica, TargetOf
+from tinsmith_server.fleet.kubernetes.scope import scope_of
+from tinsmith_server.fleet.kubernetes.session import Session, SpecPart, parse_session
+from tinsmith_server.fleet.kubernetes.view import View
+from tinsmith_server.fleet.kubernetes.watching import Key
+from tinsmith_server.logs import get_logger
+from tinsmith_server.settings import Settings
+
+log = get_logger(__name__)
+
+
+# So old may a look be that is asked for, and so long may one take.
+LOOK_AGE_SECONDS = 2.0
+LOOK_TIMEOUT_SECONDS = 10.0
+
+
+def target_of(endpoint: Endpoint) -> str:
+    return endpoint.target
+
+
+class KubernetesFleet(Fleet):
+    """A worker is the volume of a session: its id is the UID of the volume's claim. A pool's replica is a pod.
+
+    Raises StartupError from the constructor when the catalogue or the namespace cannot be read.
+    """
+
+    def __init__(self, settings: Settings, target_of: TargetOf = target_of) -> None:
+        """`target_of` says where an endpoint is reached, for those who are not in its network."""
+        self._catalogue = read_catalogue(settings.catalogue)
+        self._scope = scope_of(settings.fleet_namespaces, own_namespace())
+        if self._catalogue and self._scope.home is None:
+            raise StartupError(
+                "the catalogue needs a namespace to make sessions in, and this server runs in no pod: "
+                "name the namespaces in fleet_namespaces"
+            )
+        self._api = KubernetesApi()
+        self._tls = TlsDirectory(settings.fleet_tls_directory)
+        self._changes = Changes()
+        self._session_view = View(self._api, SESSIONS, self._scope, parse_session, self._take_sessions)
+        self._pool_view = View(self._api, POOLS, self._scope, parse_pool, self._take_pools)
+        self._endpoint_view = View(self._api, ENDPOINTS, self._scope, parse_slice, self._take_pools)
+        self._look = SharedLook(self._list_all, LOOK_AGE_SECONDS, LOOK_TIMEOUT_SECONDS)
+        self._growth = Growth(self._api, self._catalogue, self._scope.home, self._session_view.note)
+        self._sessions: Mapping[Key, Session] = {}
+        self._handles: dict[str, SessionHandle] = {}
+        self._pools = Pools(self._tls, target_of, self._close_later)
+        self._last_sessions: dict[str, str] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._epochs: EpochRegistry | None = None
+
+    @override
+    async def open(self, epochs: EpochRegistry) -> None:
+        """Returns once everything is known: before, models would be refused and sessions made for nothing."""
+        self._epochs = epochs
+        await together(view.open() for view in self._views)
+
+    @override
+    async def close(self) -> None:
+        await self._look.close()
+        await asyncio.gather(*(view.close() for view in self._views))
+        await asyncio.gather(*(one.close() for one in self._connected), *self._closing)
+        await self._api.close()
+
+    @property
+    @override
+    def changes(self) -> Changes:
+        return self._changes
+
+    @property
+    @override
+    def models(self) -> Sequence[ServedModel]:
+        """Of sessions and pools, whether or not they run, and of the catalogue."""
+        of_sessions = {session.model for session in self._sessions.values() if not session.deleted}
+        of_pools = {pool.model for pool in self._pools.pools}
+        names = of_sessions | of_pools | names_of(self._catalogue)
+        return [served for name in sorted(names) if (served := self.model(name))]
+
+    @override
+    def model(self, name: str) -> ServedModel | None:
+        specs = self._specs(name)
+        pools = [pool for pool in self._pools.pools if pool.model == name]
+        if not specs and not pools:
+            return None
+        limits = [spec.max_sequence_length for spec in specs] + [pool.max_sequence_length for pool in pools]
+        sampling_ranks = [pool.max_rank for pool in pools]
+        sampling_ranks += [spec.adapters.max_rank for spec in specs if spec.sampling != "None"]
+        architectures = [one.architecture for one in self._connected if one.base_model == name]
+        return ServedModel(
+            name=name,
+            weights=name,
+            architecture=next((one for one in architectures if one), None),
+            max_context_length=min((limit for limit in limits if limit is not None), default=None),
+            max_rank=max((spec.adapters.max_rank for spec in specs), default=None),
+            max_sampling_rank=max(sampling_ranks, default=None),
+            training=bool(specs),
+            sampling=bool(sampling_ranks),
+        )
+
+    @property
+    @override
+    def workers(self) -> Sequence[WorkerHandle]:
+        return list(self._handles.values())
+
+    @override
+    def worker(self, worker_id: str) -> WorkerHandle:
+        try:
+            return self._handles[worker_id]
+        except KeyError:
+            raise WorkerAbsent(self._absence(worker_id)) from None
+
+    @override
+    def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
+        return [one for one in self._at_work(base_model) if one.session.suits(rank, sampling=False)]
+
+    @override
+    def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
+        colocated = [one for one in self._at_work(base_model) if one.session.suits(rank, sampling=True)]
+        return [*self._pools.replicas_for(base_model, rank), *colocated]
+
+    @property
+    @override
+    def all_samplers(self) -> Sequence[SamplerHandle]:
+        # What a worker that neither is connected nor works had in memory is gone, or not worth waiting for.
+        workers = [one for one in self._handles.values() if one.running() or one.session.at_work]
+        return [*(one for one in self._pools.replicas if one.may_answer), *workers]
+
+    @override
+    async def look_again(self) -> None:
+        try:
+            await self._look.recent()
+        except (KubernetesError, TimeoutError) as error:
+            raise WorkerUnavailable(f"the cluster's API does not say where the samplers are: {error!r}") from error
+
+    @override
+    async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
+        in_the_way = self._pools.why_none(base_model, rank) if sampling else None
+        return in_the_way or await self._growth.provide(self._sessions, base_model, rank, sampling)
+
+    @override
+    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+        """When the claim of its volume is gone from the namespace in which this server has seen it."""
+        namespace, _, name = worker.home.partition("/")
+        if not name or not self._scope.covers(namespace) or worker.worker_id in self._handles:
+            return None
+        try:
+            claims = await self._api.claim_uids(namespace)
+        except KubernetesError as error:
+            log.warning("volume claims not listed", namespace=namespace, reason=str(error))
+            return None
+        return None if worker.worker_id in claims else f"the volume of TrainingSession {worker.home} was deleted"
+
+    @property
+    @override
+    def problem(self) -> str | None:
+        return next((problem for view in self._views if (problem := view.problem)), None)
+
+    async def _list_all(self) -> None:
+        watches = [watch for view in self._views for watch in view.watches if not watch.refused]
+        # All of them end before this does: none may begin to watch after the fleet was closed.
+        outcomes = await asyncio.gather(*(watch.look_again() for watch in watches), return_exceptions=True)
+        for failure in filter(None, outcomes):
+            raise failure
+
+    @property
+    def _views(self) -> tuple[View[Session], View[Pool], View[Slice]]:
+        return self._session_view, self._pool_view, self._endpoint_view
+
+    @property
+    def _connected(self) -> list[SessionHandle | PoolReplica]:
+        """Every connection that this server keeps."""
+        return [*self._handles.values(), *self._pools.replicas]
+
+    def _at_work(self, base_model: str) -> list[SessionHandle]:
+        return [one for one in self._handles.values() if one.base_model == base_model and one.session.at_work]
+
+    def _specs(self, base_model: str) -> list[SpecPart]:
+        of_sessions = [session.spec for session in self._sessions.values() if not session.deleted]
+        of_catalogue = [entry.parsed for entry in self._catalogue]
+        return [spec for spec in (*of_sessions, *of_catalogue) if spec.model.name == base_model]
+
+    def _take_pools(self) -> None:
+        self._pools.take(self._pool_view.objects, self._endpoint_view.objects.values())
+        self._changes.note()
+
+    def _take_sessions(self) -> None:
+        """The picture has changed: one handle for each volume that a session has now."""
+        assert self._epochs is not None
+        self._sessions = self._session_view.objects
+        # Two sessions can name one volume for a moment, when one is renamed: the worker is the one that runs.
+        by_use = sorted(self._sessions.values(), key=lambda session: (session.at_work, session.ready))
+        present = {session.worker_id: session for session in by_use if session.worker_id}
+        for worker_id in self._handles.keys() - present.keys():
+            gone = self._handles.pop(worker_id)
+            self._last_sessions[worker_id] = gone.session.title
+            self._close_later(gone)
+        for worker_id, session in present.items():
+            if worker_id in self._handles:
+                self._handles[worker_id].update(session)
+            else:
+                self._handles[worker_id] = SessionHandle(worker_id, session, self._tls, self._epochs)
+        self._changes.note()
+
+    def _close_later(self, handle: SessionHandle | PoolReplica) -> None:
+        task = asyncio.create_task(handle.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _absence(self, worker_id: str) -> str:
+        title = self._last_sessions.get(worker_id)
+        if title is None:
+            return f"no TrainingSession of {self._scope} has the volume {worker_id} of this model"
+        return f"{title} was deleted; apply it again to go on, if its volume was kept"

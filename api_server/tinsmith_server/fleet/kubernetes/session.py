@@ -1,0 +1,157 @@
+"""What this server reads of a TrainingSession, parsed at the border. Everything else in it is the operator's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from tinsmith_server.fleet.kubernetes.api import Manifest
+from tinsmith_server.fleet.kubernetes.watching import Key
+
+ENTRY_LABEL = "tinsmith.dev/catalogue-entry"
+DEFAULT_SLOTS, DEFAULT_MAX_RANK = 8, 64
+
+
+class Part(BaseModel):
+    """A newer operator's fields are none of our business."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel)
+
+
+class ModelPart(Part):
+    name: str
+
+
+class AdaptersPart(Part):
+    """With the defaults of the CRD, which a catalogue's spec has not been through."""
+
+    slots: int = DEFAULT_SLOTS
+    max_rank: int = DEFAULT_MAX_RANK
+
+
+class RetentionPart(Part):
+    when_deleted: Literal["Retain", "Delete"] = "Retain"
+
+
+class StoragePart(Part):
+    retention_policy: RetentionPart = RetentionPart()
+
+
+class SpecPart(Part):
+    model: ModelPart
+    adapters: AdaptersPart = AdaptersPart()
+    max_sequence_length: int | None = None
+    sampling: Literal["None", "Colocated"] = "Colocated"
+    storage: StoragePart = StoragePart()
+    suspend: bool = False
+
+
+class ConditionPart(Part):
+    type: str
+    status: str
+    message: str = ""
+
+
+class StatusPart(Part):
+    worker_id: str | None = None
+    endpoint: str | None = None
+    conditions: tuple[ConditionPart, ...] = ()
+
+
+class MetadataPart(Part):
+    name: str
+    namespace: str
+    deletion_timestamp: datetime | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class _TrainingSession(Part):
+    metadata: MetadataPart
+    spec: SpecPart
+    status: StatusPart = StatusPart()
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A TrainingSession: a base model in memory with the adapters of many clients."""
+
+    name: str
+    namespace: str
+    entry: str | None
+    spec: SpecPart
+    deleted: bool
+    worker_id: str | None
+    endpoint: str | None
+    ready: bool
+    stalled: bool
+    message: str
+
+    @property
+    def key(self) -> Key:
+        return self.namespace, self.name
+
+    @property
+    def title(self) -> str:
+        """For people, who may have one of this name in each namespace."""
+        return f"TrainingSession {self.namespace}/{self.name}"
+
+    @property
+    def model(self) -> str:
+        return self.spec.model.name
+
+    @property
+    def samples(self) -> bool:
+        return self.spec.sampling != "None"
+
+    @property
+    def at_work(self) -> bool:
+        """It may be given new work."""
+        return self.ready and not self.spec.suspend and not self.deleted
+
+    @property
+    def coming(self) -> bool:
+        """It will be ready, if nobody interferes."""
+        return not (self.ready or self.spec.suspend or self.deleted or self.stalled)
+
+    @property
+    def leaving(self) -> bool:
+        """It is being deleted together with its volume."""
+        return self.deleted and self.spec.storage.retention_policy.when_deleted == "Delete"
+
+    def suits(self, rank: int, sampling: bool) -> bool:
+        return rank <= self.spec.adapters.max_rank and (self.samples or not sampling)
+
+    def why_not_at_work(self) -> str:
+        """For the one who waits, with what to do about it."""
+        if self.deleted:
+            return f"{self.title} is being deleted; its models are saved as checkpoints named autosave"
+        if self.spec.suspend:
+            patch = '{"spec":{"suspend":false}}'
+            return (
+                f"{self.title} is suspended; resume it with: kubectl --namespace {self.namespace} "
+                f"patch trainingsession {self.name} --type merge --patch '{patch}'"
+            )
+        return f"{self.title} is not ready: {self.message or 'its operator has not looked at it yet'}"
+
+
+def parse_session(manifest: Manifest) -> Session:
+    """Raises pydantic's ValidationError for what is no TrainingSession that we understand."""
+    parsed = _TrainingSession.model_validate(manifest)
+    conditions = {condition.type: condition for condition in parsed.status.conditions}
+    ready, stalled = conditions.get("Ready"), conditions.get("Stalled")
+    return Session(
+        name=parsed.metadata.name,
+        namespace=parsed.metadata.namespace,
+        entry=parsed.metadata.labels.get(ENTRY_LABEL),
+        spec=parsed.spec,
+        deleted=parsed.metadata.deletion_timestamp is not None,
+        worker_id=parsed.status.worker_id or None,
+        endpoint=parsed.status.endpoint or None,
+        ready=ready is not None and ready.status == "True",
+        stalled=stalled is not None and stalled.status == "True",
+        message=ready.message.rstrip(".") if ready is not None else "",
+    )

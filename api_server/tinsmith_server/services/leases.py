@@ -1,0 +1,101 @@
+"""Which chores fall to this replica: each has one owner at a time, and all replicas get their share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+import uuid
+from collections.abc import Sequence
+
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.logs import get_logger
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.errors import StoreError
+
+log = get_logger(__name__)
+
+# A chore has a new owner this long after its last one died, and another RENEW_SECONDS at most.
+LEASE_SECONDS = 12.0
+# Two renewals may fail before a lease is lost.
+RENEW_SECONDS = 4.0
+# Runs on while the host sleeps, where there is such a clock.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Leases:
+    """Renewed beside the chores, so that one that takes long keeps its lease.
+
+    Who was paused and wakes finds its leases over. What it was in the middle of is safe all the same:
+    every chore either changes rows by comparison, or repeats what may be repeated.
+    """
+
+    def __init__(self, store: Store, fleet: Fleet, replica: str = "") -> None:
+        self.replica = replica or uuid.uuid4().hex
+        self._store = store
+        self._fleet = fleet
+        self._wanted: set[str] = set()
+        self._held: frozenset[str] = frozenset()
+        self._until = 0.0
+        self._changed = asyncio.Event()
+        self._renewed = asyncio.Event()
+
+    def want(self, chore: str) -> None:
+        self._wanted.add(chore)
+        self._changed.set()
+
+    def unwant(self, chore: str) -> None:
+        self._wanted.discard(chore)
+        self._changed.set()
+
+    def holds(self, chore: str) -> bool:
+        return chore in self._held and time.clock_gettime(_CLOCK) < self._until
+
+    async def until_held(self, chore: str) -> None:
+        while not self.holds(chore):
+            await self._renewed.wait()
+
+    async def keep(self) -> None:
+        """Renews until it is cancelled. A store that does not answer lets the leases run out."""
+        while True:
+            self._changed.clear()
+            try:
+                await self.renew()
+            except StoreError as error:
+                log.warning("leases not renewed", reason=str(error))
+            except Exception:
+                # Without this task the replica would never do a chore again.
+                log.exception("leases not renewed")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await self._changed.wait()
+
+    async def renew(self) -> None:
+        """One round: says that this replica is there, and takes what is its share among those that are."""
+        if self._fleet.problem is not None:
+            # It does not know its workers, so others must not count on it.
+            await self.leave()
+            return
+        asked_at = time.clock_gettime(_CLOCK)
+        replicas = await self._store.attend(self.replica, LEASE_SECONDS)
+        share = {chore for chore in self._wanted if preferred(chore, replicas) == self.replica}
+        if surplus := self._held - share:
+            self._held -= surplus
+            await self._store.give_up_leases(self.replica, surplus)
+        self._hold(await self._store.hold_leases(self.replica, share, LEASE_SECONDS), asked_at + LEASE_SECONDS)
+
+    async def leave(self) -> None:
+        """Leaves everything to others at once, this server's successor above all."""
+        self._hold(frozenset(), 0.0)
+        await self._store.leave(self.replica)
+
+    def _hold(self, chores: frozenset[str], until: float) -> None:
+        self._held, self._until = chores, until
+        renewed, self._renewed = self._renewed, asyncio.Event()
+        renewed.set()
+
+
+def preferred(chore: str, replicas: Sequence[str]) -> str:
+    """The same at every replica; when one comes or goes, only its own share moves."""
+    return max(replicas, key=lambda replica: hashlib.sha256(f"{replica}\0{chore}".encode()).digest())

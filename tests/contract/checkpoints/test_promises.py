@@ -1,0 +1,210 @@
+"""What a checkpoint root promises, whatever it is made of, between the workers that write and the servers that read."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import fsspec
+import numpy as np
+import pytest
+from s3fs import S3FileSystem
+from support.reference_engine import MODULE, ReferenceEngine
+from tinsmith_server.services.files import CheckpointFiles
+from tinsmith_trainer.checkpoints import CheckpointRoot, WrittenCheckpoint
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError
+
+ENGINE = ReferenceEngine()
+BASE = ENGINE.base_model()
+FILES = ["adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"]
+MIB = 2**20
+
+
+def trained_state(seed: int = 1) -> AdapterState:
+    ENGINE.create_adapter("a", LoraSpec(rank=2, alpha=32.0, seed=seed))
+    return ENGINE.state("a")
+
+
+def write(root: str, *, seq_id: int = 3, epoch: int = 1, state: AdapterState | None = None) -> WrittenCheckpoint:
+    state = state or trained_state()
+    return CheckpointRoot(root).write("sess:train:0", seq_id, epoch, "training", state, BASE, "weights")
+
+
+def change(root: str, written: WrittenCheckpoint, name: str, content: bytes | None) -> None:
+    """Somebody else rewrites or removes a file."""
+    fs, path = fsspec.core.url_to_fs(f"{root}/{written.directory}/{name}")
+    if content is None:
+        fs.rm_file(path)
+    else:
+        fs.pipe_file(path, content)
+
+
+def content_of(root: str, written: WrittenCheckpoint, name: str) -> bytes:
+    fs, path = fsspec.core.url_to_fs(f"{root}/{written.directory}/{name}")
+    return bytes(fs.cat_file(path))
+
+
+def read(root: str, written: WrittenCheckpoint) -> AdapterState:
+    return CheckpointRoot(root).read(written.directory, written.manifest_digest, BASE).state
+
+
+def test_what_one_worker_saved_another_loads_bit_for_bit(root: str) -> None:
+    state = trained_state()
+    loaded = read(root, write(root, state=state))
+    assert loaded.lora == state.lora
+    for name, value in loaded.tensors.items():
+        assert value.tobytes() == state.tensors[name].tobytes(), name
+
+
+def test_a_save_that_is_repeated_finds_its_own_manifest_and_writes_nothing(root: str) -> None:
+    first = write(root, seq_id=1, epoch=1)
+    write(root, seq_id=10, epoch=1)
+    assert write(root, seq_id=1, epoch=2) == first
+
+
+def test_a_save_that_died_before_its_manifest_does_not_exist_and_is_made_again(root: str) -> None:
+    first = write(root)
+    change(root, first, "manifest.json", None)
+    change(root, first, FILES[1], b"half")
+    with pytest.raises(CheckpointInvalid, match=r"manifest\.json is missing"):
+        read(root, first)
+    read(root, write(root))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_was_altered_is_refused_by_its_name(root: str, name: str) -> None:
+    written = write(root)
+    content = content_of(root, written, name)
+    change(root, written, name, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointInvalid, match=f"is damaged: {name}"):
+        read(root, written)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_missing_is_refused_by_its_name(root: str, name: str) -> None:
+    written = write(root)
+    change(root, written, name, None)
+    with pytest.raises(CheckpointInvalid, match=f"{name} is missing"):
+        read(root, written)
+
+
+def test_a_manifest_that_was_altered_is_refused(root: str) -> None:
+    written = write(root)
+    change(root, written, "manifest.json", content_of(root, written, "manifest.json") + b" ")
+    with pytest.raises(CheckpointInvalid, match="was altered"):
+        read(root, written)
+
+
+def test_a_checkpoint_that_is_gone_is_said_to_be(root: str) -> None:
+    written = write(root)
+    CheckpointFiles(root).remove(written.directory)
+    with pytest.raises(CheckpointInvalid, match=r"manifest\.json is missing"):
+        read(root, written)
+
+
+def test_a_server_lists_what_was_written_after_it_had_looked(root: str) -> None:
+    files = CheckpointFiles(root)
+    written = write(root, seq_id=1)
+    assert sorted(files.list(written.directory)) == FILES
+    later = write(root, seq_id=2)
+    assert sorted(files.list(later.directory)) == FILES
+    files.remove(later.directory)
+    assert files.list(later.directory) == {}
+    write(root, seq_id=2)
+    assert sorted(files.list(later.directory)) == FILES
+
+
+def test_a_server_reads_what_a_worker_wrote(root: str) -> None:
+    written = write(root)
+    files = CheckpointFiles(root)
+    for name, size_bytes in files.list(written.directory).items():
+        content = b"".join(files.read(written.directory, name))
+        assert len(content) == size_bytes
+        assert content == content_of(root, written, name)
+    with pytest.raises(FileNotFoundError):
+        files.read(written.directory, "never")
+
+
+def test_removing_is_repeatable_and_takes_no_neighbour_along(root: str) -> None:
+    files = CheckpointFiles(root)
+    one, ten = write(root, seq_id=1, epoch=1), write(root, seq_id=1, epoch=10, state=trained_state(seed=2))
+    assert ten.directory.startswith(one.directory)
+    for _ in range(2):
+        files.remove(one.directory)
+    assert files.list(one.directory) == {}
+    read(root, ten)
+
+
+def test_two_servers_may_remove_the_same_at_once(root: str) -> None:
+    written = write(root)
+    removing = [threading.Thread(target=CheckpointFiles(root).remove, args=(written.directory,)) for _ in range(4)]
+    for thread in removing:
+        thread.start()
+    for thread in removing:
+        thread.join()
+    assert CheckpointFiles(root).list(written.directory) == {}
+
+
+def test_saves_and_loads_of_many_threads_do_not_mix(root: str) -> None:
+    checkpoints, outcomes = CheckpointRoot(root), dict[int, bool]()
+    states = {seq_id: trained_state(seed=seq_id) for seq_id in range(8)}
+
+    def save_and_load(seq_id: int) -> None:
+        written = checkpoints.write("sess:train:0", seq_id, 1, "sampler", states[seq_id], BASE, "ephemeral")
+        loaded = checkpoints.read(written.directory, written.manifest_digest, BASE).state
+        outcomes[seq_id] = all(
+            value.tobytes() == states[seq_id].tensors[name].tobytes() for name, value in loaded.tensors.items()
+        )
+
+    threads = [threading.Thread(target=save_and_load, args=(seq_id,)) for seq_id in states]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == dict.fromkeys(states, True)
+
+
+def test_a_large_adapter_goes_in_parts_and_comes_back_whole(bucket: str) -> None:
+    """Above 100 MiB an upload has several parts."""
+    state = trained_state()
+    large = np.arange(110 * MIB // 4, dtype=np.float32).reshape(2, -1)
+    state = replace(state, tensors={**state.tensors, f"weights/{MODULE}.lora_A": large})
+    written = write(bucket, state=state)
+    assert written.size_bytes > 110 * MIB
+    assert read(bucket, written).tensors[f"weights/{MODULE}.lora_A"].tobytes() == large.tobytes()
+
+
+def test_a_file_of_many_fetches_is_downloaded_whole(root: str) -> None:
+    state = trained_state()
+    large = np.arange(20 * MIB // 4, dtype=np.float32).reshape(2, -1)
+    written = write(root, state=replace(state, tensors={**state.tensors, f"weights/{MODULE}.lora_A": large}))
+    downloaded = CheckpointFiles(root).read(written.directory, FILES[1])
+    assert b"".join(downloaded) == content_of(root, written, FILES[1])
+
+
+def test_a_bucket_that_is_not_there_is_not_made_by_mistake(s3: object) -> None:
+    with pytest.raises(ServerError, match="could not be saved to s3://no-such-bucket"):
+        write("s3://no-such-bucket/prefix")
+    with pytest.raises(ServerError, match="bucket does not exist"):
+        write("s3://no-such-bucket/prefix")
+
+
+def test_the_region_is_taken_from_the_environment_as_all_of_aws_takes_it(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are signed for it, and a store may refuse those that are signed for another."""
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    for open_there in (CheckpointRoot, CheckpointFiles):
+        S3FileSystem.clear_instance_cache()
+        open_there(bucket)
+        opened = S3FileSystem.current()
+        opened.find(bucket)
+        assert opened.s3.meta.region_name == "eu-north-1"
+    S3FileSystem.clear_instance_cache()
+
+
+def test_a_protocol_that_nothing_speaks_is_said_at_once() -> None:
+    with pytest.raises(ServerError, match="cannot be opened"):
+        CheckpointRoot("carrier-pigeon://loft")

@@ -1,0 +1,154 @@
+"""One worker in two installations: a process of this machine, and a session of a real Kubernetes API.
+
+What samples has three: those two, and a pool.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.cluster.handle import Cluster
+from support.cluster_fixtures import api_cluster, namespace, pytest_collection_finish
+from support.fleets import Installation, SamplingInstallation, until_present, worker_pid
+from support.operator_stand_in import MODEL, StandInOperator, install_crds, reached_at
+from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
+from tinsmith_server.fleet.local import LocalFleet, WorkerCommand
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.engine import SqlStore, open_store
+
+__all__ = ["api_cluster", "namespace", "pytest_collection_finish"]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
+    store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of a local fleet: one model directory under two names, and the fake worker in the real one's place."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    real = WorkerCommand.__call__
+
+    def command(self: WorkerCommand, socket: Path, parent_fd: int) -> list[str]:
+        return [sys.executable, "-m", "support.fake_worker_program", *real(self, socket, parent_fd)[3:]]
+
+    monkeypatch.setattr(WorkerCommand, "__call__", command)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    return Settings(data=tmp_path / "data", models=(f"{MODEL}={model}", f"b={model}"), lora_alpha=32)
+
+
+@pytest.fixture
+async def local_fleet(settings: Settings, store: SqlStore) -> AsyncIterator[LocalFleet]:
+    fleet = LocalFleet(settings)
+    await fleet.open(store)
+    yield fleet
+    await fleet.close()
+
+
+@pytest.fixture(scope="session")
+def crd(api_cluster: Cluster) -> Cluster:
+    install_crds(api_cluster)
+    return api_cluster
+
+
+@pytest.fixture
+async def operator(
+    crd: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StandInOperator]:
+    monkeypatch.setenv("KUBECONFIG", str(crd.kubeconfig))
+    operator = StandInOperator(crd, namespace, tmp_path)
+    yield operator
+    await operator.close()
+
+
+@pytest.fixture
+def cluster_settings(operator: StandInOperator, tmp_path: Path) -> Settings:
+    return Settings(
+        fleet="kubernetes",
+        fleet_namespaces=(operator.namespace,),
+        fleet_tls_directory=operator.tls_directory,
+        checkpoint_root=(tmp_path / "checkpoints").as_uri(),
+        data=tmp_path / "data",
+    )
+
+
+@pytest.fixture
+async def cluster_fleet(cluster_settings: Settings, store: SqlStore) -> AsyncIterator[KubernetesFleet]:
+    fleet = KubernetesFleet(cluster_settings, reached_at)
+    await fleet.open(store)
+    yield fleet
+    await fleet.close()
+
+
+@pytest.fixture
+async def local_installation(local_fleet: LocalFleet, store: SqlStore) -> Installation:
+    async def kill() -> None:
+        os.kill(worker_pid(), signal.SIGKILL)
+
+    return Installation(local_fleet, store, kill, "add it with --model")
+
+
+@pytest.fixture
+async def cluster_installation(
+    cluster_fleet: KubernetesFleet, store: SqlStore, operator: StandInOperator
+) -> Installation:
+    await operator.apply("tiny")
+    worker = await operator.run("tiny")
+    await until_present(cluster_fleet)
+    return Installation(cluster_fleet, store, worker.crash, "no TrainingSession of namespace")
+
+
+@pytest.fixture(params=["local", "cluster"])
+def installation(request: pytest.FixtureRequest) -> Installation:
+    installation: Installation = request.getfixturevalue(f"{request.param}_installation")
+    return installation
+
+
+@pytest.fixture
+def local_sampling(settings: Settings) -> SamplingInstallation:
+    async def crash() -> None:
+        os.kill(worker_pid(), signal.SIGKILL)
+
+    return SamplingInstallation("colocated", settings, lambda: LocalFleet(settings), crash)
+
+
+@pytest.fixture
+async def colocated_sampling(cluster_settings: Settings, operator: StandInOperator) -> SamplingInstallation:
+    await operator.apply("tiny")
+    worker = await operator.run("tiny")
+    return SamplingInstallation(
+        "colocated", cluster_settings, lambda: KubernetesFleet(cluster_settings, reached_at), worker.crash
+    )
+
+
+@pytest.fixture
+async def pool_sampling(cluster_settings: Settings, operator: StandInOperator) -> SamplingInstallation:
+    await operator.apply_pool("fast")
+    replica = await operator.run_replica("fast")
+    return SamplingInstallation(
+        "pool", cluster_settings, lambda: KubernetesFleet(cluster_settings, reached_at), replica.worker.crash
+    )
+
+
+@pytest.fixture(params=["local", "colocated", "pool"])
+def sampling(request: pytest.FixtureRequest) -> SamplingInstallation:
+    """Every place where samples are made."""
+    installation: SamplingInstallation = request.getfixturevalue(f"{request.param}_sampling")
+    return installation
+
+
+@pytest.fixture(params=["colocated", "pool"])
+def shared_sampling(request: pytest.FixtureRequest) -> SamplingInstallation:
+    """Places that several API servers share."""
+    installation: SamplingInstallation = request.getfixturevalue(f"{request.param}_sampling")
+    return installation

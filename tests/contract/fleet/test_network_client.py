@@ -1,0 +1,114 @@
+"""The server's end of a worker's port: it knows the worker by its name, and takes renewed certificates."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.certificates import CLIENT, Authority, mount_secret
+from support.worker_in_process import Worker
+from support.worker_port import WORKER_ID, Port, worker_port
+from support.workers import MODEL, create
+from tinsmith_rpc import worker_pb2
+from tinsmith_server.errors import WorkerError, WorkerUnavailable
+from tinsmith_server.fleet.channels import TlsDirectory, WorkerTls
+from tinsmith_server.fleet.client import GrpcWorkerClient
+from tinsmith_trainer.peers import API_SERVER, OPERATOR
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[Port]:
+    worker = Worker(tmp_path)
+    async with worker_port(worker, tmp_path) as port:
+        yield port
+    await worker.service.drain()
+
+
+def secret(folder: Path, authority: Authority, name: str = API_SERVER) -> Path:
+    return mount_secret(folder / "server-tls", authority.leaf(name, usages=(CLIENT,)), authority)
+
+
+async def described(port: Port, tls: WorkerTls) -> worker_pb2.DescribeReply:
+    client = GrpcWorkerClient(port.address, tls)
+    try:
+        return await client.describe()
+    finally:
+        await client.close()
+
+
+async def test_a_worker_is_activated_and_worked_with_over_the_network(port: Port, tmp_path: Path) -> None:
+    tls = TlsDirectory(secret(tmp_path, port.authority)).for_worker(WORKER_ID)
+    client = GrpcWorkerClient(port.address, tls)
+    await client.activate(1)
+    call = create()
+    assert await client.submit(worker_pb2.SubmitRequest(model_id=MODEL, kind=call.kind, payload=call.payload)) == 1
+    assert (await client.await_result(MODEL, 0, 20.0)).HasField("result")
+    assert (await client.describe()).worker_id == WORKER_ID
+    await client.close()
+
+
+async def test_another_worker_at_the_address_is_not_spoken_to(port: Port, tmp_path: Path) -> None:
+    tls = TlsDirectory(secret(tmp_path, port.authority)).for_worker("uid-2")
+    with pytest.raises(WorkerUnavailable):
+        await described(port, tls)
+
+
+async def test_a_refusal_by_name_reaches_the_servers_log_in_words(port: Port, tmp_path: Path) -> None:
+    tls = TlsDirectory(secret(tmp_path, port.authority, OPERATOR)).for_worker(WORKER_ID)
+    client = GrpcWorkerClient(port.address, tls)
+    with pytest.raises(WorkerError, match="may only ask how this worker is doing"):
+        await client.activate(1)
+    await client.close()
+
+
+async def test_a_channel_opened_after_a_renewal_shows_the_new_certificate(port: Port, tmp_path: Path) -> None:
+    directory = TlsDirectory(secret(tmp_path, port.authority))
+    before = directory.for_worker(WORKER_ID)
+    assert directory.shows(before)
+
+    port.swap(Authority())
+    secret(tmp_path, port.authority)
+
+    assert not directory.shows(before)
+    with pytest.raises(WorkerUnavailable):
+        await described(port, before)
+    after = directory.for_worker(WORKER_ID)
+    assert (await described(port, after)).worker_id == WORKER_ID
+    assert directory.shows(after)
+
+
+async def test_files_that_are_not_there_are_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(WorkerUnavailable, match=r"nowhere cannot be used.*tls\.crt"):
+        TlsDirectory(tmp_path / "nowhere").for_worker(WORKER_ID)
+
+
+async def test_files_that_vanish_replace_nothing(port: Port, tmp_path: Path) -> None:
+    folder = secret(tmp_path, port.authority)
+    directory = TlsDirectory(folder)
+    tls = directory.for_worker(WORKER_ID)
+    (folder / "..data").unlink()
+    assert directory.shows(tls)
+
+
+async def test_a_certificate_that_ran_out_opens_nothing(port: Port, tmp_path: Path) -> None:
+    leaf = port.authority.leaf(API_SERVER, usages=(CLIENT,), lifetime=-datetime.timedelta(days=1))
+    folder = mount_secret(tmp_path / "old-tls", leaf, port.authority)
+    with pytest.raises(WorkerUnavailable):
+        await described(port, TlsDirectory(folder).for_worker(WORKER_ID))
+
+
+async def test_a_worker_that_does_not_sample_says_so_and_another_one_can_be_asked(port: Port, tmp_path: Path) -> None:
+    tls = TlsDirectory(secret(tmp_path, port.authority)).for_worker(WORKER_ID)
+    client = GrpcWorkerClient(port.address, tls)
+    with pytest.raises(WorkerUnavailable, match=r"only trains.*sampling: Colocated"):
+        await client.sample(worker_pb2.SampleRequest(request_id="sess:sample:0:0"))
+    assert (await client.await_sample("sess:sample:0:0", 0)).HasField("not_found")
+    await client.cancel_sample("sess:sample:0:0")
+    await client.close()
+
+
+async def test_a_key_does_not_show_in_a_log(port: Port, tmp_path: Path) -> None:
+    tls = TlsDirectory(secret(tmp_path, port.authority)).for_worker(WORKER_ID)
+    assert tls.key.splitlines()[1].decode() not in repr(tls)

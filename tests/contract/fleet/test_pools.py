@@ -1,0 +1,303 @@
+"""SamplerPools as samplers: their replicas are found, followed and given up as the Kubernetes API says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from support.fleets import START_SECONDS
+from support.http_server import API_KEY, TestedServer, running_server
+from support.operator_stand_in import MODEL, StandInOperator, StandInReplica, StandInWorker, reached_at
+from support.ports import free_port
+from tinsmith_rpc import worker_pb2
+from tinsmith_server.errors import StartupError, WorkerUnavailable
+from tinsmith_server.fleet.base import SamplerHandle
+from tinsmith_server.fleet.kubernetes.api import POOLS, KubernetesApi, Manifest, Resource
+from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.engine import SqlStore
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def accepting(fleet: KubernetesFleet, rank: int = 0) -> dict[str, SamplerHandle]:
+    """What would be given new samples, by its id."""
+    return {one.sampler_id: one for one in fleet.samplers(MODEL, rank)}
+
+
+def holding(fleet: KubernetesFleet) -> set[str]:
+    """Whose results would be asked for."""
+    return {one.sampler_id for one in fleet.all_samplers}
+
+
+async def running_replica(fleet: KubernetesFleet, operator: StandInOperator, pool: str = "fast") -> StandInReplica:
+    """A replica that the fleet is connected to."""
+    replica = await operator.run_replica(pool)
+    await until(lambda: replica.pod_uid in accepting(fleet))
+    return replica
+
+
+async def test_every_replica_is_a_sampler_of_its_own_and_no_worker(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast", maxSequenceLength=2048)
+    replicas = [await running_replica(cluster_fleet, operator) for _ in range(2)]
+    found = accepting(cluster_fleet)
+    assert set(found) == {replica.pod_uid for replica in replicas}
+    assert {one.name for one in found.values()} == {operator.title(replica.slice_name) for replica in replicas}
+    assert [(one.base_model, one.kind) for one in found.values()] == [(MODEL, "pool")] * 2
+    assert list(cluster_fleet.workers) == list(cluster_fleet.trainers(MODEL, 8)) == []
+    served = cluster_fleet.model(MODEL)
+    assert served is not None
+    assert (served.training, served.sampling) == (False, True)
+    assert (served.max_context_length, served.max_rank, served.max_sampling_rank) == (2048, None, 64)
+    for replica in replicas:
+        client = await found[replica.pod_uid].connection(START_SECONDS)
+        await client.sample(worker_pb2.SampleRequest(request_id=replica.pod_uid))
+        assert list(replica.fake.samples) == [replica.pod_uid]
+        assert replica.fake.epoch == 0  # nobody activates what keeps no journal
+
+
+async def test_pools_that_were_there_before_the_server_are_known_when_it_has_opened(
+    cluster_settings: Settings, operator: StandInOperator, store: SqlStore
+) -> None:
+    await operator.apply_pool("fast")
+    replica = await operator.run_replica("fast")
+    fleet = KubernetesFleet(cluster_settings, reached_at)
+    await fleet.open(store)
+    assert holding(fleet) == {replica.pod_uid}
+    await fleet.close()
+
+
+async def test_replicas_come_before_workers_that_also_train_and_make_way_by_rank(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply("tiny")
+    worker = await operator.run("tiny")
+    await operator.apply_pool("fast", adapters={"maxRank": 16})
+    replica = await running_replica(cluster_fleet, operator)
+    await until(lambda: worker.worker_id in accepting(cluster_fleet))
+    assert [one.kind for one in cluster_fleet.samplers(MODEL, 16)] == ["pool", "colocated"]
+    assert set(accepting(cluster_fleet, 17)) == {worker.worker_id}
+    assert holding(cluster_fleet) == {replica.pod_uid, worker.worker_id}
+
+
+async def test_a_replica_that_terminates_gets_nothing_new_and_is_asked_for_results_until_it_is_gone(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast")
+    replica = await running_replica(cluster_fleet, operator)
+    handle = accepting(cluster_fleet)[replica.pod_uid]
+    replica.serving, replica.terminating = False, True
+    await operator.publish(replica)
+    await until(lambda: accepting(cluster_fleet) == {})
+    assert holding(cluster_fleet) == {replica.pod_uid}
+    assert (await (await handle.connection(0)).describe()).instance_id == replica.fake.instance_id
+    await operator.remove_replica(replica)
+    await until(lambda: holding(cluster_fleet) == set())
+
+
+async def test_a_replica_that_neither_answers_nor_runs_is_not_waited_for(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    """As on a lost node, whose pods stay listed for as long as nobody removes them."""
+    await operator.apply_pool("fast")
+    replica = await running_replica(cluster_fleet, operator)
+    handle = accepting(cluster_fleet)[replica.pod_uid]
+    await replica.worker.stop()
+    await until(lambda: handle.running() is None)
+    assert holding(cluster_fleet) == {replica.pod_uid}  # it may be the network alone
+    with pytest.raises(WorkerUnavailable, match=r"SamplerPool \S+/fast is ready, but cannot be reached from here"):
+        await handle.connection(0)
+    replica.serving = False
+    await operator.publish(replica)
+    await until(lambda: holding(cluster_fleet) == set())
+    with pytest.raises(WorkerUnavailable, match=r"of SamplerPool \S+/fast does not answer just now"):
+        await handle.connection(0)
+    await replica.worker.start()
+    replica.serving = True
+    await operator.publish(replica)
+    await until(lambda: set(accepting(cluster_fleet)) == {replica.pod_uid})
+
+
+async def test_a_pool_that_is_deleted_takes_nothing_new_and_its_replicas_may_finish(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast")
+    replica = await running_replica(cluster_fleet, operator)
+    await operator.kubectl("delete", "samplerpool", "fast")
+    await until(lambda: cluster_fleet.model(MODEL) is None)
+    assert accepting(cluster_fleet) == {}
+    assert holding(cluster_fleet) == {replica.pod_uid}
+    # Applied again, it is another pool: the old pod keeps the old certificate and stays what it was.
+    await operator.apply_pool("fast")
+    successor = await running_replica(cluster_fleet, operator)
+    assert set(accepting(cluster_fleet)) == {successor.pod_uid}
+    assert holding(cluster_fleet) == {replica.pod_uid, successor.pod_uid}
+
+
+async def test_a_replica_that_no_watch_tells_of_is_found_by_looking_again(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_arguments: object) -> AsyncGenerator[tuple[str, Manifest], None]:
+        await asyncio.Event().wait()
+        yield "BOOKMARK", {}
+
+    await operator.apply_pool("fast")
+    known = await running_replica(cluster_fleet, operator)
+    monkeypatch.setattr(cluster_fleet._look, "_age_seconds", 0.0)
+    with monkeypatch.context() as network:
+        network.setattr(KubernetesApi, "watch", silent)
+        await cluster_fleet.look_again()
+        unseen = await operator.run_replica("fast")
+        assert holding(cluster_fleet) == {known.pod_uid}
+        await cluster_fleet.look_again()
+        assert holding(cluster_fleet) == {known.pod_uid, unseen.pod_uid}
+    await cluster_fleet.look_again()
+    await operator.remove_replica(unseen)
+    await until(lambda: holding(cluster_fleet) == {known.pod_uid})  # watched again
+
+
+async def test_a_pod_with_anothers_certificate_is_not_spoken_to(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast")
+    impostor = StandInReplica("fast", 1, StandInWorker("somebody-else", operator.authority, free_port()))
+    operator.replicas.append(impostor)
+    await impostor.worker.start()
+    await operator.publish(impostor)
+    await until(lambda: holding(cluster_fleet) == {impostor.pod_uid})
+    [handle] = cluster_fleet.all_samplers
+    with pytest.raises(WorkerUnavailable, match="cannot be reached from here"):
+        await handle.connection(1)
+    assert accepting(cluster_fleet) == {}
+
+
+async def test_a_renewed_certificate_is_shown_to_replicas_too(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connecting.CERTIFICATE_LOOK_SECONDS", 0.02)
+    await operator.apply_pool("fast")
+    replica = await running_replica(cluster_fleet, operator)
+    handle = accepting(cluster_fleet)[replica.pod_uid]
+    before = await handle.connection(START_SECONDS)
+    operator.renew_certificate()
+    while (after := await handle.connection(START_SECONDS)) is before:
+        await asyncio.sleep(0.01)
+    assert (await after.describe()).instance_id == replica.fake.instance_id
+
+
+async def test_endpoints_of_what_is_no_pool_are_nobodys(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast")
+    stranger = StandInReplica("unknown", 7, StandInWorker("x", operator.authority, free_port()))
+    await operator.publish(stranger)
+    replica = await running_replica(cluster_fleet, operator)
+    assert holding(cluster_fleet) == {replica.pod_uid}
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[TestedServer]:
+    changed = Settings(**{**settings.model_dump(), "api_key": API_KEY, "poll_hold_seconds": 0.5})
+    async with running_server(changed, KubernetesFleet(changed, reached_at)) as server:
+        yield server
+
+
+async def pushed_back(server: TestedServer, sampler: str) -> str:
+    response = await server.sample(sampler)
+    assert response.status_code == 429, response.text
+    return str(response.json()["detail"])
+
+
+async def test_a_sample_without_a_ready_replica_is_pushed_back_with_what_the_pool_lacks(
+    cluster_settings: Settings, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast")
+    await operator.say_of_pool("fast", ready=False, message="1 replica loads the model.")
+    async with serving(cluster_settings) as server:
+        sampler = await server.sampler()
+        title = operator.title("fast")
+        assert await pushed_back(server, sampler) == f"SamplerPool {title} is not ready: 1 replica loads the model"
+        await operator.kubectl("scale", "samplerpool", "fast", "--replicas=0")
+        cure = (
+            f"SamplerPool {title} has no replicas; scale it up with: "
+            f"kubectl --namespace {operator.namespace} scale samplerpool fast --replicas 1"
+        )
+        while await pushed_back(server, sampler) != cure:
+            await asyncio.sleep(0.01)
+        await operator.kubectl(*cure.partition("kubectl ")[2].split()[2:])
+        await operator.run_replica("fast")
+        while (answer := await server.sample(sampler)).status_code == 429:
+            await asyncio.sleep(0.01)
+        assert answer.status_code == 200
+
+
+async def test_a_pool_without_replicas_leaves_its_samples_to_a_session_that_samples(
+    cluster_settings: Settings, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast", replicas=0)
+    await operator.apply("tiny")
+    worker = await operator.run("tiny")
+    async with serving(cluster_settings) as server:
+        taken = (await server.sample(await server.sampler())).json()["request_id"]
+        assert list(worker.fake.samples) == [taken]
+
+
+async def test_a_model_with_sessions_that_only_train_is_sampled_from_once_it_has_a_pool(
+    cluster_settings: Settings, operator: StandInOperator
+) -> None:
+    await operator.apply("trains", sampling="None")
+    await operator.run("trains")
+    async with serving(cluster_settings) as server:
+        body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "base_model": MODEL}
+        refused = await server.post("/create_sampling_session", body)
+        assert (refused.status_code, "can add a SamplerPool" in refused.json()["detail"]) == (422, True)
+        await operator.apply_pool("fast")
+        replica = await operator.run_replica("fast")
+        while (opened := await server.post("/create_sampling_session", body)).status_code == 422:
+            await asyncio.sleep(0.01)
+        while (answer := await server.sample(opened.json()["sampling_session_id"])).status_code == 429:
+            await asyncio.sleep(0.01)
+        assert list(replica.fake.samples) == [answer.json()["request_id"]]
+
+
+async def test_a_replica_that_leaves_hands_its_work_to_the_others_without_a_refusal(
+    cluster_settings: Settings, operator: StandInOperator
+) -> None:
+    """A rolling update as a client sees it: results are fetched, samples go on, what died is asked for again."""
+    await operator.apply_pool("fast", replicas=2)
+    replicas = [await operator.run_replica("fast") for _ in range(2)]
+    async with serving(cluster_settings) as server:
+        sampler = await server.sampler()
+        while sum(one.accepting for one in server.fleet.all_samplers) < 2:
+            await asyncio.sleep(0.01)
+        first = (await server.sample(sampler, 0)).json()["request_id"]
+        [leaving] = [one for one in replicas if first in one.fake.samples]
+        [staying] = [one for one in replicas if one is not leaving]
+        leaving.fake.draining = True
+        second = (await server.sample(sampler, 1)).json()["request_id"]
+        assert list(staying.fake.samples) == [second]
+        assert (await server.result(first)).status_code == 200
+        await operator.remove_replica(leaving)
+        while (answer := await server.result(first)).status_code == 408:
+            await asyncio.sleep(0.01)
+        assert answer.status_code == 410
+        assert (await server.result(second)).status_code == 200
+
+
+async def test_a_definition_that_is_missing_is_named_at_the_start(
+    cluster_settings: Settings, operator: StandInOperator, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = Resource(POOLS.group_version, "samplerlakes", "SamplerLake")
+    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.fleet.POOLS", missing)
+    fleet = KubernetesFleet(cluster_settings, reached_at)
+    with pytest.raises(StartupError, match="is the definition of SamplerLake installed"):
+        await fleet.open(store)
+    await fleet.close()

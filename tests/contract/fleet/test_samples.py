@@ -1,0 +1,96 @@
+"""What a client is promised of samples, wherever they are made: by a local worker, beside training, in a pool."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+from support.fleets import START_SECONDS, SamplingInstallation
+from support.http_server import TestedServer
+from tinsmith_rpc import wire_pb2
+
+
+async def sampled(server: TestedServer, sampler: str, seq_id: int = 0, **fields: object) -> str:
+    """The id of a sample that somebody has taken."""
+    async with asyncio.timeout(START_SECONDS):
+        while (answer := await server.sample(sampler, seq_id, **fields)).status_code == 429:
+            await asyncio.sleep(0.05)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["request_id"])
+
+
+async def settled(server: TestedServer, request_id: str) -> httpx.Response:
+    """Once there is more to say than "not yet"."""
+    async with asyncio.timeout(START_SECONDS):
+        while (answer := await server.result(request_id)).status_code == 408:
+            await asyncio.sleep(0.05)
+    return answer
+
+
+async def test_a_sample_comes_back_by_its_id_any_number_of_times(sampling: SamplingInstallation) -> None:
+    async with sampling.serving() as server:
+        request_id = await sampled(server, await server.sampler(), num_samples=2)
+        for _ in range(2):
+            answer = await settled(server, request_id)
+            assert answer.headers["content-type"] == "application/x-protobuf"
+            assert len(wire_pb2.SampleResponse.FromString(answer.content).sequences) == 2
+
+
+async def test_a_sample_submitted_again_is_the_same_sample(sampling: SamplingInstallation) -> None:
+    async with sampling.serving() as server:
+        sampler = await server.sampler()
+        assert await sampled(server, sampler, 3) == await sampled(server, sampler, 3)
+        assert await sampled(server, sampler, 3) != await sampled(server, sampler, 4)
+
+
+async def test_a_sample_that_cannot_work_fails_and_is_not_pushed_back(sampling: SamplingInstallation) -> None:
+    async with sampling.serving() as server:
+        request_id = await sampled(server, await server.sampler(), sampling_params={"temperature": -1})
+        failed = (await settled(server, request_id)).json()
+        assert (failed["category"], "sampling_params.temperature" in failed["error"]) == ("user", True)
+
+
+async def test_a_sample_whose_process_has_died_is_gone_and_the_next_one_is_taken(
+    sampling: SamplingInstallation,
+) -> None:
+    async with sampling.serving() as server:
+        sampler = await server.sampler()
+        request_id = await sampled(server, sampler)
+        assert (await settled(server, request_id)).status_code == 200
+        await sampling.crash()
+        # Until the crash is noticed, the connection may still be the old one, and a poll is told to come again.
+        assert (await settled(server, request_id)).status_code == 410
+        again = await sampled(server, sampler, 1)
+        assert (await settled(server, again)).status_code == 200
+
+
+async def test_a_cancelled_sample_may_be_asked_for_all_the_same(sampling: SamplingInstallation) -> None:
+    async with sampling.serving() as server:
+        request_id = await sampled(server, await server.sampler())
+        assert (await server.post("/cancel_future", {"request_id": request_id})).status_code == 200
+        assert (await settled(server, request_id)).status_code == 200
+
+
+async def test_the_metrics_say_where_samples_were_made(sampling: SamplingInstallation) -> None:
+    async with sampling.serving() as server:
+        await sampled(server, await server.sampler())
+        text = (await server.client.get("http://server/metrics")).text
+        assert f'tinsmith_samples_given_total{{base_model="org/tiny",kind="{sampling.kind}"}} 1.0' in text
+
+
+async def test_a_sample_that_one_server_has_given_is_retrieved_and_cancelled_at_another(
+    shared_sampling: SamplingInstallation,
+) -> None:
+    async with shared_sampling.serving() as one, shared_sampling.serving() as other:
+        sampler = await one.sampler()
+        request_id = await sampled(one, sampler)
+        assert (await settled(other, request_id)).status_code == 200
+        assert await sampled(other, sampler) == request_id
+        assert (await other.post("/cancel_future", {"request_id": request_id})).status_code == 200
+
+
+async def test_a_server_that_starts_finds_the_samples_of_the_one_before(shared_sampling: SamplingInstallation) -> None:
+    async with shared_sampling.serving() as server:
+        request_id = await sampled(server, await server.sampler())
+    async with shared_sampling.serving() as successor:
+        assert (await settled(successor, request_id)).status_code == 200

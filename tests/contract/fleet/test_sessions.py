@@ -1,0 +1,347 @@
+"""TrainingSessions as workers: found, followed and given up as the Kubernetes API says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.cluster.handle import Cluster
+from support.fleets import START_SECONDS, until_present
+from support.operator_stand_in import FINALIZER, MODEL, StandInOperator, StandInWorker
+from support.ports import free_port
+from tinsmith_rpc import worker_pb2
+from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
+from tinsmith_server.fleet.kubernetes import watching
+from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.engine import SqlStore
+
+
+async def until(fleet: KubernetesFleet, holds: Callable[[], bool]) -> None:
+    """Returns once it holds, looking after each change of the fleet."""
+    async with asyncio.timeout(START_SECONDS):
+        while not holds():
+            await fleet.changes.beyond(fleet.changes.count)
+
+
+async def running_session(
+    fleet: KubernetesFleet, operator: StandInOperator, name: str, **spec: object
+) -> StandInWorker:
+    """A session whose worker the fleet is connected to."""
+    await operator.apply(name, **spec)
+    worker = await operator.run(name)
+    await until(fleet, lambda: worker.worker_id in {one.worker_id for one in fleet.workers})
+    await until(fleet, lambda: worker.worker_id in {one.worker_id for one in fleet.trainers(MODEL, 1)})
+    await fleet.worker(worker.worker_id).connection(START_SECONDS)
+    return worker
+
+
+async def test_sessions_of_one_model_are_workers_of_their_own(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+) -> None:
+    first = await running_session(cluster_fleet, operator, "first", adapters={"slots": 2, "maxRank": 16})
+    second = await running_session(cluster_fleet, operator, "second", maxSequenceLength=4096)
+    assert {worker.name: worker.slots for worker in cluster_fleet.trainers(MODEL, 8)} == {
+        operator.title("first"): 2,
+        operator.title("second"): 8,
+    }
+    assert [worker.name for worker in cluster_fleet.trainers(MODEL, 17)] == [operator.title("second")]
+    served = cluster_fleet.model(MODEL)
+    assert served is not None
+    assert (served.max_rank, served.max_context_length) == (64, 4096)
+    for worker in (first, second):
+        assert (await store.get_worker(worker.worker_id)).epoch == worker.fake.epoch == 1
+    assert (await store.get_worker(first.worker_id)).home == operator.title("first")
+
+
+async def test_sessions_that_were_there_before_the_server_are_known_when_it_has_opened(
+    cluster_settings: Settings, operator: StandInOperator, store: SqlStore
+) -> None:
+    await operator.apply("early")
+    await operator.run("early")
+    fleet = KubernetesFleet(cluster_settings)
+    await fleet.open(store)
+    assert [worker.name for worker in fleet.trainers(MODEL, 8)] == [operator.title("early")]
+    await fleet.close()
+
+
+async def test_a_session_without_a_ready_worker_is_advertised_and_says_what_is_missing(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply("slow")
+    await until(cluster_fleet, lambda: cluster_fleet.model(MODEL) is not None)
+    assert list(cluster_fleet.trainers(MODEL, 8)) == []
+    worker_id = await operator.claim("slow")
+    await operator.say("slow", ready=False, message="The worker loads the model.", workerId=worker_id)
+    await until_present(cluster_fleet)
+    with pytest.raises(
+        WorkerUnavailable, match=rf"TrainingSession {operator.title('slow')} is not ready: The worker loads the model$"
+    ):
+        await cluster_fleet.worker(worker_id).connection(0)
+    sentence = f"TrainingSession {operator.title('slow')} is not ready: The worker loads the model"
+    assert await cluster_fleet.provide(MODEL) == sentence
+
+
+async def test_a_suspended_session_gets_no_work_and_says_how_to_resume_it(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+) -> None:
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    await operator.suspend("tiny")
+    await until(cluster_fleet, lambda: not cluster_fleet.trainers(MODEL, 8))
+    handle = cluster_fleet.worker(worker.worker_id)
+    sentence = (
+        f"TrainingSession {operator.title('tiny')} is suspended; resume it with: "
+        f"kubectl --namespace {operator.namespace} "
+        """patch trainingsession tiny --type merge --patch '{"spec":{"suspend":false}}'"""
+    )
+    assert await cluster_fleet.provide(MODEL) == sentence
+    while handle.running() is not None:
+        await asyncio.sleep(0.01)
+    with pytest.raises(WorkerUnavailable) as refusal:
+        await handle.connection(0)
+    assert str(refusal.value) == sentence
+    assert await cluster_fleet.lost_for_ever(await store.get_worker(worker.worker_id)) is None
+
+    worker.fake.lose_memory()
+    await operator.resume("tiny")
+    await handle.connection(START_SECONDS)
+    assert worker.fake.epoch == 2
+
+
+async def test_a_worker_that_is_neither_connected_nor_ready_is_not_waited_for_with_samples(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    """As on a lost node: what it had in memory others can make again."""
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    handle = cluster_fleet.worker(worker.worker_id)
+    await operator.say("tiny", ready=False, message="The worker's node is lost.", workerId=worker.worker_id)
+    await until(cluster_fleet, lambda: not handle.accepting)
+    assert list(cluster_fleet.all_samplers) == [handle]  # it answers still
+    await worker.stop()
+    while handle.running() is not None:
+        await asyncio.sleep(0.01)
+    assert list(cluster_fleet.all_samplers) == []
+
+
+async def test_a_deleted_session_whose_volume_stays_may_come_back_as_the_same_worker(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+) -> None:
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    await operator.delete("tiny")
+    await until_present(cluster_fleet, 0)
+    with pytest.raises(WorkerAbsent, match=f"TrainingSession {operator.title('tiny')} was deleted; apply it again"):
+        cluster_fleet.worker(worker.worker_id)
+    assert await cluster_fleet.lost_for_ever(await store.get_worker(worker.worker_id)) is None
+    again = await running_session(cluster_fleet, operator, "tiny")
+    assert again is worker
+
+
+async def test_a_worker_whose_volume_claim_is_gone_is_lost_for_ever(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+) -> None:
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    await operator.delete("tiny")
+    await until_present(cluster_fleet, 0)
+    await operator.kubectl("delete", "persistentvolumeclaim", "tiny-journal")
+    await operator.until_gone("persistentvolumeclaim", "tiny-journal")
+    row = await store.get_worker(worker.worker_id)
+    assert (
+        await cluster_fleet.lost_for_ever(row) == f"the volume of TrainingSession {operator.title('tiny')} was deleted"
+    )
+
+
+async def test_a_worker_of_another_namespace_is_never_judged(cluster_fleet: KubernetesFleet, store: SqlStore) -> None:
+    await store.get_worker("elsewhere")
+    await store.note_home("elsewhere", "another-namespace/tiny")
+    assert await cluster_fleet.lost_for_ever(await store.get_worker("elsewhere")) is None
+
+
+async def test_a_session_that_is_deleted_with_its_volume_is_leaving_and_gets_no_new_models(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
+    await operator.apply("tiny", finalizers=(FINALIZER,), storage=storage)
+    worker = await operator.run("tiny")
+    await until_present(cluster_fleet)
+    handle = cluster_fleet.worker(worker.worker_id)
+    client = await handle.connection(START_SECONDS)
+    assert not handle.leaving
+    await operator.delete("tiny")
+    await until(cluster_fleet, lambda: handle.leaving)
+    assert list(cluster_fleet.trainers(MODEL, 8)) == []
+    assert cluster_fleet.model(MODEL) is None
+    assert (await client.describe()).instance_id == worker.fake.instance_id
+    await operator.let_go("tiny")
+    await until_present(cluster_fleet, 0)
+
+
+async def test_a_worker_that_is_leaving_is_reached_again_after_a_restart(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    """Its session is not ready any more, and its models are not saved yet."""
+    storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
+    await operator.apply("tiny", finalizers=(FINALIZER,), storage=storage)
+    worker = await operator.run("tiny")
+    await until_present(cluster_fleet)
+    handle = cluster_fleet.worker(worker.worker_id)
+    await handle.connection(START_SECONDS)
+    await operator.delete("tiny")
+    await operator.say("tiny", ready=False, message="Adapters are saved before the volume is deleted.")
+    await until(cluster_fleet, lambda: handle.leaving and not cluster_fleet._sessions[operator.namespace, "tiny"].ready)
+    await worker.crash()
+    async with asyncio.timeout(START_SECONDS):
+        while worker.fake.epoch != 2:
+            await asyncio.sleep(0.01)
+    await handle.connection(START_SECONDS)
+    await operator.let_go("tiny")
+
+
+async def test_sessions_that_do_not_sample_are_asked_for_training_alone(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await running_session(cluster_fleet, operator, "trains", sampling="None")
+    served = cluster_fleet.model(MODEL)
+    assert served is not None
+    assert not served.sampling
+    assert list(cluster_fleet.samplers(MODEL)) == []
+    await running_session(cluster_fleet, operator, "both")
+    assert [worker.name for worker in cluster_fleet.samplers(MODEL)] == [operator.title("both")]
+
+
+async def test_two_servers_share_a_worker_under_one_epoch(
+    cluster_fleet: KubernetesFleet, cluster_settings: Settings, operator: StandInOperator, store: SqlStore
+) -> None:
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    other = KubernetesFleet(cluster_settings)
+    await other.open(store)
+    await other.worker(worker.worker_id).connection(START_SECONDS)
+    assert worker.fake.epoch == (await store.get_worker(worker.worker_id)).epoch == 1
+    await other.close()
+
+
+async def test_a_worker_that_is_started_anew_while_it_is_activated_gets_an_epoch_of_its_own(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+) -> None:
+    await operator.apply("tiny")
+    worker = operator.workers["tiny"] = StandInWorker(await operator.claim("tiny"), operator.authority, free_port())
+    describe, lives = worker.fake.Describe, iter(range(1, 3))
+
+    async def describe_and_die(request: Any, context: Any) -> worker_pb2.DescribeReply:
+        reply = await describe(request, context)
+        if next(lives, None) == 1:
+            worker.fake.lose_memory()
+        return reply
+
+    worker.fake.Describe = describe_and_die  # type: ignore[method-assign]
+    await running_session(cluster_fleet, operator, "tiny")
+    row = await store.get_worker(worker.worker_id)
+    assert (row.instance_id, row.epoch, worker.fake.epoch) == (worker.fake.instance_id, 2, 2)
+
+
+async def test_of_two_sessions_that_name_one_volume_the_one_that_runs_is_the_worker(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    """As when a session is renamed: the new one waits for the volume that the old one has."""
+    worker = await running_session(cluster_fleet, operator, "old")
+    await operator.apply("new", storage={"existingClaim": "old-journal"})
+    await operator.say("new", ready=False, message="The old one has its volume.", workerId=worker.worker_id)
+    await until(cluster_fleet, lambda: cluster_fleet._sessions[operator.namespace, "new"].worker_id is not None)
+    assert [one.name for one in cluster_fleet.trainers(MODEL, 8)] == [operator.title("old")]
+    await operator.delete("old")
+    endpoint = f"127.0.0.1:{worker.port}"
+    await operator.say("new", ready=True, message="It answers.", workerId=worker.worker_id, endpoint=endpoint)
+    await until(
+        cluster_fleet, lambda: [one.name for one in cluster_fleet.trainers(MODEL, 8)] == [operator.title("new")]
+    )
+    await cluster_fleet.worker(worker.worker_id).connection(START_SECONDS)
+
+
+async def test_a_worker_with_anothers_certificate_is_not_spoken_to(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply("victim")
+    worker_id = await operator.claim("victim")
+    impostor = operator.workers["victim"] = StandInWorker("somebody-else", operator.authority, 0)
+    impostor.port = (await running_session(cluster_fleet, operator, "port-giver")).port
+    await operator.workers["port-giver"].stop()
+    await impostor.start()
+    endpoint = f"127.0.0.1:{impostor.port}"
+    await operator.say("victim", ready=True, message="", workerId=worker_id, endpoint=endpoint)
+    await until(cluster_fleet, lambda: worker_id in {one.worker_id for one in cluster_fleet.workers})
+    with pytest.raises(
+        WorkerUnavailable, match=r"TrainingSession \S+/victim is ready, but cannot be reached from here"
+    ):
+        await cluster_fleet.worker(worker_id).connection(1)
+    assert impostor.fake.epoch == 0
+
+
+async def test_a_renewed_certificate_is_shown_without_a_pause_for_clients(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connecting.CERTIFICATE_LOOK_SECONDS", 0.02)
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    handle = cluster_fleet.worker(worker.worker_id)
+    before = await handle.connection(START_SECONDS)
+    operator.renew_certificate()
+    while (after := await handle.connection(START_SECONDS)) is before:
+        await asyncio.sleep(0.01)
+    assert (await after.describe()).epoch == 1
+
+
+async def test_what_a_watch_missed_is_found_by_listing_again(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API forgets its history, as after hours of silence: deletions show in a list alone."""
+    await running_session(cluster_fleet, operator, "old")
+    [watch] = cluster_fleet._session_view.watches
+    await watch.close()
+    await operator.delete("old")
+    await operator.apply("new", model="org/new")
+    watch.start("1")
+    await until(cluster_fleet, lambda: cluster_fleet.model("org/new") is not None)
+    assert [worker.name for worker in cluster_fleet.workers] == []
+    await operator.apply("newer", model="org/newer")
+    await until(cluster_fleet, lambda: cluster_fleet.model("org/newer") is not None)
+
+
+async def test_an_api_that_refuses_is_a_sentence_at_the_start(
+    crd: Cluster,
+    operator: StandInOperator,
+    cluster_settings: Settings,
+    store: SqlStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A service account without any right."""
+    token = (await operator.kubectl("create", "token", "default")).strip()
+    kubeconfig = yaml.safe_load(crd.kubeconfig.read_text())
+    for user in kubeconfig["users"]:
+        user["user"] = {"token": token}
+    powerless = tmp_path / "powerless.kubeconfig"
+    powerless.write_text(yaml.safe_dump(kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(powerless))
+    fleet = KubernetesFleet(cluster_settings)
+    with pytest.raises(StartupError, match=r"is forbidden.*may this service account list them\?"):
+        await fleet.open(store)
+    await fleet.close()
+
+
+async def test_a_server_that_hears_nothing_for_long_says_so(
+    cluster_fleet: KubernetesFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster_fleet.problem is None
+    monkeypatch.setattr(watching, "STALE_SECONDS", -1.0)
+    assert "cannot be read" in (cluster_fleet.problem or "")
+
+
+async def test_a_session_of_several_nodes_is_one_worker_like_any_other(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    """Its head stands behind the session's Service: what keeps the pods is no matter to the fleet."""
+    divided = {"parallelism": {"nodes": 2}, "modelCache": {"claimName": "models"}, "pod": {"image": "trainer:1"}}
+    worker = await running_session(cluster_fleet, operator, "wide", engine="nemo-rl", **divided)
+    assert [each.worker_id for each in cluster_fleet.trainers(MODEL, 1)] == [worker.worker_id]

@@ -1,0 +1,372 @@
+"""Several workers for one base model: who gets a model, what it waits for, and what happens when workers go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
+from support.fake_worker import FakeWorker, json_result
+from support.http_server import TestedServer, one_server, running_server, settings_for
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
+from tinsmith_server.fleet.base import ServedModel
+from tinsmith_server.store.engine import SqlStore, open_store
+from tinsmith_server.store.records import Model
+
+SLOTS = 2
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
+    """Two workers with two slots each, for one base model whose adapters have rank 64 at most."""
+    monkeypatch.setattr("tinsmith_server.services.placement.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.services.binding.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.services.binding.ATTEMPT_SECONDS", 0.1)
+    served = ServedModel(BASE_MODEL, "tiny-1", max_rank=64)
+    fleet = FakeFleet([served], [FakeHandle(name, "tiny-1", SLOTS) for name in ("w1", "w2")])
+    yield fleet
+    fleet.cleanup()
+
+
+@pytest.fixture
+async def server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
+    async with running_server(settings_for(tmp_path), fleet) as server:
+        yield server
+
+
+def models_at(fleet: FakeFleet, worker_id: str) -> list[str]:
+    """In the order of their creation."""
+    submits = fleet.handles[worker_id].fake.operations.values()
+    return [submit.model_id for submit in submits if submit.kind == worker_pb2.CREATE_MODEL]
+
+
+async def until_asked(fleet: FakeFleet) -> None:
+    while not fleet.asked:
+        await asyncio.sleep(0.001)
+
+
+async def report_created(worker: FakeWorker, model_id: str) -> None:
+    worker.events.append(worker_pb2.Event(event_id=1, model_created=worker_pb2.ModelCreated(model_id=model_id)))
+    await worker.finish("its long poll")
+
+
+async def test_a_worker_is_filled_before_the_next_gets_a_model(server: TestedServer, fleet: FakeFleet) -> None:
+    made = [await server.model() for _ in range(3)]
+    assert (models_at(fleet, "w1"), models_at(fleet, "w2")) == (made[:2], made[2:])
+
+
+async def test_a_model_without_a_slot_waits_with_a_reason_that_a_human_understands(
+    tmp_path: Path, fleet: FakeFleet
+) -> None:
+    fleet.capacity = "ask your administrator"
+    async with running_server(settings_for(tmp_path, poll_hold_seconds=0.3), fleet) as server:
+        for _ in range(2 * SLOTS):
+            await server.model()
+        made = (await server.create_model(await server.session(), lora_config={"rank": 4})).json()
+        await until_asked(fleet)
+        answer = await server.result(made["request_id"])
+        assert answer.status_code == 408
+        assert answer.json()["queue_state"] == "paused_capacity"
+        assert answer.json()["queue_state_reason"] == (
+            "all 4 adapter slots of the 2 workers of org/tiny are taken; ask your administrator"
+        )
+        assert (BASE_MODEL, 4, False) in fleet.asked
+
+
+async def test_waiting_models_get_the_slots_that_come_free_in_the_order_of_their_arrival(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    sessions = [await server.session() for _ in range(2 * SLOTS)]
+    for session_id in sessions:
+        await server.result((await server.create_model(session_id)).json()["request_id"])
+    waiting = []
+    for _ in range(2):
+        server.time.pass_seconds(1)
+        waiting.append((await server.create_model(await server.session())).json())
+    await until_asked(fleet)
+    for ended, admitted in zip(sessions, waiting, strict=False):
+        await server.post(f"/sessions/{ended}/finish", {"reason": {"type": "success"}, "detail": None})
+        await server.services.background.reap_now()
+        assert (await server.result(admitted["request_id"])).status_code == 200
+    assert models_at(fleet, "w1")[SLOTS:] == [one["model_id"] for one in waiting]
+
+
+async def test_a_new_worker_is_used_and_followed_at_once(server: TestedServer, fleet: FakeFleet) -> None:
+    for _ in range(2 * SLOTS):
+        await server.model()
+    made = (await server.create_model(await server.session())).json()
+    await until_asked(fleet)
+    await fleet.add(FakeHandle("w3", "tiny-1", SLOTS))
+    assert (await server.result(made["request_id"])).status_code == 200
+    saved = await server.outcome(await server.save(made["model_id"], 1, "ck"))
+    assert saved["path"] == f"tinker://{made['model_id']}/weights/ck"
+
+
+async def test_a_model_accepted_for_a_worker_that_stops_goes_to_another(server: TestedServer, fleet: FakeFleet) -> None:
+    fleet.handles["w1"].down = "the node is away"
+    made = (await server.create_model(await server.session())).json()
+    while not fleet.handles["w1"].waits:
+        await asyncio.sleep(0.001)
+    fleet.handles["w1"].suspended = True
+    await fleet.remove("w1")
+    assert (await server.result(made["request_id"])).status_code == 200
+    assert models_at(fleet, "w2") == [made["model_id"]]
+
+
+async def test_a_worker_whose_disk_is_full_gives_its_model_to_another(server: TestedServer, fleet: FakeFleet) -> None:
+    fleet.handles["w1"].fake.disk_full = True
+    model_id = await server.model()
+    assert models_at(fleet, "w2") == [model_id]
+    fleet.handles["w1"].fake.disk_full = False
+    assert (await server.create_model(await server.session())).status_code == 200
+
+
+async def test_a_model_that_a_worker_made_for_nothing_is_released_there(server: TestedServer, fleet: FakeFleet) -> None:
+    model_id = await server.model()
+    stray = fleet.handles["w2"]
+    await stray.connection(5)
+    stray.fake.operations[model_id, 0] = worker_pb2.SubmitRequest(model_id=model_id)
+    await report_created(stray.fake, model_id)
+    while (model_id, RELEASE_SEQ_ID) not in stray.fake.operations:
+        await asyncio.sleep(0.001)
+    assert (model_id, RELEASE_SEQ_ID) not in fleet.handles["w1"].fake.operations
+    assert (await server.forward_backward(model_id, 1)).status_code == 200
+
+
+async def test_a_model_without_a_place_is_at_home_where_it_was_made(server: TestedServer, fleet: FakeFleet) -> None:
+    """Its worker accepted it and died before it said so; when it is back, every slot has been given away."""
+    for _ in range(2 * SLOTS):
+        await server.model()
+    waiting = (await server.create_model(await server.session())).json()
+    await until_asked(fleet)
+    first = fleet.handles["w1"].fake
+    first.operations[waiting["model_id"], 0] = worker_pb2.SubmitRequest(model_id=waiting["model_id"])
+    first.outcomes[waiting["model_id"], 0] = json_result({"model_id": waiting["model_id"]})
+    await report_created(first, waiting["model_id"])
+    assert (await server.result(waiting["request_id"])).json() == {"model_id": waiting["model_id"]}
+    assert (waiting["model_id"], RELEASE_SEQ_ID) not in first.operations
+
+
+async def test_a_model_that_its_worker_reports_is_bound_there_though_no_acknowledgement_came(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    """The report comes once: a model that went elsewhere after it would leave an adapter behind for ever."""
+    first = fleet.handles["w1"]
+
+    async def lose_the_acknowledgement() -> None:
+        raise ConnectionResetError
+
+    first.fake.before_ack = lose_the_acknowledgement
+    made = (await server.create_model(await server.session())).json()
+    while not first.fake.operations:
+        await asyncio.sleep(0.001)
+    await report_created(first.fake, made["model_id"])
+    assert (await server.result(made["request_id"])).status_code == 200
+    first.suspended = True
+    await server.services.binding.resume()
+    assert (await server.result(made["request_id"])).status_code == 200
+    assert models_at(fleet, "w2") == []
+
+
+async def test_a_worker_that_goes_and_comes_back_at_once_is_followed_again(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    model_id = await server.model()
+    gone, returned = fleet.handles["w1"], FakeHandle("w1", "tiny-1", SLOTS)
+    gone.down = "given up"
+    await gone.close()
+    returned.fake = gone.fake
+    returned.fake.lose_memory()
+    fleet.handles["w1"] = returned
+    await fleet.add(returned)
+    await returned.connection(5)
+    corrupted = worker_pb2.ModelCorrupted(model_id=model_id, reason="its snapshot is damaged")
+    gone.fake.events.append(worker_pb2.Event(event_id=9, model_corrupted=corrupted))
+    await gone.fake.finish("its long poll")
+    async with asyncio.timeout(60):
+        while not (await server.client.get(f"/training_runs/{model_id}")).json()["corrupted"]:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_rank_above_every_workers_limit_fails_at_once(server: TestedServer, fleet: FakeFleet) -> None:
+    failed = await server.outcome(await server.create_model(await server.session(), lora_config={"rank": 65}))
+    assert failed == {
+        "error": "lora_config.rank: 65 is above 64, the highest for org/tiny",
+        "category": "user",
+    }
+    assert fleet.asked == []
+
+
+async def test_models_at_a_worker_that_will_be_taken_away_are_saved_and_released(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    model_id = await server.model()
+    fleet.handles["w1"].goes = True
+    await server.services.background.reap_now()
+    listed = (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"]
+    assert [one["checkpoint_id"] for one in listed] == ["weights/autosave"]
+    assert (await server.result(f"{model_id}:op:0")).status_code == 200
+    await fleet.remove("w1")
+    assert (await server.result(f"{model_id}:op:0")).status_code == 410
+    other = await server.model()
+    assert models_at(fleet, "w2") == [other]
+
+
+async def test_a_model_whose_session_ends_while_its_worker_is_suspended_is_released_when_that_is_back(
+    server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile it keeps its slot, and others need not wait for it."""
+    monkeypatch.setattr("tinsmith_server.services.reaper.REACH_SECONDS", 0.1)
+    away = fleet.handles["w1"]
+    session_id = await server.session()
+    made = (await server.create_model(session_id)).json()
+    await server.result(made["request_id"])
+    away.down, away.suspended = "it is suspended", True
+    away.waits.clear()
+    await server.post(f"/sessions/{session_id}/finish", {"reason": {"type": "success"}, "detail": None})
+    await server.services.background.reap_now()
+    assert max(away.waits) <= 0.1
+    assert (made["model_id"], RELEASE_SEQ_ID) not in away.fake.operations
+    away.down, away.suspended = None, False
+    await server.services.background.reap_now()
+    assert (made["model_id"], RELEASE_SEQ_ID) in away.fake.operations
+    assert (await server.result(made["request_id"])).status_code == 200
+
+
+async def test_models_of_a_worker_that_is_gone_for_ever_are_corrupted_and_free_their_slots(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    model_id = await server.model()
+    await fleet.remove("w1")
+    await server.services.background.write_off_now()
+    assert (await server.client.get(f"/training_runs/{model_id}")).json()["corrupted"] is False
+    fleet.lost["w1"] = "its volume was deleted"
+    await server.services.background.write_off_now()
+    failed = await server.outcome(await server.forward_backward(model_id, 1))
+    assert failed["category"] == "server"
+    assert "its volume was deleted; its checkpoints stand" in failed["error"]
+    assert (await server.client.get(f"/training_runs/{model_id}")).json()["corrupted"] is True
+
+
+async def test_a_session_that_ends_while_its_model_waits_for_a_slot_waits_no_more(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    for _ in range(2 * SLOTS):
+        await server.model()
+    session_id = await server.session()
+    made = (await server.create_model(session_id)).json()
+    await until_asked(fleet)
+    await server.post(f"/sessions/{session_id}/finish", {"reason": {"type": "success"}, "detail": None})
+    await server.services.background.reap_now()
+    assert (await server.result(made["request_id"])).status_code == 410
+
+
+async def test_a_releaser_that_slept_while_a_model_got_its_place_releases_it_there(
+    server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_id = await server.model()
+    read = SqlStore.models_of_session
+    long_ago = [replace(await server.services.models.owned("default", model_id), worker_id="", state="accepted")]
+
+    async def slept(store: SqlStore, session_id: str) -> Sequence[Model]:
+        return [long_ago.pop()] if long_ago else await read(store, session_id)
+
+    monkeypatch.setattr(SqlStore, "models_of_session", slept)
+    await server.post(f"/sessions/{model_id.split(':')[0]}/finish", {"reason": {"type": "success"}, "detail": None})
+    for _ in range(2):
+        await server.services.background.reap_now()
+    assert long_ago == []
+    assert (await server.services.models.owned("default", model_id)).state == "released"
+    told = [handle for handle in fleet.handles.values() if (model_id, RELEASE_SEQ_ID) in handle.fake.operations]
+    assert len(told) == 1
+
+
+async def sampled_at(server: TestedServer, fleet: FakeFleet, sampler: str, seq_id: int, prompt: int = 0) -> str:
+    """The worker that got the sample."""
+    chunks = [{"type": "encoded_text", "tokens": [prompt]}]
+    submitted = (await server.sample(sampler, seq_id, prompt={"chunks": chunks})).json()["request_id"]
+    assert (await server.result(submitted)).status_code == 200
+    (worker_id,) = [name for name, handle in fleet.handles.items() if submitted in handle.fake.samples]
+    return worker_id
+
+
+async def test_samples_of_one_prompt_go_to_one_worker_and_those_of_many_to_all(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    for handle in fleet.handles.values():
+        await handle.connection(5)
+    samplers = [await server.sampler() for _ in range(2)]
+    chosen = [
+        {await sampled_at(server, fleet, sampler, prompt, prompt) for sampler in samplers} for prompt in range(16)
+    ]
+    assert {len(workers) for workers in chosen} == {1}
+    assert set.union(*chosen) == {"w1", "w2"}
+
+
+async def test_samples_from_a_model_go_to_its_own_worker_while_it_runs_and_then_to_another(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    await fleet.handles["w2"].connection(5)
+    model_id = await server.model()
+    for number in range(8):
+        body = {"model_id": model_id, "seq_id": number + 1, "sampling_session_seq_id": number}
+        saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
+        assert await sampled_at(server, fleet, saved["sampling_session_id"], 0) == "w1"
+    fleet.handles["w1"].suspended = True
+    assert await sampled_at(server, fleet, saved["sampling_session_id"], 1) == "w2"
+
+
+async def test_a_sample_without_a_worker_is_pushed_back_while_capacity_is_asked_for(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    sampler = await server.sampler()
+    for handle in fleet.handles.values():
+        handle.suspended = True
+    fleet.capacity = "TrainingSession tiny is starting"
+    response = await server.sample(sampler)
+    assert (response.status_code, response.json()) == (429, {"detail": "TrainingSession tiny is starting"})
+    assert fleet.asked == [(BASE_MODEL, 0, True)]
+
+
+async def test_a_base_model_that_no_worker_samples_from_is_refused_with_the_reason(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    fleet.served[BASE_MODEL] = ServedModel(BASE_MODEL, "tiny-1", sampling=False)
+    body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+    response = await server.post("/create_sampling_session", body)
+    assert response.status_code == 422
+    assert "is served for training only" in response.json()["detail"]
+    [described] = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
+    assert (described["trainable"], described["sampleable"]) == (True, False)
+
+
+async def test_weights_for_nothing_but_samples_are_not_saved_where_no_worker_samples(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    fleet.served[BASE_MODEL] = ServedModel(BASE_MODEL, "tiny-1", sampling=False)
+    model_id = await server.model()
+    unnamed = {"model_id": model_id, "seq_id": 1, "sampling_session_seq_id": 0}
+    refused = await server.outcome(await server.post("/save_weights_for_sampler", unnamed))
+    assert "is served for training only" in refused["error"]
+    named = {"model_id": model_id, "seq_id": 2, "path": "kept"}
+    saved = await server.outcome(await server.post("/save_weights_for_sampler", named))
+    assert saved["path"].endswith("/sampler_weights/kept")
+
+
+@one_server
+async def test_a_replica_that_does_not_know_its_workers_is_ready_only_where_no_other_is(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    fleet.not_ready = "the sessions are not known"
+    assert (await server.client.get("/readyz")).status_code == 200
+    other = await open_store(server.services.settings.store_url)
+    await other.attend("another replica", 60)
+    response = await server.client.get("/readyz")
+    assert (response.status_code, response.json()) == (503, {"detail": "the sessions are not known"})
+    assert (await server.client.get("/healthz")).status_code == 200
+    fleet.not_ready = None
+    assert (await server.client.get("/readyz")).status_code == 200
+    await other.close()

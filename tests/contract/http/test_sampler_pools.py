@@ -1,0 +1,378 @@
+"""Pools beside workers that also train: who gets a sample, and what a client sees while samplers come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.fake_fleet import BASE_MODEL, FakeFleet, FakeReplica
+from support.http_server import TestedServer, running_server, settings_for
+from tinsmith_server.services.routing import BUSIER_FACTOR, FEW_SAMPLES
+from tinsmith_server.wire.ids import sampler_token
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinsmith_server.services.dispatch.UNSEEN_SECONDS", 0.05)
+
+
+@pytest.fixture
+async def one_server(tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TestedServer]:
+    """For what a server counts by itself. It looks at its samplers when it is told to."""
+    monkeypatch.setattr("tinsmith_server.services.background.LOOK_SECONDS", 3600.0)
+    async with running_server(settings_for(tmp_path), fleet) as server:
+        yield server
+
+
+async def add_pool(fleet: FakeFleet, *names: str) -> list[FakeReplica]:
+    replicas = [FakeReplica(name, "tiny-1") for name in names]
+    for replica in replicas:
+        await fleet.add_replica(replica)
+    return replicas
+
+
+async def taken_by(server: TestedServer, sampler: str, seq_id: int = 0, prompt: int = 0) -> str:
+    """The sampler that took a sample of this prompt."""
+    submitted = await server.sample(sampler, seq_id, prompt={"chunks": [{"type": "encoded_text", "tokens": [prompt]}]})
+    assert submitted.status_code == 200, submitted.text
+    request_id = submitted.json()["request_id"]
+    everybody = [*server.fleet.replicas.values(), *server.fleet.handles.values()]
+    [name] = [one.sampler_id for one in everybody if request_id in one.fake.samples]
+    assert request_id.endswith(f"@{sampler_token(name)}")
+    return name
+
+
+async def test_samples_go_to_the_pool_and_the_worker_that_trains_is_left_alone(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    await add_pool(fleet, "p1", "p2")
+    sampler = await server.sampler()
+    assert {await taken_by(server, sampler, prompt, prompt) for prompt in range(16)} == {"p1", "p2"}
+    assert server.worker.samples == {}
+
+
+async def test_samples_of_a_model_go_to_the_pool_though_its_worker_has_the_weights(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    await add_pool(fleet, "p1")
+    body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0}
+    saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
+    assert await taken_by(server, saved["sampling_session_id"]) == "p1"
+
+
+@pytest.mark.parametrize("trouble", ["down", "draining", "full", "only trains"])
+async def test_a_sample_that_its_sampler_does_not_take_goes_on_to_the_next_at_once(
+    server: TestedServer, fleet: FakeFleet, trouble: str
+) -> None:
+    replicas = await add_pool(fleet, "p1", "p2", "p3")
+    sampler = await server.sampler()
+    first = fleet.replicas[await taken_by(server, sampler, 0)]
+    if trouble == "down":
+        await first.close()
+    first.fake.draining, first.fake.sampler_full = trouble == "draining", trouble == "full"
+    first.fake.only_trains = trouble == "only trains"
+    second = await taken_by(server, sampler, 1)
+    assert second in {one.sampler_id for one in replicas} - {first.sampler_id}
+    assert await taken_by(server, sampler, 2) == second
+
+
+async def test_a_sample_that_nobody_is_able_to_make_is_pushed_back_with_the_reason(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    """Whoever took the sampling session's model away may give it back: a 422 would end the program."""
+    for one in [*await add_pool(fleet, "p1", "p2"), server.handle]:
+        one.fake.only_trains = True
+    response = await server.sample(await server.sampler())
+    assert (response.status_code, response.json()) == (429, {"detail": "this worker does not sample"})
+
+
+async def test_only_when_every_replica_is_full_is_a_sample_pushed_back(server: TestedServer, fleet: FakeFleet) -> None:
+    """The worker that trains is no way out: it would be swamped by what a whole pool cannot do."""
+    replicas = await add_pool(fleet, "p1", "p2")
+    for replica in replicas:
+        replica.fake.sampler_full = True
+    response = await server.sample(await server.sampler())
+    assert (response.status_code, response.json()) == (429, {"detail": "too many samples are waiting"})
+    assert server.worker.samples == {}
+
+
+async def test_a_pool_out_of_reach_leaves_its_samples_to_the_worker_that_trains(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    replicas = await add_pool(fleet, "p1", "p2")
+    sampler = await server.sampler()
+    for replica in replicas:
+        replica.fake.draining = True
+    assert await taken_by(server, sampler, 0) == "tiny-1"
+    replicas[0].fake.draining = False
+    assert await taken_by(server, sampler, 1) == "p1"
+
+
+async def test_a_replica_that_terminates_takes_nothing_new_and_still_gives_its_results(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    [replica] = await add_pool(fleet, "p1")
+    sampler = await server.sampler()
+    submitted = (await server.sample(sampler, 0)).json()["request_id"]
+    replica.terminating = True
+    assert await taken_by(server, sampler, 1) == "tiny-1"
+    assert (await server.result(submitted)).status_code == 200
+
+
+async def test_a_sample_whose_replica_is_gone_is_gone_at_once(hasty_server: TestedServer, fleet: FakeFleet) -> None:
+    [replica] = await add_pool(fleet, "p1")
+    replica.fake.withheld = {"never"}
+    submitted = (await hasty_server.sample(await hasty_server.sampler())).json()["request_id"]
+    await fleet.remove_replica("p1")
+    answer = await hasty_server.result(submitted)
+    assert (answer.status_code, "submit it again" in answer.json()["detail"]) == (410, True)
+
+
+async def test_a_sample_whose_replica_cannot_be_reached_just_now_is_waited_for(
+    hasty_server: TestedServer, fleet: FakeFleet
+) -> None:
+    [replica] = await add_pool(fleet, "p1")
+    submitted = (await hasty_server.sample(await hasty_server.sampler())).json()["request_id"]
+    replica.down = "the network is down"
+    waiting = await hasty_server.result(submitted)
+    assert (waiting.status_code, waiting.json()["queue_state"]) == (408, "paused_capacity")
+    assert waiting.json()["queue_state_reason"] == "the network is down"
+    replica.down = None
+    assert (await hasty_server.result(submitted)).status_code == 200
+
+
+async def test_a_sample_of_a_replica_that_was_restarted_is_gone(server: TestedServer, fleet: FakeFleet) -> None:
+    [replica] = await add_pool(fleet, "p1")
+    submitted = (await server.sample(await server.sampler())).json()["request_id"]
+    replica.fake.lose_memory()
+    assert (await server.result(submitted)).status_code == 410
+
+
+async def test_nothing_is_given_up_while_the_fleet_does_not_know_where_its_samplers_are(
+    hasty_server: TestedServer, fleet: FakeFleet
+) -> None:
+    await add_pool(fleet, "p1")
+    submitted = (await hasty_server.sample(await hasty_server.sampler())).json()["request_id"]
+    await fleet.remove_replica("p1")
+    fleet.not_ready = "the pools are not known"
+    assert (await hasty_server.result(submitted)).status_code == 408
+    fleet.not_ready = None
+    assert (await hasty_server.result(submitted)).status_code == 410
+
+
+async def test_a_replica_that_another_server_heard_of_first_is_waited_for(
+    server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.dispatch.UNSEEN_SECONDS", 30.0)
+    [replica] = await add_pool(fleet, "p1")
+    submitted = (await server.sample(await server.sampler())).json()["request_id"]
+    del fleet.replicas["p1"]
+    polling = asyncio.create_task(server.result(submitted))
+    await asyncio.sleep(0.2)  # it has looked in vain, and waits
+    assert not polling.done()
+    fleet.replicas["p1"] = replica
+    fleet.changes.note()
+    assert (await polling).status_code == 200
+
+
+async def test_a_replica_that_a_server_never_heard_of_is_looked_for_before_its_sample_is_given_up(
+    hasty_server: TestedServer, fleet: FakeFleet
+) -> None:
+    """As when its watch has ended unnoticed: the client would submit again and again what it is told is gone."""
+    await add_pool(fleet, "p1")
+    submitted = (await hasty_server.sample(await hasty_server.sampler())).json()["request_id"]
+    fleet.unseen["p1"] = fleet.replicas.pop("p1")
+    fleet.blind = "the cluster's API does not answer"
+    waiting = await hasty_server.result(submitted)
+    assert (waiting.status_code, waiting.json()["queue_state_reason"]) == (408, fleet.blind)
+    fleet.blind = None
+    assert (await hasty_server.result(submitted)).status_code == 200
+    needed = fleet.looks
+    assert (await hasty_server.result(submitted)).status_code == 200
+    assert fleet.looks == needed
+
+
+async def test_a_cancelled_sample_is_stopped_where_it_is(server: TestedServer, fleet: FakeFleet) -> None:
+    replicas = await add_pool(fleet, "p1", "p2")
+    submitted = (await server.sample(await server.sampler())).json()["request_id"]
+    assert (await server.post("/cancel_future", {"request_id": submitted})).status_code == 200
+    [holder] = [one for one in replicas if submitted in one.fake.samples]
+    assert {one.sampler_id: one.fake.cancelled for one in replicas} == {
+        one.sampler_id: [submitted] if one is holder else [] for one in replicas
+    }
+    await fleet.remove_replica(holder.sampler_id)
+    assert (await server.post("/cancel_future", {"request_id": submitted})).status_code == 200
+
+
+async def test_a_replica_that_says_that_it_is_busy_is_passed_over(one_server: TestedServer, fleet: FakeFleet) -> None:
+    await add_pool(fleet, "p1", "p2")
+    sampler = await one_server.sampler()
+    first = await taken_by(one_server, sampler, 0)
+    fleet.replicas[first].fake.samples_waiting = 10 * FEW_SAMPLES
+    await one_server.services.inspection.look()
+    assert await taken_by(one_server, sampler, 1) != first
+    fleet.replicas[first].fake.samples_waiting = 0
+    await one_server.services.inspection.look()
+    assert await taken_by(one_server, sampler, 2) == first
+
+
+async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
+    one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.inspection.DESCRIBE_SECONDS", 2.0)
+    hanging, _ = await add_pool(fleet, "p1", "p2")
+    hanging.fake.hangs = True
+    async with asyncio.timeout(10):
+        await one_server.services.inspection.look()
+    assert "p2" in one_server.services.inspection.workers
+    assert "p1" not in one_server.services.inspection.workers
+
+
+async def test_samples_of_one_prompt_spread_once_their_sampler_has_too_many(
+    one_server: TestedServer, fleet: FakeFleet
+) -> None:
+    await add_pool(fleet, "p1", "p2")
+    sampler = await one_server.sampler()
+    chosen = [await taken_by(one_server, sampler, seq_id) for seq_id in range(2 * FEW_SAMPLES)]
+    assert set(chosen[:FEW_SAMPLES]) == {chosen[0]}
+    assert max(chosen.count(one) for one in ("p1", "p2")) <= BUSIER_FACTOR * FEW_SAMPLES
+
+
+async def test_a_model_that_only_a_pool_serves_is_sampled_from_and_not_trained(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    fleet.served[BASE_MODEL] = replace(fleet.served[BASE_MODEL], training=False)
+    await fleet.remove("tiny-1")
+    await add_pool(fleet, "p1")
+    assert await taken_by(server, await server.sampler()) == "p1"
+    failed = await server.outcome(await server.create_model(await server.session()))
+    assert (failed["category"], "is served for sampling only" in failed["error"]) == ("user", True)
+    [described, *_] = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
+    assert (described["trainable"], described["sampleable"]) == (False, True)
+
+
+async def refusals(server: TestedServer, sampler: str, seconds: int) -> list[str]:
+    """What a program hears that submits a sample twice a minute, for so long."""
+    heard = []
+    for _ in range(0, seconds + 1, 30):
+        for _ in range(2):  # of two servers in turn, each is asked
+            refused = await server.sample(sampler)
+            heard.append(f"{refused.status_code} {refused.json()['detail']}")
+        server.time.pass_seconds(30)
+    return heard
+
+
+async def test_a_model_that_is_away_for_a_moment_is_waited_for(server: TestedServer, fleet: FakeFleet) -> None:
+    """As when its SamplerPool is deleted and applied again: a 422 would end the program."""
+    sampler = await server.sampler()
+    fleet.handles["tiny-1"].suspended = True
+    served = fleet.served.pop(BASE_MODEL)
+    assert all(one.startswith("429 this server does not serve") for one in await refusals(server, sampler, 270))
+    fleet.served[BASE_MODEL] = served
+    fleet.handles["tiny-1"].suspended = False
+    for seq_id in range(2):
+        assert (await server.sample(sampler, seq_id)).status_code == 200
+
+
+async def test_an_adapter_above_every_samplers_rank_is_refused_and_not_waited_for_without_end(
+    one_server: TestedServer, fleet: FakeFleet
+) -> None:
+    server = one_server
+    body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0}
+    saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
+    fleet.handles["tiny-1"].suspended = True
+    fleet.served[BASE_MODEL] = replace(fleet.served[BASE_MODEL], max_sampling_rank=8)
+    assert (await server.sample(saved["sampling_session_id"])).status_code == 429
+    fleet.served[BASE_MODEL] = replace(fleet.served[BASE_MODEL], max_sampling_rank=7)
+    *waited, refused = await refusals(server, saved["sampling_session_id"], 330)
+    assert {one[:3] for one in waited[:-1]} == {"429"}
+    assert (refused[:3], "is sampled from up to rank 7" in refused) == ("422", True)
+
+
+async def test_a_replica_that_hangs_is_followed_by_the_next_and_not_asked_again(
+    one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.dispatch.POOL_SAMPLE_SECONDS", 2.0)
+    await add_pool(fleet, "p1", "p2")
+    sampler = await one_server.sampler()
+    first = await taken_by(one_server, sampler, 0)
+    hanging = fleet.replicas[first].fake
+    hanging.hangs, hanging.asked = True, 0
+    assert {await taken_by(one_server, sampler, seq_id) for seq_id in (1, 2, 3)} == {"p1", "p2"} - {first}
+    assert hanging.asked == 1
+
+
+async def test_a_replica_that_does_not_say_how_it_does_is_asked_last(
+    one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.inspection.DESCRIBE_SECONDS", 2.0)
+    await add_pool(fleet, "p1", "p2")
+    sampler = await one_server.sampler()
+    first = await taken_by(one_server, sampler, 0)
+    hanging = fleet.replicas[first].fake
+    hanging.hangs, hanging.asked = True, 0
+    await one_server.services.inspection.look()
+    assert await taken_by(one_server, sampler, 1) != first
+    assert hanging.asked == 0
+    hanging.hangs = False
+    await one_server.services.inspection.look()
+    assert await taken_by(one_server, sampler, 2) == first
+
+
+async def test_a_replica_that_was_not_connected_at_the_last_look_is_not_taken_for_silent(
+    one_server: TestedServer, fleet: FakeFleet
+) -> None:
+    await add_pool(fleet, "p1", "p2")
+    sampler = await one_server.sampler()
+    first = await taken_by(one_server, sampler, 0)
+    fleet.replicas[first].down = "it restarts"
+    await one_server.services.inspection.look()
+    fleet.replicas[first].down = None
+    assert await taken_by(one_server, sampler, 1) == first
+
+
+async def test_replicas_that_do_not_answer_hold_a_sample_for_a_while_and_not_one_after_the_other(
+    one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.dispatch.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("tinsmith_server.services.dispatch.POOL_SAMPLE_SECONDS", 2.0)
+    for replica in await add_pool(fleet, "p1", "p2", "p3", "p4", "p5", "p6"):
+        replica.fake.hangs = True
+    fleet.handles["tiny-1"].suspended = True
+    response = await one_server.sample(await one_server.sampler())
+    assert response.status_code == 429
+    assert sum(one.fake.asked for one in fleet.replicas.values()) == 1
+
+
+async def test_the_metrics_say_where_samples_went_and_name_no_client(
+    one_server: TestedServer, fleet: FakeFleet
+) -> None:
+    await add_pool(fleet, "p1", "p2")
+    sampler = await one_server.sampler()
+    first = fleet.replicas[await taken_by(one_server, sampler, 0)]
+    first.fake.draining = True
+    await taken_by(one_server, sampler, 1)
+    await one_server.services.inspection.look()
+    text = (await one_server.client.get("http://server/metrics")).text
+    for line in (
+        'tinsmith_samples_given_total{base_model="org/tiny",kind="pool"} 2.0',
+        'tinsmith_samples_passed_on_total{base_model="org/tiny"} 1.0',
+        'tinsmith_samplers_accepting{base_model="org/tiny",kind="pool"} 2.0',
+        'tinsmith_samplers_accepting{base_model="org/tiny",kind="colocated"} 1.0',
+        'tinsmith_futures{base_model="org/tiny",state="sampling",worker="p1"} 0.0',
+    ):
+        assert line in text
+    assert sampler.split(":")[0] not in text
+
+
+async def test_anothers_sample_does_not_exist(server: TestedServer, fleet: FakeFleet) -> None:
+    await add_pool(fleet, "p1")
+    submitted = (await server.sample(await server.sampler())).json()["request_id"]
+    other = await server.services.keys.create("other", "theirs")
+    answer = await server.result(submitted, headers={"X-API-Key": other.secret})
+    assert answer.status_code == 404
+    made_up = submitted.replace("sess-", "sess-x")
+    assert (await server.result(made_up)).status_code == 404

@@ -1,0 +1,136 @@
+"""What one replica has just answered, the other one knows; what both are told at once, happens once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from support.fake_fleet import FakeFleet
+from support.http_server import TestedServer
+from tinsmith_rpc import worker_pb2
+from tinsmith_server.services.keys import CACHE_SECONDS, Keys
+from tinsmith_server.services.sessions import ACTIVE_SECONDS
+from tinsmith_server.store.engine import open_store
+
+Replicas = tuple[TestedServer, TestedServer]
+
+SUCCESS = {"reason": {"type": "success"}, "detail": None}
+SOON_SECONDS = 60.0
+
+
+async def test_a_model_made_at_one_takes_work_and_answers_at_the_other_at_once(replicas: Replicas) -> None:
+    first, second = replicas
+    made = (await first.create_model(await second.session())).json()
+    assert (await second.forward_backward(made["model_id"], 1)).status_code == 200
+    assert (await first.result(f"{made['model_id']}:op:1")).status_code == 200
+    assert (await second.result(made["request_id"])).json()["model_id"] == made["model_id"]
+
+
+async def test_a_save_sent_to_one_and_polled_at_the_other_is_listed_by_both_at_once(replicas: Replicas) -> None:
+    first, second = replicas
+    model_id = await first.model()
+    saved = await second.outcome(await first.save(model_id, 1, "a"))
+    for server in (first, second):
+        listed = (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"]
+        assert [one["tinker_path"] for one in listed] == [saved["path"]]
+
+
+async def test_a_name_saved_through_one_is_taken_at_the_other(replicas: Replicas) -> None:
+    first, second = replicas
+    model_id = await first.model()
+    await first.save(model_id, 1, "a")
+    refused = await second.outcome(await second.save(model_id, 2, "a"))
+    assert "exists already" in refused["error"]
+
+
+async def test_one_create_session_told_to_both_at_once_is_one_session(replicas: Replicas) -> None:
+    key = {"X-Idempotency-Key": "retry-1"}
+    made = await asyncio.gather(*(replicas[number % 2].session(headers=key) for number in range(10)))
+    assert len(set(made)) == 1
+
+
+async def test_one_create_model_told_to_both_at_once_is_one_adapter(replicas: Replicas) -> None:
+    session_id = await replicas[0].session()
+    made = await asyncio.gather(*(replicas[number % 2].create_model(session_id) for number in range(10)))
+    [request_id] = {answer.json()["request_id"] for answer in made}
+    assert (await replicas[1].result(request_id)).status_code == 200
+    creations = [one for one in replicas[0].worker.operations.values() if one.kind == worker_pb2.CREATE_MODEL]
+    assert len(creations) == 1
+
+
+async def test_one_operation_told_to_both_at_once_runs_once(replicas: Replicas) -> None:
+    model_id = await replicas[0].model()
+    sent = await asyncio.gather(*(replicas[number % 2].forward_backward(model_id, 1) for number in range(10)))
+    assert {answer.json()["request_id"] for answer in sent} == {f"{model_id}:op:1"}
+    assert sorted(seq_id for _, seq_id in replicas[0].worker.operations) == [0, 1]
+
+
+async def test_a_session_finished_at_one_is_over_at_the_other(replicas: Replicas) -> None:
+    """A heartbeat hears it at once, new work within the second for which a session is remembered."""
+    first, second = replicas
+    model_id = await second.model()
+    session_id = model_id.split(":", maxsplit=1)[0]
+    await first.post(f"/sessions/{session_id}/finish", SUCCESS)
+    assert (await second.post("/session_heartbeat", {"session_id": session_id})).status_code == 410
+    await asyncio.sleep(ACTIVE_SECONDS)
+    assert (await second.forward_backward(model_id, 1)).status_code == 410
+
+
+@pytest.fixture
+def no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the chores that would do it in the end."""
+    for chore in ("REAP_SECONDS", "RELEASE_SECONDS"):
+        monkeypatch.setattr(f"tinsmith_server.services.background.{chore}", 3600.0)
+
+
+async def test_slots_come_free_at_once_wherever_a_session_ended(no_rounds: None, replicas: Replicas) -> None:
+    for server in replicas:
+        model_id = await server.model()
+        await server.post(f"/sessions/{model_id.split(':', maxsplit=1)[0]}/finish", SUCCESS)
+        deadline = time.monotonic() + SOON_SECONDS
+        while (await server.services.models.owned("default", model_id)).state != "released":
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
+async def test_a_key_works_everywhere_at_once_and_dies_everywhere_within_seconds(replicas: Replicas) -> None:
+    assert CACHE_SECONDS <= 5
+    made = await replicas[0].services.keys.create("ada", "laptop")
+    headers = {"X-API-Key": made.secret}
+    for server in replicas:
+        assert (await server.client.get("/sessions", headers=headers)).status_code == 200
+    await replicas[0].services.keys.revoke(made.record.key_id)
+    await asyncio.sleep(CACHE_SECONDS)
+    for server in replicas:
+        assert (await server.client.get("/sessions", headers=headers)).status_code == 401
+
+
+async def test_models_that_wait_are_served_in_the_order_of_their_arrival_whoever_accepted_them(
+    replicas: Replicas, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.placement.LOOK_SECONDS", 0.1)
+    first, second = replicas
+    fleet.handles["tiny-1"]._slots = 1
+    held = await first.model()
+    waiting = []
+    for server in (second, first, second, first):
+        first.time.pass_seconds(1)
+        waiting.append((await server.create_model(await server.session())).json()["model_id"])
+    for ended in [held, *waiting[:-1]]:
+        await first.post(f"/sessions/{ended.split(':', maxsplit=1)[0]}/finish", SUCCESS)
+        await first.services.background.reap_now()
+        following = waiting[[held, *waiting].index(ended)]
+        assert (await second.result(f"{following}:op:0")).status_code == 200
+    creations = [one.model_id for one in first.worker.operations.values() if one.kind == worker_pb2.CREATE_MODEL]
+    assert creations == [held, *waiting]
+
+
+async def test_of_replicas_that_start_at_once_on_an_empty_store_one_makes_the_first_key(postgres_url: str) -> None:
+    stores = [await open_store(postgres_url) for _ in range(4)]
+    made = await asyncio.gather(*(Keys(store, None).create_first() for store in stores))
+    keys = await stores[0].list_keys()
+    for store in stores:
+        await store.close()
+    assert [key.record for key in made if key is not None] == list(keys)
+    assert len(keys) == 1

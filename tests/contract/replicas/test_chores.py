@@ -1,0 +1,75 @@
+"""Chores have one owner at a time, and another one soon after that one died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support.fake_fleet import FakeFleet
+from support.http_server import SharedFleet, TestedServer, running_server
+from tinsmith_server.services.leases import LEASE_SECONDS, RENEW_SECONDS, Leases
+from tinsmith_server.settings import Settings
+
+# Leases as short as tests are patient; the real ones are compared with the promise below.
+SHORT_LEASE_SECONDS = 1.0
+PATIENCE_SECONDS = 20.0
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinsmith_server.services.leases.LEASE_SECONDS", SHORT_LEASE_SECONDS)
+    monkeypatch.setattr("tinsmith_server.services.leases.RENEW_SECONDS", SHORT_LEASE_SECONDS / 5)
+
+
+@asynccontextmanager
+async def dying_server(
+    settings: Settings, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[TestedServer]:
+    """At its end it says nothing to anybody."""
+
+    async def die(_leases: Leases) -> None: ...
+
+    async with running_server(settings, SharedFleet(fleet)) as server:
+        yield server
+        monkeypatch.setattr(Leases, "leave", die)
+
+
+async def until_listed(server: TestedServer, model_id: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (await server.client.get(f"/training_runs/{model_id}/checkpoints")).json()["checkpoints"]:
+        assert time.monotonic() < deadline, "nobody followed the worker"
+        await asyncio.sleep(0.05)
+
+
+def test_a_chore_has_a_new_owner_within_20_seconds_of_a_kill() -> None:
+    assert LEASE_SECONDS + RENEW_SECONDS <= 20
+    assert LEASE_SECONDS >= 3 * RENEW_SECONDS, "a renewal or two may fail"
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_what_a_worker_reports_after_its_replica_died_reaches_the_store(
+    settings: Settings, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody polls for the save, whichever of the two followed the worker before."""
+    async with running_server(settings, fleet) as survivor:
+        async with dying_server(settings, fleet, monkeypatch) as dying:
+            await asyncio.sleep(SHORT_LEASE_SECONDS)
+            model_id = await dying.model()
+        await survivor.save(model_id, 1, "a")
+        await until_listed(survivor, model_id)
+
+
+@pytest.mark.usefixtures("short_leases")
+async def test_a_clean_stop_hands_everything_over_before_any_lease_is_over(
+    settings: Settings, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.leases.LEASE_SECONDS", 600.0)
+    async with running_server(settings, fleet) as survivor:
+        async with running_server(settings, SharedFleet(fleet)) as stopping:
+            await asyncio.sleep(SHORT_LEASE_SECONDS)
+            model_id = await stopping.model()
+        await survivor.save(model_id, 1, "a")
+        await until_listed(survivor, model_id)

@@ -1,0 +1,112 @@
+"""Replicas share the work by rows. Time is the database's: a lease of 0 seconds is over when it is taken."""
+
+import asyncio
+from datetime import timedelta
+
+from support.store_records import NOW, later
+from tinsmith_server.store.base import Store
+
+ABSENCE = timedelta(seconds=45)
+
+
+async def test_replicas_know_of_each_other_until_their_time_is_over(replicas: tuple[Store, Store]) -> None:
+    first, second = replicas
+    assert await first.attend("a", 30) == ["a"]
+    assert await second.attend("b", 30) == ["a", "b"]
+    await first.attend("a", 0)
+    assert await second.attend("b", 30) == ["b"]
+    assert await first.attend("a", 30) == ["a", "b"]
+
+
+async def test_who_is_there_can_be_asked_without_being_there(replicas: tuple[Store, Store]) -> None:
+    first, second = replicas
+    assert await second.attending() == []
+    await first.attend("b", 30)
+    await first.attend("a", 30)
+    assert await second.attending() == ["a", "b"]
+    await first.attend("a", 0)
+    assert await second.attending() == ["b"]
+    await first.leave("b")
+    assert await second.attending() == []
+
+
+async def test_a_held_lease_is_refused_to_others_and_renewed_for_its_owner(replicas: tuple[Store, Store]) -> None:
+    first, second = replicas
+    assert await first.hold_leases("a", {"reaper", "sweeper"}, 30) == {"reaper", "sweeper"}
+    assert await second.hold_leases("b", {"reaper", "binder"}, 30) == {"binder"}
+    assert await first.hold_leases("a", {"reaper", "sweeper", "binder"}, 30) == {"reaper", "sweeper"}
+
+
+async def test_an_expired_lease_moves_and_does_not_come_back(store: Store) -> None:
+    await store.hold_leases("a", {"reaper"}, 0)
+    assert await store.hold_leases("b", {"reaper"}, 30) == {"reaper"}
+    assert await store.hold_leases("a", {"reaper"}, 30) == frozenset()
+
+
+async def test_a_lease_that_is_given_up_is_free_at_once(store: Store) -> None:
+    await store.hold_leases("a", {"reaper", "sweeper"}, 30)
+    await store.give_up_leases("a", {"reaper"})
+    await store.give_up_leases("b", {"sweeper"})
+    assert await store.hold_leases("b", {"reaper", "sweeper"}, 30) == {"reaper"}
+
+
+async def test_nobody_counts_on_a_replica_that_left(store: Store) -> None:
+    await store.attend("a", 30)
+    await store.hold_leases("a", {"reaper", "sweeper"}, 30)
+    await store.hold_leases("c", {"binder"}, 30)
+    await store.leave("a")
+    assert await store.attend("b", 30) == ["b"]
+    assert await store.hold_leases("b", {"reaper", "sweeper", "binder"}, 30) == {"reaper", "sweeper"}
+
+
+async def test_no_lease_is_held_by_asking_for_none(store: Store) -> None:
+    assert await store.hold_leases("a", [], 30) == frozenset()
+
+
+async def test_of_concurrent_takers_each_expired_lease_gets_one(replicas: tuple[Store, Store]) -> None:
+    """In whichever order each of them names the leases: nobody waits for another crosswise."""
+    names = [f"events of {number}" for number in range(40)]
+    await replicas[0].hold_leases("gone", names, 0)
+    takers = [
+        replicas[number % 2].hold_leases(f"replica-{number}", names[number:] + names[:number], 30)
+        for number in range(12)
+    ]
+    held = await asyncio.gather(*takers)
+    assert sorted(name for one in held for name in one) == sorted(names)
+
+
+async def test_renewing_and_giving_up_at_once_ends(replicas: tuple[Store, Store]) -> None:
+    names = [f"events of {number}" for number in range(40)]
+    for _ in range(5):
+        await replicas[0].hold_leases("a", names, 0)
+        await asyncio.gather(
+            replicas[0].give_up_leases("a", names[::-1]),
+            replicas[1].hold_leases("b", names, 0),
+            replicas[0].hold_leases("c", names[20:], 0),
+        )
+
+
+async def test_those_that_are_long_gone_are_forgotten_and_no_others(store: Store) -> None:
+    for name, seconds in (("present", 30), ("just gone", -60), ("long gone", -7200)):
+        await store.attend(name, seconds)
+        await store.hold_leases(name, {f"lease of {name}"}, seconds)
+    await store.forget_the_gone()
+    assert await store.attend("present", 30) == ["present"]
+    assert await store.hold_leases("b", {"lease of present", "lease of just gone"}, 30) == {"lease of just gone"}
+
+
+async def test_rounds_without_a_gap_go_back_to_the_first_whoever_makes_them(replicas: tuple[Store, Store]) -> None:
+    for number, seconds in enumerate((0, 30, 74, 119)):
+        assert await replicas[number % 2].note_round("reaper", later(seconds), ABSENCE) == NOW
+
+
+async def test_after_a_gap_rounds_begin_anew(store: Store) -> None:
+    await store.note_round("reaper", NOW, ABSENCE)
+    assert await store.note_round("reaper", later(46), ABSENCE) == later(46)
+    assert await store.note_round("other", NOW, ABSENCE) == NOW
+
+
+async def test_a_replica_whose_clock_is_behind_makes_no_gap(store: Store) -> None:
+    await store.note_round("reaper", NOW, ABSENCE)
+    for seconds in (40, -600, 80):
+        assert await store.note_round("reaper", later(seconds), ABSENCE) == NOW
