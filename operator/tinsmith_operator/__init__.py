@@ -1,0 +1,1 @@
+"""The Kubernetes operator: TrainingSession resources in, workloads, services, secrets and policies out."""

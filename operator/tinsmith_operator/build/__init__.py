@@ -1,0 +1,1 @@
+"""Pure: typed input to whole Kubernetes objects."""

@@ -1,0 +1,141 @@
+"""The Job that converts a session's model, once, before there are pods whose GPUs would wait for that.
+
+It runs the worker's image, with the worker's flags, environment and volumes as far as they concern the model. It has
+neither the journal nor a certificate, nor credentials for checkpoints, nor a GPU.
+
+There is no deadline: how long it takes is up to the model, the hub and the volume, and to how many wait for the same
+one. Nothing removes it when it is done: that it is there and complete says that the model is converted.
+"""
+
+from __future__ import annotations
+
+from tinsmith_operator.build.container import (
+    SECURITY,
+    TERMINATION_LOG,
+    command_line,
+    literally,
+    model_environment,
+    model_options,
+)
+from tinsmith_operator.build.metadata import child_labels, child_metadata, converter_selector, fingerprint
+from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, parallelism_options
+from tinsmith_operator.build.plan import WorkerPlan, inputs_hash
+from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec
+from tinsmith_operator.build.volumes import model_volumes, mounts
+from tinsmith_operator.installation import Installation
+from tinsmith_operator.model.base import Manifest
+from tinsmith_operator.model.names import (
+    CONVERSION_ANNOTATION,
+    INPUTS_ANNOTATION,
+    WORKER_CONTAINER,
+    conversion_name,
+)
+from tinsmith_operator.model.session import TrainingSession
+from tinsmith_operator.model.spec import TrainingSessionSpec
+
+COMPONENT = {"app.kubernetes.io/component": "conversion"}
+COMMAND = ["python3", "-m", "tinsmith_trainer.conversion"]
+
+MOST_RETRIES = 6
+"""They span ten minutes, by the pauses that the Job's controller makes: a hub that is away comes back in that time."""
+
+FLAGS_REFUSED = 2
+
+GRACE_SECONDS = 30
+"""What is half converted counts for nothing, so there is nothing to save."""
+
+PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
+
+NO_GPUS: Manifest = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+"""Where NVIDIA's runtime is a node's default, an image for CUDA sees all GPUs that are not kept from it."""
+
+
+def build_conversion(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
+    inputs = inputs_hash(session, installation, plan)
+    metadata = child_metadata(session, conversion_name(session.name))
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            **metadata,
+            "labels": {**metadata["labels"], **COMPONENT},
+            "annotations": {CONVERSION_ANNOTATION: conversion_digest(session, plan), INPUTS_ANNOTATION: inputs},
+        },
+        "spec": {
+            "completions": 1,
+            "parallelism": 1,
+            "backoffLimit": MOST_RETRIES,
+            "podFailurePolicy": {"rules": FAILURE_RULES},
+            "template": _template(session, installation, plan, inputs),
+        },
+    }
+
+
+def conversion_digest(session: TrainingSession, plan: WorkerPlan) -> str:
+    """Of what decides the result: which model, where to, by which program, and whether for GPUs."""
+    spec = session.spec
+    source = spec.model.source.to_manifest()
+    cache = spec.model_cache.claim_name if spec.model_cache is not None else None
+    decides = {"source": source, "cache": cache, "image": plan.image.reference, "gpus": spec.gpus_per_node > 0}
+    return fingerprint(decides)
+
+
+FAILURE_RULES: list[Manifest] = [
+    # A drained node is nobody's failure.
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    # Another try with the same flags ends alike. One that was killed may not: a node without memory kills it, too.
+    {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": WORKER_CONTAINER, "operator": "In", "values": [FLAGS_REFUSED]},
+    },
+]
+
+
+def _template(session: TrainingSession, installation: Installation, plan: WorkerPlan, inputs: str) -> Manifest:
+    """A pod for each try, which stays with its log until the Job goes."""
+    spec = session.spec
+    volumes = engine_volumes(spec, model_volumes(spec))
+    container: Manifest = {
+        "name": WORKER_CONTAINER,
+        "image": plan.image.runs,
+        "imagePullPolicy": spec.pod.image_pull_policy or installation.trainer_image_pull_policy,
+        "command": COMMAND,
+        "args": [literally(argument) for argument in conversion_arguments(session)],
+        "env": [*model_environment(spec, [*engine_variables(spec), NO_GPUS]), *spec.pod.env],
+        "securityContext": SECURITY,
+        "volumeMounts": mounts(volumes),
+    }
+    if resources := _resources(spec):
+        container["resources"] = resources
+    metadata = build_pod_metadata(session, spec.pod, inputs, plan.restart)
+    labels = {**metadata["labels"], **child_labels(session), **converter_selector(session), **COMPONENT}
+    return {
+        "metadata": {**metadata, "labels": labels},
+        "spec": {**build_pod_spec(spec.pod, GRACE_SECONDS, container, volumes), "restartPolicy": "Never"},
+    }
+
+
+def conversion_arguments(session: TrainingSession) -> list[str]:
+    """The worker's own, but for what it needs to serve."""
+    spec = session.spec
+    options = {
+        **model_options(spec.model),
+        "engine": spec.engine.value,
+        **parallelism_options(spec),
+        "max-rank": spec.adapters.max_rank,
+        "max-sequence-length": spec.max_sequence_length,
+        "termination-log": TERMINATION_LOG,
+        "log-format": "json",
+    }
+    return command_line(options)
+
+
+def _resources(spec: TrainingSessionSpec) -> Manifest:
+    """Those of one of the session's pods, without devices: the worker would convert with the same, about twice the
+    model's size of memory, and it is free, since the pods that will ask for it come after."""
+    asked = spec.resources.model_dump(mode="json", exclude_defaults=True)
+    plain = {
+        kind: {name: amount for name, amount in amounts.items() if name in PLAIN_RESOURCES}
+        for kind, amounts in asked.items()
+    }
+    return {kind: amounts for kind, amounts in plain.items() if amounts}

@@ -1,0 +1,81 @@
+"""What a worker is told of the ranks that divide its model, and what these need in each pod."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinsmith_operator.build.volumes import (
+    HUB_CACHE_LIMIT,
+    HUB_CACHE_PATH,
+    SHARED_MEMORY_PATH,
+    Mounted,
+    claim_source,
+    in_memory,
+    scratch,
+)
+from tinsmith_operator.model.base import Manifest
+from tinsmith_operator.model.quantity import parse_quantity
+from tinsmith_operator.model.spec import Engine, TrainingSessionSpec
+
+RAY_LIMIT = "32Gi"
+"""Its logs, of all processes, and what does not fit into shared memory."""
+LEAST_SHARED_MEMORY = 2**30
+MEBIBYTE = 2**20
+
+VARIABLES = {
+    # Ray ends processes above a share of the node's memory; the limit of the container is the one that counts.
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "NRL_MEGATRON_CHECKPOINT_DIR": f"{HUB_CACHE_PATH}/megatron",
+}
+GPU_VARIABLES = {
+    # Tensor parallelism overlaps its exchanges with computing only where kernels start in the order they were given.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "NCCL_DEBUG": "WARN",
+}
+
+
+def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None]:
+    """Nothing of a session whose engine does not divide its model."""
+    if spec.engine is not Engine.NEMO_RL:
+        return {}
+    parallelism = spec.divided
+    return {
+        "nodes": parallelism.nodes,
+        "gpus-per-node": spec.gpus_per_node,
+        "ranks": spec.ranks if spec.uses_ray else 0,
+        "tensor-parallel": parallelism.tensor,
+        "pipeline-parallel": parallelism.pipeline,
+        "context-parallel": parallelism.context,
+        "expert-parallel": parallelism.expert,
+    }
+
+
+def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
+    """Of each pod; what the user says of one of them wins."""
+    if spec.engine is not Engine.NEMO_RL:
+        return []
+    given = {**VARIABLES, **(GPU_VARIABLES if spec.gpus_per_node else {})}
+    return [{"name": name, "value": value} for name, value in given.items()]
+
+
+def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
+    """What the engine's processes mount: beside these, or in place of those at the same path."""
+    if spec.engine is not Engine.NEMO_RL:
+        return list(volumes)
+    cache = claim_source(spec.model_cache.claim_name) if spec.model_cache is not None else scratch(HUB_CACHE_LIMIT)
+    own = [Mounted("model-cache", HUB_CACHE_PATH, cache)]
+    if spec.uses_ray:
+        own.append(Mounted("ray", "/tmp/ray", scratch(RAY_LIMIT)))
+        own.append(Mounted("shared-memory", SHARED_MEMORY_PATH, in_memory(shared_bytes(spec))))
+    replaced = {volume.path for volume in own}
+    return [*(volume for volume in volumes if volume.path not in replaced), *own]
+
+
+def shared_bytes(spec: TrainingSessionSpec) -> int:
+    """Of /dev/shm, where ranks of a node exchange what they compute: a quarter of the memory that it counts against."""
+    said = spec.pod.shared_memory
+    if said is not None:
+        return int(parse_quantity(said))
+    memory = spec.resources.limits.get("memory", spec.resources.requests.get("memory", 0))
+    return max(LEAST_SHARED_MEMORY, int(parse_quantity(memory)) // 4 // MEBIBYTE * MEBIBYTE)

@@ -1,0 +1,108 @@
+"""What a worker's or sampler's pod mounts, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tinsmith_operator.installation import Installation
+from tinsmith_operator.model.base import Manifest
+from tinsmith_operator.model.names import certificate_secret_name
+from tinsmith_operator.model.session import TrainingSession
+from tinsmith_operator.model.spec import ModelSource, ServingSpec, SourceType
+
+JOURNAL_PATH = "/var/lib/tinsmith/journal"
+CHECKPOINTS_PATH = "/var/lib/tinsmith/checkpoints"
+MODELS_PATH = "/models"
+TLS_PATH = "/etc/tinsmith/tls"
+HOME_PATH = "/home/tinsmith"
+HUB_CACHE_PATH = f"{HOME_PATH}/huggingface"
+SHARED_MEMORY_PATH = "/dev/shm"
+
+SCRATCH_LIMIT = "1Gi"
+HUB_CACHE_LIMIT = "512Gi"
+"""Above the largest model that one node trains; what is really there is bounded by the node's disk."""
+
+
+class Mounted(NamedTuple):
+    name: str
+    path: str
+    source: Manifest
+    read_only: bool = False
+
+    @property
+    def volume(self) -> Manifest:
+        return {"name": self.name, **self.source}
+
+    @property
+    def claim(self) -> str | None:
+        name: str | None = self.source.get("persistentVolumeClaim", {}).get("claimName")
+        return name
+
+
+def pod_volumes(mounted: Sequence[Mounted]) -> list[Manifest]:
+    """One for each claim, wherever it is mounted: a kubelet waits for ever where two volumes of a pod name the same."""
+    return [each.volume for each in mounted if _volume_of(each, mounted) is each]
+
+
+def mounts(mounted: Sequence[Mounted]) -> list[Manifest]:
+    return [_mount(each, _volume_of(each, mounted).name) for each in mounted]
+
+
+def _volume_of(one: Mounted, mounted: Sequence[Mounted]) -> Mounted:
+    """Where several mount its claim, the first that writes, else the first."""
+    alike = [each for each in mounted if each.claim == one.claim] if one.claim is not None else [one]
+    return next((each for each in alike if not each.read_only), alike[0])
+
+
+def _mount(mounted: Mounted, volume: str) -> Manifest:
+    mount = {"name": volume, "mountPath": mounted.path}
+    return {**mount, "readOnly": True} if mounted.read_only else mount
+
+
+def worker_volumes(session: TrainingSession, installation: Installation) -> list[Mounted]:
+    journal = Mounted("journal", JOURNAL_PATH, claim_source(session.claim_name))
+    return [journal, *serving_volumes(session.workload_name, session.spec, installation)]
+
+
+def serving_volumes(workload_name: str, spec: ServingSpec, installation: Installation) -> list[Mounted]:
+    """What every process needs that serves a model."""
+    certificate = {"secret": {"secretName": certificate_secret_name(workload_name)}}
+    volumes = [Mounted("tls", TLS_PATH, certificate, read_only=True), *model_volumes(spec)]
+    if installation.checkpoint_claim is not None:
+        volumes.append(Mounted("checkpoints", CHECKPOINTS_PATH, claim_source(installation.checkpoint_claim)))
+    if (size := spec.pod.shared_memory) is not None:
+        volumes.append(Mounted("shared-memory", SHARED_MEMORY_PATH, in_memory(size)))
+    return volumes
+
+
+def model_volumes(spec: ServingSpec) -> list[Mounted]:
+    """What every process needs that loads a model."""
+    return [
+        Mounted("tmp", "/tmp", scratch(SCRATCH_LIMIT)),
+        Mounted("home", HOME_PATH, scratch(SCRATCH_LIMIT)),
+        _model(spec.model.source),
+    ]
+
+
+def _model(source: ModelSource) -> Mounted:
+    match source.type:
+        case SourceType.PERSISTENT_VOLUME_CLAIM:
+            assert source.persistent_volume_claim is not None
+            claim = source.persistent_volume_claim.claim_name
+            return Mounted("models", MODELS_PATH, claim_source(claim, read_only=True), read_only=True)
+        case SourceType.HUB:
+            return Mounted("hub", HUB_CACHE_PATH, scratch(HUB_CACHE_LIMIT))
+
+
+def claim_source(name: str, *, read_only: bool = False) -> Manifest:
+    claim = {"claimName": name}
+    return {"persistentVolumeClaim": {**claim, "readOnly": True} if read_only else claim}
+
+
+def in_memory(size: int | str) -> Manifest:
+    return {"emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
+
+
+def scratch(limit: str) -> Manifest:
+    return {"emptyDir": {"sizeLimit": limit}}

@@ -1,0 +1,67 @@
+"""What to do about the journal's claim."""
+
+from __future__ import annotations
+
+from tinsmith_operator.build.claim import build_claim, build_claim_annotations
+from tinsmith_operator.decide.actions import Action, Apply, Create
+from tinsmith_operator.decide.difference import holds
+from tinsmith_operator.decide.pins import PIN_ANNOTATIONS
+from tinsmith_operator.decide.situation import Situation
+from tinsmith_operator.decide.upkeep import apply_to
+from tinsmith_operator.model.base import Manifest
+from tinsmith_operator.model.quantity import parse_quantity
+
+FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode", "volumeName")
+"""Of a claim's spec, once it is there."""
+
+
+def keep_claim(situation: Situation) -> tuple[Action, ...]:
+    """Makes it, and says on it which image may write to it."""
+    session, live = situation.session, situation.claim
+    annotations = situation.image_plan.pins.annotations()
+    wanted = build_claim(session, annotations)
+    if situation.observed.claim is None:
+        return () if wanted is None else (Create(wanted),)
+    if live is None or is_going(live):
+        return ()
+    if wanted is None:
+        return _annotate(live, build_claim_annotations(session, annotations))
+    return _annotate(live, with_size(_as_it_is(wanted, live), size_of(live)))
+
+
+def grow_claim(situation: Situation) -> tuple[Apply, ...]:
+    """Apart from the rest, and last: a storage class may refuse it, and nothing else must wait for that."""
+    live = situation.claim
+    wanted = build_claim(situation.session, situation.image_plan.pins.annotations())
+    if live is None or wanted is None or is_going(live) or (live.get("status") or {}).get("phase") != "Bound":
+        return ()
+    # A claim that was kept from an earlier session may be larger; no volume shrinks.
+    if parse_quantity(size_of(live)) >= parse_quantity(size_of(wanted)):
+        return ()
+    return (apply_to(live, _as_it_is(wanted, live)),)
+
+
+def is_going(claim: Manifest) -> bool:
+    """Whether somebody has deleted it: it will vanish when no pod uses it."""
+    return "deletionTimestamp" in claim["metadata"]
+
+
+def size_of(claim: Manifest) -> str:
+    return str(claim["spec"]["resources"]["requests"]["storage"])
+
+
+def with_size(claim: Manifest, size: str) -> Manifest:
+    return {**claim, "spec": {**claim["spec"], "resources": {"requests": {"storage": size}}}}
+
+
+def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
+    """With all of the live claim that nobody can change any more. What an apply of ours leaves out that an earlier one
+    named would be taken away, and the API server refuses that: a storage class that the spec no longer names."""
+    fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"]}
+    return {**wanted, "spec": {**wanted["spec"], **fixed}}
+
+
+def _annotate(live: Manifest, wanted: Manifest) -> tuple[Apply, ...]:
+    said = live["metadata"].get("annotations") or {}
+    outdated = {name for name in PIN_ANNOTATIONS & said.keys() if name not in wanted["metadata"]["annotations"]}
+    return (apply_to(live, wanted),) if outdated or not holds(live, wanted) else ()

@@ -1,0 +1,1 @@
+"""What differs where the owner is a SamplerPool."""

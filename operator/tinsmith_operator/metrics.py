@@ -1,0 +1,151 @@
+"""Prometheus metrics of the operator itself, and of what it looks after as it last saw it."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from tinsmith_operator.model.base import Manifest
+from tinsmith_operator.model.names import POOL_KIND
+from tinsmith_operator.resources import ApiCall
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "tinsmith_operator"
+
+# A second series for each one, with the time of its first use.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """One registry per operator, so that two in one process do not add up."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._reconciles = Counter(
+            f"{PREFIX}_reconciles", "Reconciles, by how they ended.", ["result"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            f"{PREFIX}_reconcile_seconds", "Seconds that a reconcile took.", registry=self.registry
+        )
+        self._retries = Counter(
+            f"{PREFIX}_retries", "Sessions and pools put back after a failure.", registry=self.registry
+        )
+        self._requests = Counter(
+            f"{PREFIX}_api_requests",
+            "Requests to the Kubernetes API.",
+            ["verb", "resource", "code"],
+            registry=self.registry,
+        )
+
+    def note_reconcile(self, result: str, seconds: float) -> None:
+        self._reconciles.labels(result).inc()
+        self._seconds.observe(seconds)
+
+    def note_retry(self) -> None:
+        self._retries.inc()
+
+    def note_request(self, call: ApiCall, code: str) -> None:
+        self._requests.labels(call.verb, call.resource, code).inc()
+
+    def watch(
+        self,
+        queue_depth: Callable[[], int],
+        is_leading: Callable[[], bool],
+        owners: Callable[[], Iterable[Manifest]],
+        certificates: Callable[[], Iterable[tuple[str, str, datetime]]],
+        are_kept: Callable[[], bool],
+        forbidden: Callable[[], int],
+    ) -> None:
+        """`certificates` names each one's namespace, Secret and end; `are_kept` is whether new ones can be issued;
+        `forbidden` counts the namespaces that may not be listed.
+        """
+        self.registry.register(StateCollector(queue_depth, is_leading, owners, certificates, are_kept, forbidden))
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class StateCollector(Collector):
+    """Looked at when somebody scrapes."""
+
+    def __init__(
+        self,
+        queue_depth: Callable[[], int],
+        is_leading: Callable[[], bool],
+        owners: Callable[[], Iterable[Manifest]],
+        certificates: Callable[[], Iterable[tuple[str, str, datetime]]],
+        are_kept: Callable[[], bool],
+        forbidden: Callable[[], int],
+    ) -> None:
+        self._queue_depth = queue_depth
+        self._is_leading = is_leading
+        self._owners = owners
+        self._certificates = certificates
+        self._are_kept = are_kept
+        self._forbidden = forbidden
+
+    @override
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | Metric]:
+        yield GaugeMetricFamily(
+            f"{PREFIX}_queue_depth", "Sessions and pools that wait for a reconcile.", value=self._queue_depth()
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_leader", "1 on the operator that acts, 0 on those that wait.", value=float(self._is_leading())
+        )
+        yield self._conditions()
+        yield self._replicas()
+        yield self._certificate_ends()
+        yield GaugeMetricFamily(
+            f"{PREFIX}_certificates_kept",
+            "0 on the leader while certificates cannot be issued or kept; "
+            "the conditions of sessions and pools say why.",
+            value=float(self._are_kept()),
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_namespaces_forbidden",
+            "Namespaces that this operator is told to look after and may not list; `/readyz` names them.",
+            value=self._forbidden(),
+        )
+
+    def _conditions(self) -> Metric:
+        tally = Tally(
+            (owner["kind"], owner["metadata"]["namespace"], condition["type"], condition["status"], condition["reason"])
+            for owner in self._owners()
+            for condition in (owner.get("status") or {}).get("conditions", [])
+        )
+        family = GaugeMetricFamily(
+            f"{PREFIX}_conditions",
+            "TrainingSessions and SamplerPools by what their conditions say.",
+            labels=["kind", "namespace", "condition", "status", "reason"],
+        )
+        for labels, count in sorted(tally.items()):
+            family.add_metric(labels, count)
+        return family
+
+    def _replicas(self) -> Metric:
+        family = GaugeMetricFamily(
+            f"{PREFIX}_pool_replicas",
+            "Replicas of a sampler pool: wanted by its spec, and ready.",
+            labels=["namespace", "pool", "state"],
+        )
+        for pool in (owner for owner in self._owners() if owner["kind"] == POOL_KIND):
+            place = [pool["metadata"]["namespace"], pool["metadata"]["name"]]
+            family.add_metric([*place, "wanted"], pool["spec"].get("replicas", 1))
+            family.add_metric([*place, "ready"], (pool.get("status") or {}).get("readyReplicas", 0))
+        return family
+
+    def _certificate_ends(self) -> Metric:
+        family = GaugeMetricFamily(
+            f"{PREFIX}_certificate_expiry_timestamp_seconds",
+            "When a certificate that the operator issued ends, in Unix time.",
+            labels=["namespace", "secret"],
+        )
+        for namespace, secret, not_after in self._certificates():
+            family.add_metric([namespace, secret], not_after.timestamp())
+        return family

@@ -1,0 +1,290 @@
+"""Every reason that a condition of a session or pool can carry. docs/conditions.md is written from this table.
+
+A reason is written into the cluster, and people match on it: renaming one is a change of the API.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum, auto
+
+
+class Progress(Enum):
+    """What kstatus, and with it every GitOps tool, is told."""
+
+    DONE = auto()  # neither Reconciling nor Stalled
+    MOVING = auto()  # Reconciling: nothing to do but wait
+    STUCK = auto()  # Stalled: a person has to do something; it goes on by itself once that is done
+
+
+class Reason(StrEnum):
+    progress: Progress
+    meaning: str
+    cure: str
+
+    def __new__(cls, value: str, progress: Progress = Progress.DONE, meaning: str = "", cure: str = "") -> Reason:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.progress = progress
+        member.meaning = meaning
+        member.cure = cure
+        return member
+
+    # --- as it should be
+    WORKER_READY = "WorkerReady", Progress.DONE, "The weights are loaded and the worker answers."
+    REPLICAS_READY = "ReplicasReady", Progress.DONE, "Replicas of the pool sample."
+    SCALED_TO_ZERO = (
+        "ScaledToZero",
+        Progress.DONE,
+        "`spec.replicas` is 0, and no replica is left.",
+        "Scale the pool up to sample from it.",
+    )
+    SUSPENDED = (
+        "Suspended",
+        Progress.DONE,
+        "`spec.suspend` is set and no pod is left. The volume keeps everything.",
+        "Set `spec.suspend: false` to go on.",
+    )
+    AS_WANTED = "AsWanted", Progress.DONE, "There is nothing left to do."
+    AS_EXPECTED = "AsExpected", Progress.DONE, "Nothing is wrong that would not be said by `Ready`."
+    SLOTS_FREE = "SlotsFree", Progress.DONE, "Another adapter fits."
+    ALL_SLOTS_USED = (
+        "AllSlotsUsed",
+        Progress.DONE,
+        "Every adapter slot is taken; creating another model waits.",
+        "Raise `spec.adapters.slots`, which restarts the worker, or add a session for the same model.",
+    )
+    IMAGE_CURRENT = "ImageCurrent", Progress.DONE, "It runs the image that a restart would bring."
+    NEW_DEFAULT_IMAGE = (
+        "NewDefaultImage",
+        Progress.DONE,
+        "It keeps the image that it runs, although the default image of the installation is another one now.",
+        "Restart it when it suits you: `kubectl tinsmith restart`, or annotate it `tinsmith.dev/restart-requested-at`.",
+    )
+    NOT_REPORTED = "NotReported", Progress.DONE, "The worker has not said yet how many slots are used."
+
+    # --- on the way
+    CREATING_OBJECTS = "CreatingObjects", Progress.MOVING, "The objects that belong to it are being made."
+    WAITING_FOR_SCHEDULER = "WaitingForScheduler", Progress.MOVING, "The pod is there and has no node yet."
+    UNSCHEDULABLE = (
+        "Unschedulable",
+        Progress.MOVING,
+        "No node takes the pod. The message quotes the scheduler.",
+        "Add a node that fits, lower `spec.resources`, or change how `spec.pod` selects nodes.",
+    )
+    CLAIM_UNBOUND = (
+        "ClaimUnbound",
+        Progress.MOVING,
+        "A PersistentVolumeClaim that the pod needs has no volume.",
+        "Look at the events of the claim: its storage class is unknown, or its provisioner does not run.",
+    )
+    PREPARING_POD = "PreparingPod", Progress.MOVING, "The node attaches volumes and pulls the image."
+    LOADING_MODEL = "LoadingModel", Progress.MOVING, "The worker runs and loads the model, or replays its journal."
+    RESTARTING = (
+        "Restarting",
+        Progress.MOVING,
+        "The worker stops with a snapshot and starts again, because its pod is not what the spec asks for.",
+    )
+    UPGRADING = "Upgrading", Progress.MOVING, "The worker stops with a snapshot before another image gets the volume."
+    REPLAYING_ON_OLD_IMAGE = (
+        "ReplayingOnOldImage",
+        Progress.MOVING,
+        "The new image refused the volume, because the old one has not replayed its journal: it runs until it has.",
+    )
+    ROLLING_OUT = (
+        "RollingOut",
+        Progress.MOVING,
+        "The pool is being brought to its number of replicas and its pod template.",
+    )
+    REPLICA_NODE_UNREACHABLE = (
+        "ReplicaNodeUnreachable",
+        Progress.MOVING,
+        "The node of a replica does not answer. Kubernetes starts another replica elsewhere after a few minutes.",
+    )
+    SUSPENDING = "Suspending", Progress.MOVING, "`spec.suspend` is set; the worker snapshots and stops."
+    WORKER_HUNG = (
+        "WorkerHung",
+        Progress.MOVING,
+        "One operation ran longer than the hang timeout of the installation, so the worker is being replaced.",
+        "If the operation is as long as that, raise the hang timeout of the operator.",
+    )
+    WAITING_FOR_CHECKPOINTS = (
+        "WaitingForCheckpoints",
+        Progress.MOVING,
+        "The session is being deleted with its volume; before that, every adapter is saved to the checkpoint root.",
+    )
+    DELETING = "Deleting", Progress.MOVING, "The session is being deleted: the worker stops, then its volume goes."
+
+    WAITING_FOR_MEMBERS = (
+        "WaitingForMembers",
+        Progress.MOVING,
+        "The worker of a session of several nodes waits until all of its pods run.",
+        "If they do not fit together, free GPUs, or have a scheduler start pods in groups.",
+    )
+
+    CONVERTING_MODEL = (
+        "ConvertingModel",
+        Progress.MOVING,
+        "A Job brings the model into the model cache, in the form that ranks load. The worker starts when it is done.",
+    )
+
+    # --- stuck until a person does something
+    KUBERAY_MISSING = (
+        "KubeRayMissing",
+        Progress.STUCK,
+        "A session of several nodes needs KubeRay: the cluster has no RayClusters, or the operator may not list them.",
+        "Install KubeRay 1.6 or newer, for example by its chart: `helm install kuberay-operator --repo "
+        "https://ray-project.github.io/kuberay-helm kuberay-operator`; the session then goes on by itself.",
+    )
+    NAME_CONFLICT = (
+        "NameConflict",
+        Progress.STUCK,
+        "An object of somebody else has a name that the session or pool needs. It is left alone.",
+        "Delete or rename that object, or choose another name for the session or pool.",
+    )
+    OVERRIDES_REFUSED = (
+        "OverridesRefused",
+        Progress.STUCK,
+        "The API server refused an object that was made from the spec. The message quotes it.",
+        "Change the field under `spec.pod` or `spec.resources` that the message names.",
+    )
+    OBJECT_REFUSED = (
+        "ObjectRefused",
+        Progress.STUCK,
+        "The API server refused a Secret, Service, NetworkPolicy or PodDisruptionBudget. The message quotes it.",
+        "Raise the quota, or change the policy or the object, as the message says.",
+    )
+    CLAIM_REFUSED = (
+        "ClaimRefused",
+        Progress.STUCK,
+        "The API server refused the journal's claim, or its growth. The message quotes it.",
+        "Raise the quota, or let the storage class expand volumes, as the message says; until then nothing changes.",
+    )
+    CLAIM_MISSING = (
+        "ClaimMissing",
+        Progress.STUCK,
+        "A PersistentVolumeClaim that the spec names is not there.",
+        "Create the claim in the same namespace.",
+    )
+    CLAIM_MISMATCH = (
+        "ClaimMismatch",
+        Progress.STUCK,
+        "The journal's claim was kept from an earlier session of this name and differs in what cannot be changed.",
+        "Apply the session with the claim's storage class and access mode, or delete the claim and what is on it.",
+    )
+    CLAIM_TERMINATING = (
+        "ClaimTerminating",
+        Progress.STUCK,
+        "The journal's claim is marked for deletion, and will vanish with its data when the worker stops.",
+        "Save what is needed as checkpoints; nothing can take a deletion back.",
+    )
+    QUOTA_EXCEEDED = (
+        "QuotaExceeded",
+        Progress.STUCK,
+        "A ResourceQuota of the namespace forbids the pod. The message quotes it.",
+        "Raise the quota, lower `spec.resources`, or suspend another session.",
+    )
+    POD_REFUSED = (
+        "PodRefused",
+        Progress.STUCK,
+        "The API server does not let the pod be created. The message quotes it.",
+        "Create what the message says is missing, or change the field under `spec.pod` that it names.",
+    )
+    IMAGE_PULL_FAILED = (
+        "ImagePullFailed",
+        Progress.STUCK,
+        "The node cannot pull the image. The message quotes the kubelet.",
+        "Correct `spec.pod.image` or the trainer image of the installation, or add `spec.pod.imagePullSecrets`.",
+    )
+    SECRET_MISSING = (
+        "SecretMissing",
+        Progress.STUCK,
+        "A Secret or ConfigMap, or a key of one, that the pod needs is not there.",
+        "Create it in the same namespace.",
+    )
+    MOUNT_FAILED = (
+        "MountFailed",
+        Progress.STUCK,
+        "The node cannot mount a volume of the pod. The message quotes the kubelet.",
+        "Look at the events of the pod and at the storage driver.",
+    )
+    NODE_UNREACHABLE = (
+        "NodeUnreachable",
+        Progress.STUCK,
+        "The pod's node does not answer. The pod may still run and write, so no other is started.",
+        "Bring it back; or power it off, and then taint it `node.kubernetes.io/out-of-service` or delete the Node.",
+    )
+    VOLUME_ON_LOST_NODE = (
+        "VolumeOnLostNode",
+        Progress.STUCK,
+        "The journal's volume can only be used on a node that is gone, or that a taint keeps from the pod.",
+        "Bring the node back, or take away its taint; else delete the claim and let clients resume from their last "
+        "checkpoints.",
+    )
+    MODEL_NOT_FOUND = (
+        "ModelNotFound",
+        Progress.STUCK,
+        "The worker found no model where the spec says it is.",
+        "Put the model there, or make another session with another source, since a source cannot change.",
+    )
+    MODEL_INVALID = (
+        "ModelInvalid",
+        Progress.STUCK,
+        "The worker found files that it cannot load as a model.",
+        "Replace them by a complete model in the format of transformers.",
+    )
+    MODEL_CHANGED = (
+        "ModelChanged",
+        Progress.STUCK,
+        "The model's files are not those that the adapters on this volume were trained on.",
+        "Put the old files back, or pin the revision; a new model needs a new session.",
+    )
+    CONVERSION_FAILED = (
+        "ConversionFailed",
+        Progress.STUCK,
+        "The Job that converts the model gave up. The message has its last words; its pods are there with their logs.",
+        "Change what the message names in the spec, or mend it and ask for another try: `kubectl tinsmith restart`, or "
+        "annotate the session `tinsmith.dev/restart-requested-at`.",
+    )
+    VOLUME_UNSUITABLE = (
+        "VolumeUnsuitable",
+        Progress.STUCK,
+        "The journal's volume is on a network or FUSE file system, where its database cannot be kept safely.",
+        "Use a storage class of block storage.",
+    )
+    IMAGE_REFUSED = (
+        "ImageRefused",
+        Progress.STUCK,
+        "The new image refused the volume twice, because the old one did not stop with a snapshot. The old one runs.",
+        "Raise `spec.pod.terminationGracePeriodSeconds`, then ask for the new image under another name or tag.",
+    )
+    TLS_INVALID = (
+        "TlsInvalid",
+        Progress.STUCK,
+        "The worker cannot use its certificate.",
+        "Delete its Secret: the operator issues a new one.",
+    )
+    CERTIFICATES_NOT_KEPT = (
+        "CertificatesNotKept",
+        Progress.STUCK,
+        "The installation's certificate authority, or the API server's certificate, cannot be used or written. What "
+        "was issued before works until it ends.",
+        "Mend the Secret that the message names, for all sessions and pools at once.",
+    )
+    CANNOT_START = (
+        "CannotStart",
+        Progress.STUCK,
+        "The worker, or the node, said why it cannot start. The message quotes it.",
+        "Do what the message says.",
+    )
+    OUT_OF_MEMORY = (
+        "OutOfMemory",
+        Progress.STUCK,
+        "The worker was killed because it needed more memory than its limit.",
+        "Raise `spec.resources.limits.memory`, or lower `spec.adapters` or the length of sequences.",
+    )
+    CRASH_LOOP = (
+        "CrashLoop",
+        Progress.STUCK,
+        "The worker keeps ending soon after its start, and the kubelet waits longer each time.",
+        "Read the log of its last run: `kubectl logs --previous`.",
+    )

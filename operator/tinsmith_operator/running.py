@@ -1,0 +1,315 @@
+"""One operator, from its settings to its end: what it is made of, in which order it begins and stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from datetime import datetime
+from typing import Any
+
+from tinsmith_operator.act import Actor
+from tinsmith_operator.cache import Cache
+from tinsmith_operator.cluster import Cluster, Permit
+from tinsmith_operator.controller import Controller
+from tinsmith_operator.errors import OperatorError
+from tinsmith_operator.events import Events
+from tinsmith_operator.first_key import FirstKey
+from tinsmith_operator.handlers import Watch
+from tinsmith_operator.health import HealthServer
+from tinsmith_operator.leader import Leader
+from tinsmith_operator.logs import get_logger
+from tinsmith_operator.metrics import Metrics
+from tinsmith_operator.model.base import Manifest
+from tinsmith_operator.observe import facts_of
+from tinsmith_operator.pool_kind import PoolKind
+from tinsmith_operator.ratelimit import RateLimit
+from tinsmith_operator.ray_clusters import RayClusters
+from tinsmith_operator.reconcile import Kind, Reconciler
+from tinsmith_operator.resources import (
+    LEASES,
+    OWNERS,
+    POOLS,
+    RAY_CLUSTERS,
+    SECRETS,
+    SESSIONS,
+    Key,
+    Ref,
+    Resource,
+    ref_of,
+    version_of,
+)
+from tinsmith_operator.session_kind import SessionKind
+from tinsmith_operator.settings import Settings
+from tinsmith_operator.snapshots import Snapshots
+from tinsmith_operator.sync import Sync
+from tinsmith_operator.trust import LOOK_AGAIN_SECONDS, Trust
+from tinsmith_operator.workers import Describe, GrpcDescriber, GrpcSnapshots, TakeSnapshot, Workers
+from tinsmith_operator.workqueue import WorkQueue
+
+# Of the 30 s that a pod has for its end.
+FINISH_SECONDS = 20.0
+TRUST_RETRY_SECONDS = 5.0
+UNWATCHED_LOOK_SECONDS = 60.0
+
+log = get_logger(__name__)
+
+
+class Operator:
+    """`run` it once.
+
+    around_permit: a test's way between two writes; it gets the lease's permit and gives the one that writes ask.
+    describe, snapshot: how workers are asked; by default over gRPC.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        around_permit: Callable[[Permit], Permit] = lambda permit: permit,
+        describe: Describe | None = None,
+        snapshot: TakeSnapshot | None = None,
+    ) -> None:
+        self._settings = settings
+        self.metrics = Metrics()
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._cache = Cache(self._enqueue)
+        self._leader = Leader(
+            lambda: self._cluster.get(LEASES, settings.namespace, settings.lease),
+            lambda lease, seconds: self._cluster.write_lease(LEASES, lease, seconds),
+            namespace=settings.namespace,
+            name=settings.lease,
+            identity=settings.identity,
+            lease_seconds=settings.lease_seconds,
+            changed=self._on_leading,
+        )
+        limit = RateLimit(settings.max_requests_per_second, settings.burst)
+        self._cluster = Cluster(limit, around_permit(self._leader.permit), self.metrics.note_request)
+        self._sync = Sync(self._cluster, self._cache, settings.scope, lambda _part: self._enqueue_all())
+        self._trust = Trust(
+            self._cluster,
+            namespace=settings.namespace,
+            release=settings.release,
+            authority_secret=settings.ca_secret_name,
+            api_server_secret=settings.api_server_tls_secret_name,
+        )
+        self._first_key = FirstKey(
+            self._cluster,
+            namespace=settings.namespace,
+            release=settings.release,
+            secret=settings.first_key_secret,
+        )
+        self._workers = Workers(
+            describe or GrpcDescriber(self._trust.operator_leaf), settings.describe_seconds, self._enqueue
+        )
+        self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._trust.operator_leaf), self._enqueue)
+        self._watch = Watch(settings.scope, self._take, self._sync.heard, self.metrics.note_request)
+        self._ray_clusters = RayClusters(
+            self._cluster,
+            self._cache,
+            settings.scope,
+            changed=self._enqueue_all,
+            open_watch=lambda heard: Watch(
+                settings.scope, self._take, heard, self.metrics.note_request, (RAY_CLUSTERS,)
+            ),
+            look_again_seconds=settings.discovery_seconds,
+        )
+        self._leading = asyncio.Event()
+        self._trust_wanted = asyncio.Event()
+        self._acts = asyncio.Event()
+        self._controller = self._make_controller()
+        self._server = HealthServer(
+            settings.health_port,
+            settings.metrics_port,
+            self._what_is_dead,
+            self._what_is_missing,
+            self.metrics.render,
+            remarks=lambda: self._sync.refused,
+        )
+        self.metrics.watch(
+            lambda: self._queue.depth,
+            lambda: self._leader.is_leading,
+            lambda: (owner for resource in OWNERS for owner in self._cache.of_kind(resource.kind)),
+            self._certificates,
+            lambda: not self._leader.is_leading or self._trust.problem is None,
+            lambda: len(self._sync.refused),
+        )
+
+    @property
+    def health_port(self) -> int:
+        return self._server.health_port
+
+    @property
+    def metrics_port(self) -> int:
+        return self._server.metrics_port
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Raises what ended it otherwise."""
+        async with self._server:
+            tasks = [asyncio.create_task(job) for job in self._jobs()]
+            try:
+                await self._until(stop, tasks)
+            finally:
+                await self._stop(tasks)
+
+    def _jobs(self) -> list[Coroutine[Any, Any, None]]:
+        workers = [self._controller.run() for _ in range(self._settings.concurrent_reconciles)]
+        watching = [self._watch_cluster(), self._ray_clusters.run()]
+        return [*watching, self._leader.run(), self._keep_trust(), self._resync(), *workers]
+
+    async def _watch_cluster(self) -> None:
+        await self._sync.check_kinds()
+        await self._watch.run()
+
+    async def _until(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+        stopped = asyncio.create_task(_wait(stop))
+        try:
+            await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        for task in tasks:
+            if task.done():
+                task.result()
+                raise OperatorError("A part of the operator ended that should not.")
+
+    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Takes no more keys, finishes what runs, and only then lets another operator begin."""
+        log.info("stopping", running=self._queue.running)
+        self._acts.clear()
+        try:
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._queue.join()
+        except TimeoutError:
+            log.warning("reconciles cut short", running=self._queue.running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._workers.close()
+        await self._snapshots.close()
+        await self._sync.close()
+        await self._leader.release()
+        await self._watch.stop()
+        await self._cluster.close()
+
+    def _make_controller(self) -> Controller:
+        events = Events(self._cluster, self._settings.identity)
+        actor = Actor(self._cluster, self._cache, self._trust, events)
+        installation = self._settings.installation()
+        kinds: dict[str, Kind] = {
+            SESSIONS.kind: SessionKind(
+                self._cache,
+                actor,
+                events,
+                self._workers,
+                self._snapshots,
+                self._trust,
+                installation,
+                self._ray_clusters,
+            ),
+            POOLS.kind: PoolKind(self._cache, actor, events, self._trust, installation),
+        }
+        reconciler = Reconciler(self._cache, actor, kinds)
+        return Controller(self._queue, reconciler.reconcile, reconciler.asked, self.metrics, self._acts)
+
+    async def _keep_trust(self) -> None:
+        """While leading: certificates first, sessions after; then whenever a Secret of ours changes, or is due.
+
+        What is wrong with them stops no session: each says so, and goes on with the certificate that it has.
+        """
+        while True:
+            await self._leading.wait()
+            self._trust_wanted.clear()
+            before = (self._trust.known_fingerprint, self._trust.problem)
+            key_seconds = await self._keep_first_key()
+            try:
+                seconds = await self._trust.refresh()
+            except OperatorError as error:
+                log.error("certificates not kept", error=str(error))
+                seconds = TRUST_RETRY_SECONDS
+            if self._trust.is_known:
+                await self._begin_acting(anew=(self._trust.known_fingerprint, self._trust.problem) != before)
+            try:
+                async with asyncio.timeout(min(seconds, key_seconds, self._longest_pause_seconds())):
+                    await self._trust_wanted.wait()
+            except TimeoutError:
+                pass
+
+    def _longest_pause_seconds(self) -> float:
+        """Between two looks at the installation's Secrets: no event tells of them where nobody watches."""
+        is_watched = self._sync.knows(self._settings.namespace)
+        return LOOK_AGAIN_SECONDS if is_watched else UNWATCHED_LOOK_SECONDS
+
+    async def _keep_first_key(self) -> float:
+        """Returns the seconds after which to try again. Without a key the API server waits, and nobody else."""
+        try:
+            await self._first_key.ensure()
+        except OperatorError as error:
+            log.error("first API key not made", error=str(error))
+            return TRUST_RETRY_SECONDS
+        return LOOK_AGAIN_SECONDS
+
+    async def _begin_acting(self, *, anew: bool) -> None:
+        await self._sync.complete.wait()
+        if not self._leader.is_leading:
+            return
+        if anew or not self._acts.is_set():
+            self._enqueue_all()
+        self._acts.set()
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync_seconds)
+            self._enqueue_all()
+
+    def _enqueue(self, key: Key) -> None:
+        """But for those of a namespace that is not known yet: when it is, all of them are enqueued."""
+        if self._sync.knows(key.namespace):
+            self._controller.enqueue(key)
+
+    def _enqueue_all(self) -> None:
+        for key in self._cache.owners():
+            self._enqueue(key)
+
+    def _on_leading(self, leading: bool) -> None:
+        if leading:
+            self._leading.set()
+            self._trust_wanted.set()
+        else:
+            self._leading.clear()
+            self._acts.clear()
+
+    def _take(self, resource: Resource, event_type: str | None, manifest: Manifest) -> None:
+        """What a watch showed."""
+        ref = ref_of(manifest)
+        if event_type == "DELETED":
+            self._cache.note_end(ref, manifest["metadata"]["uid"], version_of(manifest))
+        else:
+            self._cache.note(manifest)
+        if resource is SECRETS and self._is_the_installations(ref):
+            self._trust_wanted.set()
+
+    def _is_the_installations(self, secret: Ref) -> bool:
+        names = (*self._trust.secret_names, *self._first_key.secret_names)
+        return secret.namespace == self._settings.namespace and secret.name in names
+
+    def _what_is_dead(self) -> str | None:
+        return "the watch has ended" if self._watch.has_ended else None
+
+    def _what_is_missing(self) -> str | None:
+        if self._sync.complete.is_set():
+            return None
+        missing = self._sync.missing
+        return "\n".join([*([f"not yet listed: {', '.join(missing)}"] if missing else []), *self._sync.refused])
+
+    def _certificates(self) -> Iterable[tuple[str, str, datetime]]:
+        """Who lost the lead does not look at the installation's own any more, and what it knew of them grows old."""
+        if self._leader.is_leading:
+            for name, end in self._trust.ends.items():
+                yield self._settings.namespace, name, end
+        for secret in self._cache.of_kind(SECRETS.kind):
+            facts, ref = facts_of(secret), ref_of(secret)
+            if facts is not None and not self._is_the_installations(ref):
+                yield ref.namespace, ref.name, facts.not_after
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,104 @@
+"""The cluster with a node runs pods as others do: images by digest, volumes, names, Services and an Ingress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+import httpx
+import pytest
+from support.cluster.archives import write_archive
+from support.cluster.builds import HELLO, built
+from support.cluster.errors import ClusterError
+from support.cluster_fixtures import Cluster
+
+HOST = "hello.test"
+NAMESPACE = "bare-cluster"
+KNOWN_SECONDS = 30.0
+POLL_SECONDS = 0.1
+MANIFEST = Path(__file__).with_name("hello.yaml")
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A pod `hello-0` that answers HTTP and has a volume of each storage class."""
+
+    cluster: Cluster
+    namespace: str
+    image: str
+
+    def kubectl(self, *words: str) -> str:
+        return self.cluster.kubectl(f"--namespace={self.namespace}", *words)
+
+    def run(self, *words: str) -> str:
+        return self.kubectl("exec", "hello-0", "--", "/hello", *words)
+
+    def wait_ready(self) -> None:
+        self.kubectl("rollout", "status", "statefulset/hello", "--timeout=60s")
+
+
+@pytest.fixture(scope="module")
+def hello(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hello]:
+    archive = tmp_path_factory.mktemp("hello") / "hello.tar"
+    write_archive(archive, "docker.io/tinsmith/test-hello:1", built(HELLO) / "hello")
+    [image] = node_cluster.load_image(archive)
+    node_cluster.make_namespace(NAMESPACE)
+    manifest = Template(MANIFEST.read_text()).substitute(IMAGE=image.pinned, HOST=HOST)
+    node_cluster.kubectl(f"--namespace={NAMESPACE}", "apply", "--filename=-", stdin=manifest)
+    hello = Hello(node_cluster, NAMESPACE, image.pinned)
+    hello.wait_ready()
+    yield hello
+    node_cluster.delete_namespace(NAMESPACE)
+
+
+def test_a_pod_names_its_image_by_digest_and_its_status_says_the_same(hello: Hello) -> None:
+    status = "--output=jsonpath={.status.containerStatuses[0].imageID}"
+    assert hello.kubectl("get", "pod", "hello-0", status) == hello.image
+
+
+def test_pods_reach_services_and_each_other_by_name(hello: Hello) -> None:
+    assert soon(lambda: hello.run("get", "http://front")) == "hello-0\n"
+    assert soon(lambda: hello.run("get", f"http://hello-0.hello.{hello.namespace}.svc:8080")) == "hello-0\n"
+
+
+def test_an_ingress_serves_the_host_that_it_names(hello: Hello) -> None:
+    def ask() -> str:
+        answer = httpx.get(hello.cluster.ingress_url, headers={"Host": HOST}, trust_env=False)
+        return answer.raise_for_status().text
+
+    assert soon(ask) == "hello-0\n"
+
+
+def soon(ask: Callable[[], str]) -> str:
+    """The answer of a service that exists, once the whole cluster knows of it."""
+    deadline = time.monotonic() + KNOWN_SECONDS
+    while True:
+        try:
+            return ask()
+        except (ClusterError, httpx.HTTPStatusError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_SECONDS)
+
+
+@pytest.mark.parametrize("volume", ["local", "shared"])
+def test_a_volume_outlives_its_pod_and_grows(volume: str, hello: Hello) -> None:
+    assert hello.run("append", f"/{volume}/words", "one") == "one\n"
+    hello.kubectl("delete", "pod", "hello-0", "--grace-period=1")
+    hello.wait_ready()
+    assert hello.run("append", f"/{volume}/words", "two") == "one\ntwo\n"
+    hello.kubectl("patch", "pvc", volume, '--patch={"spec": {"resources": {"requests": {"storage": "2Gi"}}}}')
+    grown = "--for=jsonpath={.status.capacity.storage}=2Gi"
+    hello.kubectl("wait", f"pvc/{volume}", grown, "--timeout=30s")
+
+
+def test_a_killed_container_starts_anew_in_the_same_pod(hello: Hello) -> None:
+    count = "jsonpath={.status.containerStatuses[0].restartCount}"
+    before = int(hello.kubectl("get", "pod", "hello-0", f"--output={count}"))
+    hello.cluster.kill_container(hello.namespace, "hello-0", "hello")
+    restarted = f"--for={count}={before + 1}"
+    hello.kubectl("wait", "pod/hello-0", restarted, "--timeout=60s")
+    hello.kubectl("wait", "pod/hello-0", "--for=condition=Ready", "--timeout=60s")

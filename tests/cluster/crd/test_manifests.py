@@ -1,0 +1,61 @@
+"""Every manifest that people are told to apply is one that an API server takes, where pods must be restricted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cluster.crd.conftest import Kubectl, Manifest
+from support.cluster.errors import ClusterError
+from support.documents import Written, blocks_of_pages, manifests_of_examples
+from tinsmith_operator.model.names import API_VERSION, SESSION_KIND
+
+IN_PAGES = [each for each in blocks_of_pages() if each.is_manifest]
+CATALOGUES = [each for each in blocks_of_pages() if each.where.startswith("docs/chart.md") and "models" in each.content]
+IN_EXAMPLES = list(manifests_of_examples())
+
+
+def would_apply(kubectl: Kubectl, manifest: Manifest) -> None:
+    """Raises ClusterError with the API server's words when it would not."""
+    kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", manifest=manifest)
+
+
+def whole(manifest: Manifest) -> Manifest:
+    """An excerpt of a session leaves out what is the same in all of them."""
+    head = {"apiVersion": API_VERSION, "metadata": {"name": "excerpt"}} if manifest["kind"] == SESSION_KIND else {}
+    return {**head, **manifest}
+
+
+def pod_of(job: Manifest) -> Manifest:
+    template = job["spec"]["template"]
+    metadata = {**template["metadata"], "name": job["metadata"]["name"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+@pytest.mark.parametrize("written", [*IN_PAGES, *IN_EXAMPLES], ids=lambda each: f"{each.where} {each.content['kind']}")
+def test_a_manifest_that_people_are_told_to_apply_is_taken(kubectl: Kubectl, written: Written) -> None:
+    manifest = whole(written.content)
+    would_apply(kubectl, manifest)
+    # Nobody admits or refuses the pod of a Job before there is one.
+    if manifest["kind"] == "Job":
+        would_apply(kubectl, pod_of(manifest))
+
+
+@pytest.mark.parametrize("written", CATALOGUES, ids=lambda each: each.where)
+def test_a_session_of_a_catalogue_that_people_are_told_to_write_is_taken(kubectl: Kubectl, written: Written) -> None:
+    for entry in written.content["models"]:
+        name = f"{entry['name']}-1"
+        would_apply(kubectl, whole({"kind": SESSION_KIND, "metadata": {"name": name}, "spec": entry["spec"]}))
+
+
+def test_pages_and_examples_have_manifests_to_find() -> None:
+    assert {each.where.partition(":")[0] for each in IN_PAGES} >= {"README.md", "docs/training-session.md"}
+    assert CATALOGUES
+    assert {each.content["kind"] for each in IN_EXAMPLES} >= {SESSION_KIND, "Job", "PersistentVolumeClaim"}
+
+
+def test_a_misspelt_field_would_be_seen(kubectl: Kubectl) -> None:
+    sessions = [json.dumps(each.content) for each in IN_EXAMPLES if each.content["kind"] == SESSION_KIND]
+    misspelt = json.loads(next(each for each in sessions if '"slots"' in each).replace('"slots"', '"slot"'))
+    with pytest.raises(ClusterError, match=r'unknown field "spec\.adapters\.slot"'):
+        would_apply(kubectl, misspelt)

@@ -1,0 +1,78 @@
+"""How a SamplerPool shows itself to people and programs that read it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cluster.crd.conftest import Kubectl
+from cluster.crd.test_reading import cells
+from support.pool_world import PoolWorld
+from support.sampler_pools import pool_manifest
+from tinsmith_operator.model.status import SamplerPoolStatus
+
+
+@pytest.fixture
+def ready_pool(kubectl: Kubectl) -> Kubectl:
+    """With the status that the operator would write."""
+    world = PoolWorld(pool_manifest(replicas=2))
+    world.settle()
+    manifest = pool_manifest(replicas=2)
+    manifest["metadata"] = {"name": "qwen"}
+    kubectl("create", "--filename=-", manifest=manifest)
+    assert world.owner is not None
+    status = json.dumps({"status": world.owner["status"]})
+    kubectl("patch", "samplerpool", "qwen", "--subresource=status", "--type=merge", f"--patch={status}")
+    return kubectl
+
+
+def test_a_pools_status_comes_back_as_it_was_written(ready_pool: Kubectl) -> None:
+    status = json.loads(ready_pool("get", "samplerpool", "qwen", "--output=json"))["status"]
+    assert SamplerPoolStatus.model_validate(status).to_manifest() == status
+
+
+def test_a_list_of_pools_shows_what_one_wants_to_know_first(ready_pool: Kubectl) -> None:
+    shown = cells(ready_pool("get", "spool"))
+    assert shown.pop("AGE")
+    assert shown == {
+        "NAME": "qwen",
+        "READY": "True",
+        "REASON": "ReplicasReady",
+        "MODEL": "Qwen/Qwen3-8B",
+        "ENGINE": "builtin",
+        "DESIRED": "2",
+        "REPLICAS": "2",
+    }
+
+
+def test_a_wide_list_of_pools_shows_the_image_too(ready_pool: Kubectl) -> None:
+    assert cells(ready_pool("get", "spool", "--output=wide"))["IMAGE"] == "docker.io/tinsmith/trainer:0.1.0"
+
+
+def test_a_pool_is_found_under_the_category(ready_pool: Kubectl) -> None:
+    assert "samplerpool.tinsmith.dev/qwen" in ready_pool("get", "tinsmith", "--output=name")
+
+
+@pytest.mark.parametrize(
+    ("selector", "found"),
+    [("spec.model.name=Qwen/Qwen3-8B", True), ("spec.model.name=another", False), ("spec.engine=builtin", True)],
+)
+def test_a_pool_can_be_selected_by_what_clients_ask_for(selector: str, found: bool, ready_pool: Kubectl) -> None:
+    names = ready_pool("get", "samplerpools", f"--field-selector={selector}", "--output=name")
+    assert bool(names.strip()) is found
+
+
+def test_autoscalers_read_the_number_of_replicas_and_which_pods_they_are(ready_pool: Kubectl) -> None:
+    scale = json.loads(ready_pool("get", "samplerpool", "qwen", "--subresource=scale", "--output=json"))
+    assert scale["spec"] == {"replicas": 2}
+    selector = "app.kubernetes.io/name=tinsmith-sampler,tinsmith.dev/pool=qwen"
+    assert scale["status"] == {"replicas": 2, "selector": selector}
+
+
+def test_kubectl_scales_a_pool(ready_pool: Kubectl) -> None:
+    ready_pool("scale", "samplerpool", "qwen", "--replicas=5")
+    assert ready_pool("get", "samplerpool", "qwen", "--output=jsonpath={.spec.replicas}") == "5"
+
+
+def test_kubectl_explains_the_fields_of_a_pool(kubectl: Kubectl) -> None:
+    assert "How many adapters a replica keeps in memory." in kubectl("explain", "samplerpool.spec.adapters.maxLoaded")

@@ -1,0 +1,141 @@
+"""What the API server takes for a SamplerPool, and how it says what to change in what it does not take.
+
+What pools and sessions both say has one form (tests/unit/operator/model/test_crd.py), and is tested with sessions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from cluster.crd.conftest import Kubectl, Manifest, assert_taken, try_to_create
+from support.built_pools import BUILT_POOLS, EVERYTHING_OF_A_POOL, VLLM
+from support.cluster.errors import ClusterError
+from support.training_sessions import FROM_HUB, ON_CLAIM
+from tinsmith_operator.model.names import API_VERSION, POOL_KIND
+from tinsmith_operator.model.pool_spec import SamplerPoolSpec
+
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+
+
+def pool(name: str = "qwen", *, source: Manifest = ON_CLAIM, model: str = "Qwen/Qwen3-8B", **spec: Any) -> Manifest:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": POOL_KIND,
+        "metadata": {"name": name},
+        "spec": {"model": {"name": model, "source": source}, **spec},
+    }
+
+
+GOOD = {
+    "the least": pool(),
+    "everything": pool(**EVERYTHING_OF_A_POOL),
+    "from the hub": pool(source=FROM_HUB),
+    "vLLM": pool(**VLLM),
+    "SGLang, with words for it": pool(
+        **VLLM | {"engine": "sglang", "serverArguments": ["--mem-fraction-static", "0.8"]}
+    ),
+    "no replicas": pool(replicas=0),
+    "the longest name": pool("a" * 52),
+}
+
+BAD = {
+    "a long name": (pool("a" * 53), "at most 52 characters"),
+    "a name with a dot": (pool("a.b"), "lower-case letters, digits and '-'"),
+    "a model with a colon": (pool(model="a:b"), "neither ':' nor white space"),
+    "no source": (pool(source={"type": "Hub"}), "source.hub must be there when type is Hub"),
+    "the engine of sessions": (pool(engine="peft"), 'supported values: "builtin", "vllm", "sglang"'),
+    "vLLM without a GPU": (pool(**VLLM | {"resources": {}}), "ask for nvidia.com/gpu in spec.resources.limits"),
+    "a part of a GPU": (pool(**VLLM | {"resources": {"limits": {"nvidia.com/gpu": "500m"}}}), "whole NVIDIA GPUs"),
+    "no GPU in words": (pool(**VLLM | {"resources": {"limits": {"nvidia.com/gpu": 0}}}), "whole NVIDIA GPUs"),
+    "vLLM in an image without it": (pool(**VLLM | {"pod": {}}), "name yours in spec.pod.image"),
+    "words for no server": (pool(serverArguments=["--seed", "1"]), "builtin has none; take them away"),
+    "a port of its own": (pool(**VLLM, serverArguments=["--port=80"]), "how a sampler reaches its own server"),
+    "a model of its own": (pool(**VLLM, serverArguments=["--model", "x"]), "how a sampler reaches its own server"),
+    "fewer than no replicas": (pool(replicas=-1), "greater than or equal to 0"),
+    "too many replicas": (pool(replicas=1001), "less than or equal to 1000"),
+    "no adapters": (pool(adapters={"maxLoaded": 0}), "greater than or equal to 1"),
+    "too high a rank": (pool(adapters={"maxRank": 513}), "less than or equal to 512"),
+    "the slots of sessions": (pool(adapters={"slots": 8}), 'unknown field "spec.adapters.slots"'),
+    "a volume": (pool(storage={"size": "10Gi"}), 'unknown field "spec.storage"'),
+    "a spread without a key": (
+        pool(pod={"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]}),
+        "topologyKey: Required value",
+    ),
+    "a spread with a selector": (
+        pool(pod={"topologySpreadConstraints": [{**SPREAD, "labelSelector": {}}]}),
+        'unknown field "spec.pod.topologySpreadConstraints.*labelSelector"',
+    ),
+    "domains that do not matter": (
+        pool(pod={"topologySpreadConstraints": [{**SPREAD, "minDomains": 2}]}),
+        "has no effect with ScheduleAnyway",
+    ),
+    "a label of ours": (pool(pod={"labels": {"tinsmith.dev/pool": "x"}}), "belong to the operator"),
+    "no time to finish": (pool(pod={"terminationGracePeriodSeconds": 1}), "greater than or equal to 30"),
+}
+
+
+@pytest.mark.parametrize("manifest", GOOD.values(), ids=GOOD)
+def test_a_good_pool_is_taken(manifest: Manifest, kubectl: Kubectl) -> None:
+    kept = try_to_create(kubectl, manifest)
+    assert SamplerPoolSpec.model_validate(kept["spec"]) == SamplerPoolSpec.model_validate(manifest["spec"])
+
+
+@pytest.mark.parametrize(("manifest", "says"), BAD.values(), ids=BAD)
+def test_a_bad_pool_is_refused_with_a_sentence(manifest: Manifest, says: str, kubectl: Kubectl) -> None:
+    with pytest.raises(ClusterError) as refused:
+        try_to_create(kubectl, manifest)
+    assert re.search(says, str(refused.value))
+
+
+@pytest.mark.parametrize("said", [{}, {"replicas": None}], ids=["nothing", "null"])
+def test_the_api_server_fills_in_the_defaults_of_a_pool(said: Manifest, kubectl: Kubectl) -> None:
+    kept = try_to_create(kubectl, pool(**said))["spec"]
+    assert (kept["replicas"], kept["engine"], kept["adapters"]) == (1, "builtin", {"maxLoaded": 64, "maxRank": 64})
+
+
+CHANGES = {
+    "the engine": ({"engine": "vllm"}, "make another pool for another engine"),
+    "the model": ({"model": {"name": "another"}}, "make another pool for another model"),
+    "the model's source": (
+        {"model": {"source": {"persistentVolumeClaim": {"path": "elsewhere"}}}},
+        "make another pool for another model",
+    ),
+}
+
+FREE_CHANGES = {
+    "the replicas": {"replicas": 5},
+    "the adapters": {"adapters": {"maxLoaded": 4, "maxRank": 16}},
+    "the length": {"maxSequenceLength": 4096},
+    "the length, taken away": {"maxSequenceLength": None},
+    "the resources": {"resources": {"limits": {"memory": "48Gi"}}},
+    "everything said of the pods": {"pod": None},
+}
+
+
+@pytest.fixture
+def with_pool(kubectl: Kubectl) -> Kubectl:
+    kubectl("create", "--filename=-", manifest=pool(**EVERYTHING_OF_A_POOL))
+    return kubectl
+
+
+def patch(kubectl: Kubectl, spec: Manifest) -> None:
+    kubectl("patch", "samplerpool", "qwen", "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+
+@pytest.mark.parametrize(("spec", "says"), CHANGES.values(), ids=CHANGES)
+def test_what_cannot_be_changed_of_a_pool_says_why(spec: Manifest, says: str, with_pool: Kubectl) -> None:
+    with pytest.raises(ClusterError, match=says):
+        patch(with_pool, spec)
+
+
+@pytest.mark.parametrize("spec", FREE_CHANGES.values(), ids=FREE_CHANGES)
+def test_what_may_be_changed_of_a_pool_is_taken(spec: Manifest, with_pool: Kubectl) -> None:
+    patch(with_pool, spec)
+
+
+@pytest.mark.parametrize("name", BUILT_POOLS)
+def test_what_is_built_for_a_pool_is_taken(name: str, kubectl: Kubectl, namespace: str) -> None:
+    assert_taken(kubectl, BUILT_POOLS[name].objects(), namespace)

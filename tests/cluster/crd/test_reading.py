@@ -1,0 +1,86 @@
+"""How a TrainingSession shows itself to people and programs that read it."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from cluster.crd.conftest import Kubectl
+from support.operator_world import World
+from support.training_sessions import session_manifest
+from tinsmith_operator.model.status import TrainingSessionStatus
+
+
+@pytest.fixture
+def ready_session(kubectl: Kubectl) -> Kubectl:
+    """With the status that the operator would write."""
+    world = World(session_manifest())
+    world.settle()
+    world.worker_reports(adapters_used=3)
+    world.time_passes(timedelta(minutes=1))
+    world.settle()
+    manifest = session_manifest()
+    manifest["metadata"] = {"name": "qwen"}
+    kubectl("create", "--filename=-", manifest=manifest)
+    assert world.session is not None
+    status = json.dumps({"status": world.session["status"]})
+    kubectl("patch", "trainingsession", "qwen", "--subresource=status", "--type=merge", f"--patch={status}")
+    return kubectl
+
+
+def cells(table: str) -> dict[str, str]:
+    header, row = (line.split() for line in table.strip().splitlines())
+    return dict(zip(header, row, strict=True))
+
+
+def test_a_status_comes_back_as_it_was_written(ready_session: Kubectl) -> None:
+    status = json.loads(ready_session("get", "trainingsession", "qwen", "--output=json"))["status"]
+    parsed = TrainingSessionStatus.model_validate(status)
+    assert parsed.to_manifest() == status
+    assert parsed.adapters is not None
+
+
+def test_a_list_shows_what_one_wants_to_know_first(ready_session: Kubectl) -> None:
+    shown = cells(ready_session("get", "tsess"))
+    assert shown.pop("AGE")
+    assert shown == {
+        "NAME": "qwen",
+        "READY": "True",
+        "REASON": "WorkerReady",
+        "MODEL": "Qwen/Qwen3-8B",
+        "ENGINE": "peft",
+        "ADAPTERS": "3/8",
+    }
+
+
+def test_a_wide_list_shows_the_node_and_the_image_too(ready_session: Kubectl) -> None:
+    shown = cells(ready_session("get", "tsess", "--output=wide"))
+    assert (shown["NODE"], shown["IMAGE"]) == ("node-1", "docker.io/tinsmith/trainer:0.1.0")
+
+
+def test_it_is_found_under_the_category(ready_session: Kubectl) -> None:
+    assert "trainingsession.tinsmith.dev/qwen" in ready_session("get", "tinsmith", "--output=name")
+
+
+@pytest.mark.parametrize(
+    ("selector", "found"),
+    [
+        ("spec.model.name=Qwen/Qwen3-8B", True),
+        ("spec.model.name=another", False),
+        ("spec.engine=peft", True),
+        ("spec.suspend=true", False),
+        ("spec.suspend=false", True),
+    ],
+)
+def test_it_can_be_selected_by_what_clients_ask_for(selector: str, found: bool, ready_session: Kubectl) -> None:
+    names = ready_session("get", "trainingsessions", f"--field-selector={selector}", "--output=name")
+    assert bool(names.strip()) is found
+
+
+def test_kubectl_waits_for_it(ready_session: Kubectl) -> None:
+    ready_session("wait", "trainingsession/qwen", "--for=condition=Ready", "--timeout=5s")
+
+
+def test_kubectl_explains_its_fields(kubectl: Kubectl) -> None:
+    assert "How many adapters fit at a time." in kubectl("explain", "trainingsession.spec.adapters.slots")

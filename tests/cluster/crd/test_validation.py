@@ -1,0 +1,237 @@
+"""What the API server takes for a TrainingSession, and how it says what to change in what it does not take."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+from cluster.crd.conftest import Kubectl, Manifest, assert_taken, try_to_create
+from support.built_sessions import BUILT, EVERYTHING
+from support.cluster.errors import ClusterError
+from support.cluster.kuberay import install_kuberay_kinds
+from support.cluster_fixtures import Cluster
+from support.crds import CRD_FILE
+from support.training_sessions import FROM_HUB, ON_CLAIM
+from tinsmith_operator.model.names import API_VERSION, SESSION_KIND
+from tinsmith_operator.model.spec import TrainingSessionSpec
+
+
+def session(name: str = "qwen", *, source: Manifest = ON_CLAIM, model: str = "Qwen/Qwen3-8B", **spec: Any) -> Manifest:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": SESSION_KIND,
+        "metadata": {"name": name},
+        "spec": {"model": {"name": model, "source": source}, **spec},
+    }
+
+
+def on_path(path: str) -> Manifest:
+    return {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models", "path": path}}
+
+
+def hub(repository: str) -> Manifest:
+    return {"type": "Hub", "hub": {"repository": repository}}
+
+
+NEMO_RL: Manifest = {"engine": "nemo-rl", "pod": {"image": "tinsmith/trainer-nemo-rl:0.1.0"}}
+NEMO_RL_ON_GPUS: Manifest = {**NEMO_RL, "sampling": "None"}
+
+
+def gpus(count: int | str, resource: str = "nvidia.com/gpu") -> Manifest:
+    return {"limits": {resource: count}}
+
+
+GOOD = {
+    "the least": session(),
+    "everything": session(**EVERYTHING),
+    "from the hub": session(source=FROM_HUB),
+    "numbers as quantities": session(resources={"requests": {"cpu": 2}}, storage={"size": 10737418240}),
+    "the longest name": session("a" * 52),
+    "a path of several folders": session(source=on_path("family/..model/v1..2")),
+    "an existing claim": session(storage={"existingClaim": "mine"}),
+    "a sampler beside a model on the CPU": session(**NEMO_RL, sampling="Colocated"),
+    "a sampler beside a whole model on a GPU": session(sampling="Colocated", resources=gpus(1)),
+    "a model divided on the CPU": session(**NEMO_RL, parallelism={"tensor": 2}),
+    "a model divided over GPUs": session(
+        **NEMO_RL_ON_GPUS, parallelism={"tensor": 2, "pipeline": 2, "expert": 2}, resources=gpus(8)
+    ),
+    "a model divided over nodes": session(
+        **NEMO_RL_ON_GPUS, parallelism={"nodes": 2, "tensor": 16}, modelCache={"claimName": "models"}, resources=gpus(8)
+    ),
+    "a model on the CPUs of nodes": session(**NEMO_RL, parallelism={"nodes": 3}, modelCache={"claimName": "models"}),
+    "GPUs and no word on how they divide": session(**NEMO_RL_ON_GPUS, resources=gpus(8)),
+    "unusual names of a model": session(model="org/Model_v1.0+beta@2026"),
+}
+
+BAD = {
+    "a long name": (session("a" * 53), "at most 52 characters"),
+    "a name with a dot": (session("a.b"), "lower-case letters, digits and '-'"),
+    "a name that begins with a digit": (session("1a"), "begin with a letter"),
+    "a model with a colon": (session(model="a:b"), "neither ':' nor white space"),
+    "a model with a space": (session(model="a b"), "neither ':' nor white space"),
+    "no model's name": (session(model=""), "spec.model.name"),
+    "an absolute path": (session(source=on_path("/models")), "relative to the root of the volume"),
+    "a path that climbs": (session(source=on_path("a/../../b")), "no part of it may be '..'"),
+    "two sources": (session(source={**ON_CLAIM, "hub": {"repository": "a/b"}}), "source.hub must be there when"),
+    "the other source": (session(source={"type": "Hub", "persistentVolumeClaim": {"claimName": "m"}}), "only then"),
+    "no source": (session(source={"type": "Hub"}), "source.hub must be there when type is Hub"),
+    "a folder as a repository": (session(source=hub("/models/x")), "must read like 'owner/name'"),
+    "another engine": (session(engine="abacus"), 'supported values: "peft", "nemo-rl"'),
+    "an undivided engine divided": (session(parallelism={}), "spec.parallelism is for engine nemo-rl alone"),
+    "a cache for the other engine": (session(modelCache={"claimName": "c"}), "spec.modelCache is for engine nemo-rl"),
+    "nodes without a common cache": (session(**NEMO_RL, parallelism={"nodes": 2}), "need spec.modelCache"),
+    "an engine without its image": (session(engine="nemo-rl"), "needs spec.pod.image"),
+    "GPUs of another maker": (session(**NEMO_RL, resources=gpus(8, "amd.com/gpu")), "whole NVIDIA GPUs"),
+    "parts of GPUs": (session(**NEMO_RL, resources=gpus(1, "nvidia.com/mig-1g.10gb")), "whole NVIDIA GPUs"),
+    "half a GPU": (session(**NEMO_RL, resources=gpus("500m")), "must be a whole number above zero"),
+    "no GPU in words": (session(**NEMO_RL, resources=gpus(0)), "take it away to compute on the CPU"),
+    "a sampler beside a model on GPUs": (
+        session(**NEMO_RL, sampling="Colocated", resources=gpus(8)),
+        'set spec.sampling to "None", and sample from a SamplerPool',
+    ),
+    "no word on samplers beside a model on GPUs": (
+        session(**NEMO_RL, resources=gpus(8)),
+        "leaves no room for a sampler",
+    ),
+    "sequences shared on the CPU": (session(**NEMO_RL, parallelism={"context": 2}), "without GPUs"),
+    "experts shared on the CPU": (session(**NEMO_RL, parallelism={"expert": 2}), "without GPUs"),
+    "matrices that GPUs do not divide": (
+        session(**NEMO_RL_ON_GPUS, parallelism={"tensor": 3}, resources=gpus(8)),
+        "divisible by tensor times pipeline times context",
+    ),
+    "experts that a stage does not divide": (
+        session(**NEMO_RL_ON_GPUS, parallelism={"pipeline": 2, "expert": 8}, resources=gpus("8")),
+        "divisible by spec.parallelism.expert",
+    ),
+    "no slots": (session(adapters={"slots": 0}), "greater than or equal to 1"),
+    "too high a rank": (session(adapters={"maxRank": 513}), "less than or equal to 512"),
+    "too short a length": (session(maxSequenceLength=15), "greater than or equal to 16"),
+    "no quantity": (session(resources={"limits": {"memory": "lots"}}), "must be a quantity that is not negative"),
+    "a negative quantity": (session(resources={"requests": {"cpu": "-1"}}), "must be a quantity that is not negative"),
+    "no size": (session(storage={"size": "0"}), "must be a quantity above zero"),
+    "a size in words": (session(storage={"size": "big"}), "must be a quantity above zero"),
+    "shared memory in words": (session(pod={"sharedMemory": "some"}), "must be a quantity above zero"),
+    "a class for an existing claim": (
+        session(storage={"existingClaim": "mine", "storageClassName": "fast"}),
+        "take one of the two away",
+    ),
+    "deleting somebody's claim": (
+        session(storage={"existingClaim": "mine", "retentionPolicy": {"whenDeleted": "Delete"}}),
+        "set spec.storage.retentionPolicy.whenDeleted to Retain",
+    ),
+    "a label of ours": (session(pod={"labels": {"tinsmith.dev/session": "x"}}), "belong to the operator"),
+    "a label of our application": (session(pod={"labels": {"app.kubernetes.io/name": "x"}}), "use another prefix"),
+    "an annotation of ours": (session(pod={"annotations": {"tinsmith.dev/inputs": "x"}}), "belong to the operator"),
+    "a variable of ours": (session(pod={"env": [{"name": "HF_TOKEN", "value": "x"}]}), "use .*tokenSecretRef"),
+    "a variable with a dash": (session(pod={"env": [{"name": "A-B"}]}), "letters, digits and '_'"),
+    "a variable twice": (session(pod={"env": [{"name": "A"}, {"name": "A"}]}), "Duplicate value"),
+    "a variable with two values": (
+        session(pod={"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}),
+        "either value or valueFrom",
+    ),
+    "a variable from nowhere": (session(pod={"env": [{"name": "A", "valueFrom": {}}]}), "exactly one of secretKeyRef"),
+    "no time to stop": (session(pod={"terminationGracePeriodSeconds": 1}), "greater than or equal to 30"),
+    "an unknown field": (session(colour="blue"), 'unknown field "spec.colour"'),
+}
+
+
+@pytest.mark.parametrize("manifest", GOOD.values(), ids=GOOD)
+def test_a_good_session_is_taken(manifest: Manifest, kubectl: Kubectl) -> None:
+    kept = try_to_create(kubectl, manifest)
+    assert TrainingSessionSpec.model_validate(kept["spec"]) == TrainingSessionSpec.model_validate(manifest["spec"])
+
+
+def test_the_manifest_in_the_documentation_is_taken(kubectl: Kubectl) -> None:
+    page = (CRD_FILE.parents[1] / "docs" / "training-session.md").read_text()
+    (manifest,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    try_to_create(kubectl, yaml.safe_load(manifest))
+
+
+@pytest.mark.parametrize(("manifest", "says"), BAD.values(), ids=BAD)
+def test_a_bad_session_is_refused_with_a_sentence(manifest: Manifest, says: str, kubectl: Kubectl) -> None:
+    with pytest.raises(ClusterError) as refused:
+        try_to_create(kubectl, manifest)
+    assert re.search(says, str(refused.value))
+
+
+def test_the_api_server_fills_in_the_defaults(kubectl: Kubectl) -> None:
+    kept = try_to_create(kubectl, session())
+    assert kept["spec"]["adapters"] == {"slots": 8, "maxRank": 64}
+    assert kept["spec"]["storage"]["retentionPolicy"] == {"whenDeleted": "Retain"}
+
+
+CHANGES = {
+    "the model": ({"model": {"name": "another"}}, "make another session for another model"),
+    "the model's source": (
+        {"model": {"source": {"persistentVolumeClaim": {"path": "elsewhere"}}}},
+        "make another session for another model",
+    ),
+    "the length": ({"maxSequenceLength": 4096}, "make another session for another length"),
+    "the length, taken away": ({"maxSequenceLength": None}, "changed, added or taken away"),
+    "the class": ({"storage": {"storageClassName": "slow"}}, "storageClassName cannot be changed"),
+    "the class, taken away": ({"storage": {"storageClassName": None}}, "changed, added or taken away"),
+    "a claim, added": ({"storage": {"existingClaim": "mine"}}, "existingClaim cannot be changed"),
+    "the access mode": ({"storage": {"accessMode": "ReadWriteOncePod"}}, "accessMode cannot be changed"),
+    "the engine": ({"engine": "nemo-rl"}, "make another session for another engine"),
+    "a smaller volume": ({"storage": {"size": "49Gi"}}, "may only grow"),
+}
+
+FREE_CHANGES = {
+    "the slots": {"adapters": {"slots": 4}},
+    "a larger volume": {"storage": {"size": "51Gi"}},
+    "the same size in other words": {"storage": {"size": "51200Mi"}},
+    "the retention": {"storage": {"retentionPolicy": {"whenDeleted": "Delete"}}},
+    "suspend": {"suspend": True},
+    "the image": {"pod": {"image": "another:2"}},
+    "sampling": {"sampling": "Colocated"},
+    "everything said of the pod": {"pod": None},
+}
+
+
+@pytest.fixture
+def with_session(kubectl: Kubectl) -> Kubectl:
+    kubectl("create", "--filename=-", manifest=session(**EVERYTHING))
+    return kubectl
+
+
+def patch(kubectl: Kubectl, spec: Manifest) -> None:
+    kubectl("patch", "trainingsession", "qwen", "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+
+@pytest.mark.parametrize(("spec", "says"), CHANGES.values(), ids=CHANGES)
+def test_what_cannot_be_changed_says_why(spec: Manifest, says: str, with_session: Kubectl) -> None:
+    with pytest.raises(ClusterError, match=says):
+        patch(with_session, spec)
+
+
+@pytest.mark.parametrize("spec", FREE_CHANGES.values(), ids=FREE_CHANGES)
+def test_what_may_be_changed_is_taken(spec: Manifest, with_session: Kubectl) -> None:
+    patch(with_session, spec)
+
+
+def test_a_length_cannot_be_added_later(kubectl: Kubectl) -> None:
+    kubectl("create", "--filename=-", manifest=session())
+    with pytest.raises(ClusterError, match="changed, added or taken away"):
+        patch(kubectl, {"maxSequenceLength": 4096})
+
+
+@pytest.fixture(scope="session")
+def ray_clusters(api_cluster: Cluster) -> None:
+    """The kind of what keeps a session of several nodes."""
+    install_kuberay_kinds(api_cluster.kubectl)
+
+
+@pytest.mark.usefixtures("ray_clusters")
+@pytest.mark.parametrize("name", BUILT)
+def test_what_is_built_for_a_session_is_taken(name: str, kubectl: Kubectl, namespace: str) -> None:
+    assert_taken(kubectl, BUILT[name].objects(), namespace)
+
+
+@pytest.mark.parametrize("change", [{"tensor": 4}, None], ids=["changed", "taken away"])
+def test_how_a_model_is_divided_cannot_be_changed(change: Manifest | None, kubectl: Kubectl) -> None:
+    kubectl("create", "--filename=-", manifest=session(**NEMO_RL, parallelism={"tensor": 2}))
+    with pytest.raises(ClusterError, match="changed, added or taken away"):
+        patch(kubectl, {"parallelism": change})

@@ -1,0 +1,100 @@
+"""One installation for the whole tier: chart, images, a tiny model in a volume, and one session that serves it.
+
+Two operators, and two API servers on a PostgreSQL: whatever a test does to one of them, another is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster.handle import Cluster
+from support.images import build_images
+from support.installation import API_KEY, ROOT, Installation, wait_for
+from support.pipelined_program import Ending, checkpoint_run_folder, run_program
+from support.services_in_cluster import DATABASE_SECRET, postgresql
+
+NAMESPACE = "tinsmith"
+SESSION = "tiny"
+MODEL = "demo/tiny"
+API_SERVER = "app.kubernetes.io/component=api-server"
+EXAMPLES = ROOT / "examples"
+
+VALUES = {
+    "keys": {"value": API_KEY},
+    "apiServer": {"ingress": {"enabled": True}},
+    # Enough where one node runs everything.
+    "checkpoints": {"storage": {"accessModes": ["ReadWriteOnce"], "size": "10Gi"}},
+}
+
+OPERATORS = API_SERVERS = 2
+SEVERAL = {
+    **VALUES,
+    "operator": {"replicas": OPERATORS},
+    "apiServer": {
+        "replicas": API_SERVERS,
+        "database": {"existingSecret": DATABASE_SECRET},
+        "ingress": {"enabled": True},
+    },
+}
+
+# Kind, name by the session's, and an edit that somebody might make.
+CHILDREN = [
+    ("statefulset", "{}", {"spec": {"replicas": 0}}),
+    ("service", "{}", {"spec": {"publishNotReadyAddresses": False}}),
+    ("networkpolicy", "{}", {"spec": {"ingress": []}}),
+    ("secret", "{}-tls", {"data": {"tls.crt": ""}}),
+]
+
+Run = Callable[[Callable[[], None]], Ending]
+
+
+@pytest.fixture(scope="session")
+def installation(node_cluster: Cluster) -> Iterator[Installation]:
+    for archive in (build_images() | build_images("test-services")).values():
+        node_cluster.load_image(archive)
+    node_cluster.make_namespace(NAMESPACE)
+    installation = Installation(node_cluster, NAMESPACE, SEVERAL)
+    for manifest in postgresql(NAMESPACE):
+        installation.apply(manifest)
+    installation.kubectl("rollout", "status", "deployment/postgresql", "--timeout=90s")
+    installation.install()
+    installation.apply(EXAMPLES / "tiny-model.yaml")
+    installation.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=180s")
+    installation.wait_answering()
+    yield installation
+    node_cluster.delete_namespace(NAMESPACE)
+
+
+@pytest.fixture
+def session(installation: Installation) -> str:
+    """The session of the examples, ready."""
+    installation.apply(EXAMPLES / "session.yaml")
+    installation.wait_ready(SESSION)
+    return SESSION
+
+
+@pytest.fixture
+def run(installation: Installation, session: str, tmp_path: Path) -> Run:
+    """Runs the program through the ingress."""
+    return lambda disturb: run_through_ingress(installation, disturb, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    installation.apply(EXAMPLES / "session.yaml")
+    installation.wait_ready(SESSION)
+    return run_through_ingress(installation, lambda: None, tmp_path_factory.mktemp("undisturbed"))
+
+
+def run_through_ingress(installation: Installation, disturb: Callable[[], None], directory: Path) -> Ending:
+    def fetch_checkpoint(tinker_path: str) -> Path:
+        return installation.fetch_checkpoint_folder(checkpoint_run_folder(tinker_path), directory / "checkpoint")
+
+    with installation.service_client() as client:
+        return run_program(client, MODEL, disturb, fetch_checkpoint)
+
+
+def wait_gone(installation: Installation, kind: str, name: str, timeout_seconds: float = 120) -> None:
+    wait_for(lambda: installation.get(kind, name) is None, timeout_seconds, lambda: f"{kind} {name} is still there")

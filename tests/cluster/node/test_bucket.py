@@ -1,0 +1,114 @@
+"""A second installation in the cluster, whose checkpoints are in a bucket: nothing of it is on a shared volume.
+
+Nobody gives it an API key: the operator makes its first one.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster.node.conftest import API_SERVER, EXAMPLES, MODEL, SESSION
+from support.cluster.handle import Cluster
+from support.installation import Installation, Object
+from support.pipelined_program import Ending, checkpoint_run_folder, run_program
+from support.sampling_load import sampling_load, wait_for_more
+from support.services_in_cluster import BUCKET, STORAGE_SECRET, s3, s3_environment
+
+pytestmark = pytest.mark.timeout(400)
+
+NAMESPACE = "tinsmith-bucket"
+POOL = "tiny"
+
+VALUES = {
+    # The other installation's.
+    "crds": {"install": False},
+    "apiServer": {"service": {"type": "NodePort"}},
+    "checkpoints": {
+        "remote": {
+            "url": f"s3://{BUCKET}/tinsmith",
+            "environment": s3_environment(NAMESPACE),
+            "secretName": STORAGE_SECRET,
+        }
+    },
+}
+
+# Runs in the API server's pod, which has the credentials.
+READ_FOLDER = """
+import fsspec, io, os, sys, tarfile
+root = os.environ['TINSMITH_CHECKPOINT_ROOT'] + '/' + sys.argv[1]
+files, path = fsspec.url_to_fs(root)
+with tarfile.open(fileobj=sys.stdout.buffer, mode='w|') as archive:
+    for name in files.find(path):
+        content = files.cat_file(name)
+        entry = tarfile.TarInfo(name[len(path):].lstrip('/'))
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+"""
+
+
+@pytest.fixture(scope="module")
+def in_bucket(installation: Installation) -> Iterator[Installation]:
+    """Beside the tier's own."""
+    cluster: Cluster = installation.cluster
+    cluster.make_namespace(NAMESPACE)
+    beside = Installation(cluster, NAMESPACE, VALUES, by_node_port=True)
+    for manifest in s3():
+        beside.apply(manifest)
+    beside.apply(EXAMPLES / "tiny-model.yaml")
+    beside.kubectl("rollout", "status", "deployment/s3", "--timeout=90s")
+    beside.install()
+    beside.api_key = beside.key_in(f"{beside.release}-api-key")
+    beside.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=180s")
+    beside.apply(EXAMPLES / "session.yaml")
+    beside.apply(small_pool())
+    beside.wait_ready(SESSION)
+    beside.kubectl("wait", "samplerpool", POOL, "--for=condition=Ready", "--timeout=120s")
+    beside.wait_answering()
+    yield beside
+    beside.uninstall()
+    cluster.delete_namespace(NAMESPACE)
+
+
+def test_a_program_trains_and_samples_with_its_checkpoints_in_a_bucket(
+    in_bucket: Installation, undisturbed: Ending, tmp_path: Path
+) -> None:
+    def fetch_checkpoint(tinker_path: str) -> Path:
+        return fetch_folder(in_bucket, checkpoint_run_folder(tinker_path), tmp_path)
+
+    with in_bucket.service_client() as client:
+        ending = run_program(client, MODEL, lambda: None, fetch_checkpoint)
+        model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
+        saved = model.save_weights_for_sampler("first").result().path
+    assert ending == undisturbed
+    weights = [lambda client: client.create_sampling_client(model_path=saved).result()]
+    with sampling_load(in_bucket.connect, weights) as answers:
+        wait_for_more(answers)
+    assert answers[0].conflicting == set()
+
+
+def test_nothing_is_on_a_volume_but_journals_and_the_store(in_bucket: Installation) -> None:
+    claims = in_bucket.kubectl("get", "persistentvolumeclaims", "--output=jsonpath={.items[*].metadata.name}")
+    assert set(claims.split()) == {"models", f"{SESSION}-journal", f"{in_bucket.release}-api-server-data"}
+
+
+def small_pool() -> Object:
+    manifest: Object = yaml.safe_load((EXAMPLES / "sampler-pool.yaml").read_text())
+    manifest["spec"]["replicas"] = 1
+    manifest["spec"]["resources"]["requests"] = {"cpu": "100m", "memory": "512Mi"}
+    return manifest
+
+
+def fetch_folder(installation: Installation, folder: str, target: Path) -> Path:
+    """The one directory below a folder of the checkpoint root, copied here."""
+    pod = installation.list("pod", API_SERVER)[0]["metadata"]["name"]
+    reading = ["exec", pod, "--", "python3", "-c", READ_FOLDER, folder]
+    content = installation.cluster.kubectl_bytes("--namespace", installation.namespace, *reading)
+    with tarfile.open(fileobj=BytesIO(content)) as files:
+        files.extractall(target, filter="data")
+    [directory] = [entry for entry in target.iterdir() if entry.is_dir()]
+    return directory

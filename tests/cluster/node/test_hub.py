@@ -1,0 +1,121 @@
+"""A session whose model comes from a hub, by a token in a Secret: it says what is wrong, and mended it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster.node.conftest import MODEL, wait_gone
+from support import tiny_hub
+from support.installation import Installation, Object
+from support.sdk import QUESTION, adam, exact_logprobs, next_token_datum
+
+pytestmark = pytest.mark.timeout(300)
+
+NAME = "from-hub"
+BASE_MODEL = "demo/from-hub"
+REPOSITORY = "demo/private"
+HUB, PORT = "test-hub", 8080
+TOKEN = "hf_of_an_account_that_may_read_it"
+
+
+@pytest.fixture(scope="module")
+def hub(installation: Installation) -> Iterator[Installation]:
+    """With a hub in its namespace that serves the tiny model as a private repository."""
+    for manifest in hub_manifests():
+        installation.apply(manifest)
+    installation.kubectl("wait", f"pod/{HUB}", "--for=condition=Ready", "--timeout=120s")
+    yield installation
+    installation.kubectl("delete", "pod,service,configmap,secret", "--selector=app=test-hub", "--grace-period=1")
+
+
+@pytest.fixture(autouse=True)
+def no_session(hub: Installation) -> Iterator[None]:
+    """Afterwards, and no volume of one."""
+    yield
+    hub.kubectl("delete", "trainingsession", NAME, "--ignore-not-found")
+    wait_gone(hub, "pod", f"{NAME}-0")
+    hub.kubectl("delete", "persistentvolumeclaim", f"{NAME}-journal", "--ignore-not-found")
+
+
+def test_a_token_that_is_refused_is_named_and_with_the_right_one_the_model_comes(hub: Installation) -> None:
+    """Without a word to the session: the kubelet starts the worker again, with the Secret of now."""
+    hub.apply(secret("hf_of_nobody"))
+    hub.apply(session(REPOSITORY))
+    message = hub.wait_reason(NAME, "ModelNotFound")
+    assert f"refused the token for {REPOSITORY}" in message
+    assert "hub.tokenSecretRef" in message
+
+    hub.apply(secret(TOKEN))
+    hub.wait_ready(NAME)
+    data = [next_token_datum(QUESTION)]
+    with hub.service_client() as service:
+        from_hub = service.create_lora_training_client(BASE_MODEL, rank=4, seed=1).result()
+        from_volume = service.create_lora_training_client(MODEL, rank=4, seed=1).result()
+        of_both = []
+        for model in (from_hub, from_volume):
+            model.forward_backward(data, "cross_entropy").result()
+            model.optim_step(adam()).result()
+            of_both.append(exact_logprobs(model.forward(data, "cross_entropy").result()))
+    assert of_both[0] == of_both[1]
+
+
+def test_a_repository_that_is_not_there_is_named(hub: Installation) -> None:
+    hub.apply(secret(TOKEN))
+    hub.apply(session("demo/no-such-repository"))
+    message = hub.wait_reason(NAME, "ModelNotFound")
+    assert "no model repository demo/no-such-repository" in message
+
+
+def session(repository: str) -> Object:
+    source = {"repository": repository, "tokenSecretRef": {"name": HUB, "key": "used"}}
+    return {
+        "apiVersion": "tinsmith.dev/v1alpha1",
+        "kind": "TrainingSession",
+        "metadata": {"name": NAME},
+        "spec": {
+            "model": {"name": BASE_MODEL, "source": {"type": "Hub", "hub": source}},
+            "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
+            "storage": {"size": "1Gi"},
+            "pod": {"env": [{"name": "HF_ENDPOINT", "value": f"http://{HUB}:{PORT}"}]},
+        },
+    }
+
+
+def secret(used: str) -> Object:
+    """The token that the hub takes, and the one that the session uses."""
+    return {**metadata("v1", "Secret"), "stringData": {"right": TOKEN, "used": used}}
+
+
+def hub_manifests() -> list[Object]:
+    program = Path(tiny_hub.__file__)
+    ports = [{"port": PORT, "targetPort": PORT}]
+    return [
+        secret(TOKEN),
+        {**metadata("v1", "ConfigMap"), "data": {program.name: program.read_text()}},
+        {**metadata("v1", "Service"), "spec": {"selector": {"app": HUB}, "ports": ports}},
+        {**metadata("v1", "Pod"), "spec": hub_pod(program.name)},
+    ]
+
+
+def hub_pod(program: str) -> Object:
+    user = {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    container = {
+        "name": "hub",
+        "image": "docker.io/tinsmith/trainer:0.1.0",
+        "command": ["python3", f"/hub/{program}", REPOSITORY, f"/models/{MODEL}", str(PORT)],
+        "env": [{"name": "HUB_TOKEN", "valueFrom": {"secretKeyRef": {"name": HUB, "key": "right"}}}],
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": "program", "mountPath": "/hub"}, {"name": "models", "mountPath": "/models"}],
+    }
+    volumes = [
+        {"name": "program", "configMap": {"name": HUB}},
+        {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+    ]
+    return {"securityContext": user, "containers": [container], "volumes": volumes}
+
+
+def metadata(api_version: str, kind: str) -> Object:
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": HUB, "labels": {"app": HUB}}}

@@ -1,0 +1,49 @@
+"""The plugin against pods that really run: what they write, and what is left out of a report about them."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+from cluster.node.conftest import SESSION
+from cluster.plugin.conftest import Said, run_plugin
+from support.installation import API_KEY, Installation
+from support.services_in_cluster import PASSWORD
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def say(installation: Installation, *words: str) -> Said:
+    said = run_plugin(installation.cluster, installation.namespace, words)
+    assert said.status == 0, said.err
+    return said
+
+
+def test_it_shows_the_session_and_what_its_worker_writes(installation: Installation, session: str) -> None:
+    status = say(installation, "status", session).out
+    assert "WorkerReady" in status
+    assert f"{session}-0" in status
+    assert "worker ready" in say(installation, "logs", session).out
+
+
+def test_a_snapshot_is_taken_when_it_is_asked_for(installation: Installation, session: str) -> None:
+    say(installation, "snapshot", session)
+    assert (installation.get("trainingsession", session) or {})["status"]["lastSnapshotTime"]
+
+
+def test_a_report_holds_the_logs_of_all_and_no_secret(installation: Installation, session: str, tmp_path: Path) -> None:
+    bundle = tmp_path / "report.tar.gz"
+    say(installation, "report", "-o", str(bundle))
+    with tarfile.open(bundle) as archive:
+        contents = {
+            member.name: stream.read().decode()
+            for member in archive.getmembers()
+            if (stream := archive.extractfile(member)) is not None
+        }
+    everything = "\n".join(contents.values())
+    for program in (f"{SESSION}-0", f"{installation.release}-operator", f"{installation.release}-api-server"):
+        assert any(program in name and len(content) > 0 for name, content in contents.items()), sorted(contents)
+    assert API_KEY not in everything
+    assert PASSWORD not in everything
+    assert "PRIVATE KEY" not in everything

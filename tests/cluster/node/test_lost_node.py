@@ -1,0 +1,163 @@
+"""A node that does not answer may still run its worker: no other starts until somebody says that it is dead.
+
+In the order of the file, since the node stays off in the end. The chart's own pods run on the other node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import yaml
+from cluster.node.conftest import EXAMPLES, MODEL, NAMESPACE, SESSION, VALUES, Run, run_through_ingress
+from support.cluster.handle import Cluster
+from support.images import build_images
+from support.installation import Installation, Object, wait_for
+from support.pipelined_program import Ending
+
+pytestmark = pytest.mark.timeout(400)
+
+FIRST, SECOND = "node-1", "node-2"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+BOUND = "bound-to-node"
+"""A session whose volume is on its node's disk."""
+
+
+@pytest.fixture(scope="module")
+def installation(two_node_cluster: Cluster) -> Iterator[Installation]:
+    """With both sessions ready on the second node."""
+    load_images(two_node_cluster)
+    two_node_cluster.make_namespace(NAMESPACE)
+    installation = Installation(two_node_cluster, NAMESPACE, values())
+    installation.install()
+    for manifest in yaml.safe_load_all((EXAMPLES / "tiny-model.yaml").read_text()):
+        if manifest["kind"] == "PersistentVolumeClaim":
+            manifest["spec"]["storageClassName"] = "shared"
+        installation.apply(manifest)
+    installation.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=180s")
+    two_node_cluster.kubectl("cordon", FIRST)
+    for manifest in (session_manifest(SESSION, MODEL, "shared"), session_manifest(BOUND, "demo/bound", "local")):
+        installation.apply(manifest)
+    for name in (SESSION, BOUND):
+        installation.wait_ready(name)
+    installation.wait_answering()
+    yield installation
+    two_node_cluster.kubectl("uncordon", FIRST)
+    two_node_cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+@pytest.fixture
+def session(installation: Installation) -> str:
+    return SESSION
+
+
+@pytest.fixture(scope="module")
+def undisturbed(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    return run_through_ingress(installation, lambda: None, tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_a_worker_whose_node_was_cut_off_for_a_while_goes_on(
+    installation: Installation, run: Run, undisturbed: Ending
+) -> None:
+    def cut_off_for_a_while() -> None:
+        before = pod_of(installation)
+        installation.cluster.cut_off(SECOND)
+        try:
+            message = wait_unreachable(installation)
+        finally:
+            installation.cluster.reconnect(SECOND)
+        assert SECOND in message
+        assert "out-of-service" in message
+        installation.wait_ready(SESSION, 90)
+        after = pod_of(installation)
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+        assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+
+    ending = run(cut_off_for_a_while)
+    assert ending.ran_each_step_once()
+    assert ending == undisturbed
+    wait_for(lambda: not is_degraded(installation), 30, lambda: "the session stays Degraded")
+
+
+def test_a_worker_whose_node_is_dead_starts_on_another_once_somebody_says_so(
+    installation: Installation, run: Run, undisturbed: Ending
+) -> None:
+    def lose_the_node_and_say_so() -> None:
+        before = pod_of(installation)
+        installation.cluster.power_off(SECOND)
+        installation.cluster.kubectl("uncordon", FIRST)
+        wait_unreachable(installation)
+        installation.kubectl("delete", "pod", f"{SESSION}-0", "--wait=false")
+        installation.cluster.kubectl("wait", f"node/{SECOND}", "--for=condition=Ready=Unknown", "--timeout=10s")
+        still = pod_of(installation)
+        assert still["metadata"]["uid"] == before["metadata"]["uid"]
+
+        installation.cluster.kubectl("taint", "node", SECOND, OUT_OF_SERVICE)
+        wait_for(lambda: node_of(installation) == FIRST, 90, lambda: f"the worker is on {node_of(installation)}")
+        installation.wait_ready(SESSION, 120)
+
+    ending = run(lose_the_node_and_say_so)
+    assert ending.ran_each_step_once()
+    assert ending == undisturbed
+
+
+def test_a_volume_that_went_with_its_node_is_named(installation: Installation) -> None:
+    """After the test before it."""
+    message = installation.wait_reason(BOUND, "VolumeOnLostNode", 90)
+    assert "bring the node back" in message
+    assert installation.condition(BOUND, "Degraded")["status"] == "True"
+
+
+def load_images(cluster: Cluster) -> None:
+    """The trainer's on both nodes, at once, since it is large."""
+    archives = build_images()
+    trainer = archives.pop("trainer")
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(lambda node: node.load(trainer), cluster.runtimes):
+            pass
+    for archive in archives.values():
+        cluster.runtimes[0].load(archive)
+
+
+def values() -> Object:
+    stays = {"nodeSelector": {"kubernetes.io/hostname": FIRST}}
+    return {
+        **VALUES,
+        "operator": stays,
+        "apiServer": {**VALUES["apiServer"], **stays},
+        "checkpoints": {"storage": {"storageClassName": "shared", "size": "10Gi"}},
+    }
+
+
+def session_manifest(name: str, base_model: str, storage_class: str) -> Object:
+    """The one of the examples, with a volume of this class."""
+    manifest: Object = yaml.safe_load((EXAMPLES / "session.yaml").read_text())
+    manifest["metadata"]["name"] = name
+    manifest["spec"]["model"]["name"] = base_model
+    manifest["spec"]["storage"]["storageClassName"] = storage_class
+    return manifest
+
+
+def wait_unreachable(installation: Installation) -> str:
+    """Returns the message, which has to come within a minute."""
+    message = installation.wait_reason(SESSION, "NodeUnreachable", 60)
+    assert is_degraded(installation)
+    return message
+
+
+def is_degraded(installation: Installation) -> bool:
+    degraded: bool = installation.condition(SESSION, "Degraded")["status"] == "True"
+    return degraded
+
+
+def pod_of(installation: Installation) -> Object:
+    pod = installation.get("pod", f"{SESSION}-0")
+    assert pod is not None
+    return pod
+
+
+def node_of(installation: Installation) -> str | None:
+    pod = installation.get("pod", f"{SESSION}-0") or {"spec": {}}
+    name: str | None = pod["spec"].get("nodeName")
+    return name

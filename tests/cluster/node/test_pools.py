@@ -1,0 +1,165 @@
+"""Sampler pools under load: whatever happens to their replicas, no program sees more than a slow answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import pytest
+import tinker
+import yaml
+from cluster.node.conftest import API_SERVER, EXAMPLES, MODEL, SESSION, Run, wait_gone
+from support.cluster.errors import ClusterError
+from support.installation import Installation, Object, wait_for
+from support.pipelined_program import Ending
+from support.sampling_load import Answers, Open, sampling_load, wait_for_more
+from support.sdk import adam, next_token_datum
+
+pytestmark = pytest.mark.timeout(600)
+
+A, B = "tiny-a", "tiny-b"
+POOL_LABEL = "tinsmith.dev/pool"
+
+
+@pytest.fixture(scope="module")
+def pools(installation: Installation) -> Iterator[None]:
+    """Two pools beside the session of the examples, each with one replica."""
+    installation.apply(EXAMPLES / "session.yaml")
+    for name in (A, B):
+        installation.apply(pool_manifest(name))
+    for name in (A, B):
+        wait_replicas(installation, name, 1)
+    installation.wait_ready(SESSION)
+    yield
+    for name in (A, B):
+        installation.kubectl("delete", "samplerpool", name, "--wait=false")
+    for name in (A, B):
+        wait_gone(installation, "deployment", f"{name}-sampler")
+
+
+@pytest.fixture
+def saved(installation: Installation) -> str:
+    """Where a model's weights were saved to be sampled from."""
+    with installation.service_client() as client:
+        model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
+        model.forward_backward([next_token_datum([5, 9, 2, 14, 7, 11])], "cross_entropy")
+        model.optim_step(adam()).result()
+        return model.save_weights_for_sampler("load").result().path
+
+
+def scale_up(installation: Installation) -> None:
+    installation.kubectl("scale", "samplerpool", A, "--replicas=2")
+    wait_replicas(installation, A, 2)
+
+
+def kill_a_replica(installation: Installation) -> None:
+    [pod] = pods_of(installation, B)
+    installation.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+    wait_for(lambda: pods_of(installation, B) != [pod], 30, lambda: "the pod of the pool does not come back")
+    wait_replicas(installation, B, 1)
+
+
+def roll_a_pool(installation: Installation) -> None:
+    before = {pod["metadata"]["uid"] for pod in pods_of(installation, A)}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    installation.kubectl("annotate", "--overwrite", "samplerpool", A, f"tinsmith.dev/restart-requested-at={now}")
+
+    def rolled() -> bool:
+        return not before & {pod["metadata"]["uid"] for pod in pods_of(installation, A)}
+
+    wait_for(rolled, 180, lambda: f"pool {A} keeps its old pods")
+    wait_replicas(installation, A, 2)
+
+
+def scale_down(installation: Installation) -> None:
+    installation.kubectl("scale", "samplerpool", A, "--replicas=1")
+    wait_for(lambda: len(pods_of(installation, A)) == 1, 90, lambda: f"pool {A} has {len(pods_of(installation, A))}")
+
+
+def kill_an_api_server(installation: Installation) -> None:
+    pod = installation.list("pod", API_SERVER)[0]
+    installation.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+
+
+def kill_the_worker(installation: Installation) -> None:
+    installation.cluster.kill_container(installation.namespace, f"{SESSION}-0", "worker")
+
+
+DISTURBANCES: list[Callable[[Installation], None]] = [
+    scale_up,
+    kill_a_replica,
+    roll_a_pool,
+    kill_an_api_server,
+    scale_down,
+    kill_the_worker,
+]
+
+
+@pytest.mark.usefixtures("pools")
+def test_programs_notice_nothing_of_pools_that_scale_and_roll_and_pods_that_die(
+    installation: Installation, saved: str, run: Run, undisturbed: Ending
+) -> None:
+    samplers: list[Open] = [on_base_model, lambda client: on_weights(client, saved), on_base_model]
+    with sampling_load(lambda: connect(installation), samplers) as answers:
+        wait_for_more(answers)
+        ending = run(lambda: disturb(installation, answers))
+    assert ending.ran_each_step_once()
+    assert ending == undisturbed
+    assert [of_one.conflicting for of_one in answers] == [set(), set(), set()]
+
+
+@pytest.mark.usefixtures("pools")
+def test_where_no_pool_has_a_replica_the_session_samples(installation: Installation, saved: str) -> None:
+    for name in (A, B):
+        installation.kubectl("scale", "samplerpool", name, "--replicas=0")
+    for name in (A, B):
+        wait_for(lambda name=name: not pods_of(installation, name), 90, lambda name=name: f"pool {name} keeps pods")  # type: ignore[misc]
+    with sampling_load(lambda: connect(installation), [lambda client: on_weights(client, saved)]) as answers:
+        wait_for_more(answers)
+    for name in (A, B):
+        installation.kubectl("scale", "samplerpool", name, "--replicas=1")
+        wait_replicas(installation, name, 1)
+
+
+def disturb(installation: Installation, answers: list[Answers]) -> None:
+    for disturbance in DISTURBANCES:
+        disturbance(installation)
+        wait_for_more(answers, 6)
+
+
+def connect(installation: Installation) -> tinker.ServiceClient:
+    return installation.connect()
+
+
+def on_base_model(client: tinker.ServiceClient) -> tinker.SamplingClient:
+    return client.create_sampling_client(base_model=MODEL).result()
+
+
+def on_weights(client: tinker.ServiceClient, path: str) -> tinker.SamplingClient:
+    return client.create_sampling_client(model_path=path).result()
+
+
+def pool_manifest(name: str) -> Object:
+    """The pool of the examples under another name, and smaller: a node of two processors runs all of this."""
+    manifest: Object = yaml.safe_load((EXAMPLES / "sampler-pool.yaml").read_text())
+    manifest["metadata"]["name"] = name
+    manifest["spec"]["replicas"] = 1
+    manifest["spec"]["resources"]["requests"] = {"cpu": "100m", "memory": "512Mi"}
+    return manifest
+
+
+def pods_of(installation: Installation, pool: str) -> list[Object]:
+    """Those that are to stay."""
+    with suppress(ClusterError):
+        pods = installation.list("pod", f"{POOL_LABEL}={pool}")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return []
+
+
+def wait_replicas(installation: Installation, pool: str, count: int) -> None:
+    def settled() -> bool:
+        status = (installation.get("samplerpool", pool) or {}).get("status") or {}
+        return status.get("replicas") == status.get("readyReplicas") == status.get("updatedReplicas") == count
+
+    wait_for(settled, 180, lambda: f"{pool} is not at {count}: {installation.get('samplerpool', pool)}")

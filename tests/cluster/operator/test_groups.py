@@ -1,0 +1,175 @@
+"""Sessions of several nodes with the real KubeRay, on a cluster of their own that begins without it.
+
+KubeRay makes the pods, and the tests' kubelet lets them be ready. That ranks find each other in them is not seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.api_hands import ApiHands, Kubelet, is_of_a_job
+from support.api_proxy import ApiProxy
+from support.built_sessions import NEMO_RL
+from support.chart_account import grant, kubeconfig_of_the_account, rights_of
+from support.cluster.kuberay import install_kuberay_kinds, kuberay_operator
+from support.cluster_fixtures import Cluster, own_api_cluster
+from support.crds import install_crds
+from support.operators import (
+    WRITES,
+    comes_to_rest,
+    eventually,
+    operator_program,
+    running,
+    session_manifest,
+    settings_for,
+)
+from tinsmith_operator.resources import PODS, RAY_CLUSTERS, SERVICES, SESSIONS, Resource
+
+GROUP: dict[str, Any] = {**NEMO_RL, "parallelism": {"nodes": 3}, "modelCache": {"claimName": "models"}}
+SLOW_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def api_cluster() -> Iterator[Cluster]:
+    with own_api_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def kinds(api_cluster: Cluster) -> None:
+    install_crds(api_cluster.kubectl)
+
+
+@pytest.fixture
+def account(api_cluster: Cluster, hands: ApiHands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators that the test starts have the rights of the chart's service account."""
+    grant(api_cluster, rights_of(hands.namespace))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of_the_account(api_cluster, hands.namespace, tmp_path)))
+
+
+async def group_of(hands: ApiHands) -> list[dict[str, Any]]:
+    """All pods but those that converted the model before there were any."""
+    return [pod for pod in await hands.all(PODS) if not is_of_a_job(pod)]
+
+
+async def pods_of(hands: ApiHands) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The head, and the members."""
+    by_type: dict[str, list[dict[str, Any]]] = {"head": [], "worker": []}
+    for pod in await group_of(hands):
+        by_type[pod["metadata"]["labels"]["ray.io/node-type"]].append(pod)
+    [head] = by_type["head"]
+    return head, by_type["worker"]
+
+
+def uid(pod: dict[str, Any]) -> str:
+    text: str = pod["metadata"]["uid"]
+    return text
+
+
+def gone(hands: ApiHands, resource: Resource, name: str) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return await hands.get(resource, name) is None
+
+    return look
+
+
+async def test_a_session_waits_for_kuberay_and_lives_its_life_by_it_with_the_rights_of_the_chart(
+    api_cluster: Cluster, hands: ApiHands, kubelet: Kubelet, account: None, tmp_path: Path
+) -> None:
+    settings = settings_for(hands.namespace, discovery_seconds=0.5, delete_grace_seconds=1)
+    storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
+    async with operator_program(settings) as program:
+        await hands.create(SESSIONS, session_manifest(**GROUP, storage=storage))
+        await comes_to_rest(hands, "KubeRayMissing")
+        install_kuberay_kinds(api_cluster.kubectl)
+        with kuberay_operator(api_cluster.kubeconfig, hands.namespace, tmp_path / "kuberay.log"):
+            await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
+            await _check_pods(hands)
+            await _restarts_as_one(hands, kubelet)
+            await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": True}})
+            await comes_to_rest(hands, "Suspended", seconds=SLOW_SECONDS)
+            assert await group_of(hands) == []
+            await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": False}})
+            await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
+            await _changes_as_one(hands)
+            await hands.delete(SESSIONS, "tiny")
+            await eventually(gone(hands, SESSIONS, "tiny"), "the session is gone", SLOW_SECONDS)
+            await eventually(gone(hands, RAY_CLUSTERS, "tiny"), "the RayCluster is gone", SLOW_SECONDS)
+    assert "forbidden" not in program.log.lower()
+
+
+async def test_what_kuberay_adds_is_no_change_that_the_operator_undoes(
+    api_cluster: Cluster, hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy, tmp_path: Path
+) -> None:
+    install_kuberay_kinds(api_cluster.kubectl)
+    with kuberay_operator(api_cluster.kubeconfig, hands.namespace, tmp_path / "kuberay.log"):
+        async with running(settings_for(hands.namespace)):
+            await hands.create(SESSIONS, session_manifest(**GROUP))
+            await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
+            before, calls = await hands.get(SERVICES, "tiny"), len(proxy.calls)
+            await hands.delete(SERVICES, "tiny")
+
+            async def is_back() -> bool:
+                service = await hands.get(SERVICES, "tiny")
+                return before is not None and service is not None and uid(service) != uid(before)
+
+            await eventually(is_back, "the operator has looked at everything again")
+            await comes_to_rest(hands, "WorkerReady")
+    written = {call.resource for call in proxy.calls[calls:] if call.verb in WRITES}
+    assert "services" in written
+    assert written.isdisjoint({"rayclusters", "pods", "networkpolicies"})
+
+
+async def _check_pods(hands: ApiHands) -> None:
+    """KubeRay leaves in them what was built: the Service finds the worker alone, which starts as it was told."""
+    head, members = await pods_of(hands)
+    service = await hands.get(SERVICES, "tiny")
+    assert service is not None
+    selected = [
+        pod for pod in (head, *members) if service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    ]
+    assert selected == [head]
+    assert len(members) == 2
+    [worker] = head["spec"]["containers"]
+    assert worker["command"][0] == "/bin/bash"
+    assert {"--engine=nemo-rl", "--nodes=3", "--ranks=3", "--ray-address=127.0.0.1:6379"} <= set(worker["args"])
+    for pod in (head, *members):
+        [container] = pod["spec"]["containers"]
+        assert "RAY_AUTH_TOKEN" in {variable["name"] for variable in container["env"]}
+    for member in members:
+        [ray] = member["spec"]["containers"]
+        assert ray["lifecycle"]["preStop"]
+        assert "tcpSocket" in ray["livenessProbe"]
+        mounted = {mount["mountPath"] for mount in ray["volumeMounts"]}
+        assert mounted.isdisjoint({"/var/lib/tinsmith/journal", "/etc/tinsmith/tls"})
+
+
+async def _restarts_as_one(hands: ApiHands, kubelet: Kubelet) -> None:
+    """The worker has ended and begun anew in its pod: its former members are replaced."""
+    head, members = await pods_of(hands)
+    await kubelet.make_ready(head, restartCount=1)
+
+    async def replaced() -> bool:
+        now, others = await pods_of(hands)
+        return uid(now) == uid(head) and len(others) == 2 and {*map(uid, others)}.isdisjoint(map(uid, members))
+
+    await eventually(replaced, "members of the new run", SLOW_SECONDS)
+    await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
+
+
+async def _changes_as_one(hands: ApiHands) -> None:
+    head, members = await pods_of(hands)
+    before = {uid(head), *map(uid, members)}
+    await hands.patch(SESSIONS, "tiny", {"spec": {"adapters": {"slots": 9}}})
+
+    async def replaced() -> bool:
+        now = await group_of(hands)
+        return len(now) == 3 and before.isdisjoint(map(uid, now))
+
+    await eventually(replaced, "all pods are others", SLOW_SECONDS)
+    await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
+    head, _ = await pods_of(hands)
+    assert "--adapter-slots=9" in head["spec"]["containers"][0]["args"]

@@ -1,0 +1,185 @@
+"""What others write into a session's surroundings, and what that makes of it: rest, and no tug of war."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support.api_hands import ApiHands, Kubelet
+from support.api_proxy import ApiProxy
+from support.operators import WAIT_SECONDS, comes_to_rest, eventually, running, session_manifest, settings_for
+from tinsmith_operator.resources import CLAIMS, PODS, SECRETS, SESSIONS, WORKLOADS
+
+WRITES = ("create", "patch", "update", "delete")
+RESTARTED = "kubectl.kubernetes.io/restartedAt"
+
+
+async def rests(proxy: ApiProxy) -> None:
+    """Returns once there are three seconds without a write. Raises AssertionError when the operator goes on writing."""
+    ends_at = time.monotonic() + WAIT_SECONDS
+    while True:
+        before = writes(proxy)
+        await asyncio.sleep(3)
+        latest = writes(proxy)[len(before) :]
+        if not latest:
+            return
+        assert time.monotonic() < ends_at, latest
+
+
+def writes(proxy: ApiProxy) -> list[Any]:
+    return [call for call in proxy.calls if call.verb in WRITES and call.resource != "leases"]
+
+
+async def test_texts_that_the_api_server_leaves_out_are_no_difference(
+    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy
+) -> None:
+    pod = {"env": [{"name": "EMPTY", "value": ""}], "tolerations": [{"key": "", "operator": "Exists", "value": ""}]}
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest(pod=pod))
+        await comes_to_rest(hands, "WorkerReady")
+        await rests(proxy)
+
+
+async def annotate_everything(hands: ApiHands) -> None:
+    """As a cloud's controllers, injectors and people do."""
+    marks = {"metadata": {"annotations": {"example.com/seen": "yes"}, "labels": {"example.com/team": "a"}}}
+    for resource, name in [(WORKLOADS, "tiny"), (CLAIMS, "tiny-journal"), (SECRETS, "tiny-tls"), (PODS, "tiny-0")]:
+        await hands.patch(resource, name, marks)
+    await hands.patch(CLAIMS, "tiny-journal", {"metadata": {"finalizers": ["example.com/held"]}})
+
+
+async def restart_by_kubectl(hands: ApiHands) -> None:
+    marks = {"metadata": {"annotations": {RESTARTED: "2026-01-01T00:00:00Z"}}}
+    await hands.patch(WORKLOADS, "tiny", {"spec": {"template": marks}})
+
+    async def is_undone() -> bool:
+        live = await hands.get(WORKLOADS, "tiny")
+        return live is not None and RESTARTED not in json.dumps(live["spec"])
+
+    await eventually(is_undone, "the template is ours again")
+
+
+async def add_a_condition(hands: ApiHands) -> None:
+    session = await hands.get(SESSIONS, "tiny")
+    assert session is not None
+    theirs = {**session["status"]["conditions"][0], "type": "example.com/Approved"}
+    del theirs["observedGeneration"]
+    conditions = [theirs, *reversed(session["status"]["conditions"])]
+    await hands.patch(SESSIONS, "tiny", {"status": {"conditions": conditions}}, subresource="status")
+
+
+@pytest.mark.parametrize("others", [annotate_everything, restart_by_kubectl, add_a_condition])
+async def test_the_operator_comes_to_rest_beside_others_and_the_pod_stays(
+    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy, others: Callable[[ApiHands], Awaitable[None]]
+) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        before = await hands.get(PODS, "tiny-0")
+        await others(hands)
+        await rests(proxy)
+        after = await hands.get(PODS, "tiny-0")
+    assert before is not None
+    assert after is not None
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    if others is annotate_everything:
+        await hands.patch(CLAIMS, "tiny-journal", {"metadata": {"finalizers": None}})
+
+
+async def test_a_change_that_was_refused_and_taken_back_leaves_nothing_behind(
+    hands: ApiHands, kubelet: Kubelet
+) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        wrong = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+        await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": wrong}}})
+        await eventually(lambda: is_stalled(hands, "OverridesRefused"), "the refusal is told")
+        await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": None}}})
+        await comes_to_rest(hands, "WorkerReady")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"requiredDuringScheduling": {}}, {"requiredDuringSchedulingIgnoredDuringExecution": "gpu"}],
+    ids=["an unknown key", "another type"],
+)
+@pytest.mark.parametrize("is_new", [True, False], ids=["of a new session", "of one that runs"])
+async def test_an_affinity_that_is_none_is_told_and_once_taken_back_leaves_nothing_behind(
+    hands: ApiHands, kubelet: Kubelet, wrong: dict[str, Any], is_new: bool
+) -> None:
+    """The API server would drop what it does not know from a POST, and calls it an error of its own in an apply."""
+    async with running(settings_for(hands.namespace)):
+        if is_new:
+            await hands.create(SESSIONS, session_manifest(pod={"affinity": {"nodeAffinity": wrong}}))
+        else:
+            await hands.create(SESSIONS, session_manifest())
+            await comes_to_rest(hands, "WorkerReady")
+            await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": {"nodeAffinity": wrong}}}})
+        await eventually(lambda: is_stalled(hands, "OverridesRefused"), "the refusal is told")
+        await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": None}}})
+        await comes_to_rest(hands, "WorkerReady")
+
+
+async def test_a_spoiled_authority_is_told_by_each_session_and_is_mended_without_a_restart(
+    hands: ApiHands, kubelet: Kubelet
+) -> None:
+    await hands.create(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tinsmith-ca"}})
+    async with running(settings_for(hands.namespace)) as operator:
+        await hands.create(SESSIONS, session_manifest())
+        await eventually(lambda: is_stalled(hands, "CertificatesNotKept"), "the trouble is told")
+        assert b"tinsmith_operator_certificates_kept 0.0" in operator.metrics.render()
+        assert await hands.get(SECRETS, "tiny-tls") is None
+        await hands.delete(SECRETS, "tinsmith-ca")
+        await eventually(lambda: hands.get(SECRETS, "tiny-tls"), "the worker has its certificate")
+        await comes_to_rest(hands, "WorkerReady")
+        assert b"tinsmith_operator_certificates_kept 1.0" in operator.metrics.render()
+
+
+async def test_a_worker_whose_stateful_set_was_orphaned_is_adopted_and_not_restarted(
+    hands: ApiHands, kubelet: Kubelet
+) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        before, pod = await hands.get(WORKLOADS, "tiny"), await hands.get(PODS, "tiny-0")
+        assert before is not None
+        assert pod is not None
+        await hands.delete(WORKLOADS, "tiny", propagationPolicy="Orphan")
+
+        async def is_adopted() -> bool:
+            live, now = await hands.get(WORKLOADS, "tiny"), await hands.get(PODS, "tiny-0")
+            if live is None or now is None or live["metadata"]["uid"] == before["metadata"]["uid"]:
+                return False
+            owners = now["metadata"].get("ownerReferences", [])
+            return [owner["uid"] for owner in owners] == [live["metadata"]["uid"]]
+
+        await eventually(is_adopted, "the new StatefulSet owns the pod")
+        await comes_to_rest(hands, "WorkerReady")
+        after = await hands.get(PODS, "tiny-0")
+    assert after is not None
+    assert after["metadata"]["uid"] == pod["metadata"]["uid"]
+
+
+async def test_a_namespace_with_retained_volumes_goes_without_the_operators_help(
+    hands: ApiHands, kubelet: Kubelet
+) -> None:
+    """Its operator goes in the same breath, so nothing in it may wait for one."""
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+    for resource in (SESSIONS, CLAIMS, SECRETS, WORKLOADS):
+        for manifest in await hands.all(resource):
+            marks = [mark for mark in manifest["metadata"].get("finalizers", []) if "tinsmith" in mark]
+            assert marks == [], manifest["metadata"]["name"]
+
+
+async def is_stalled(hands: ApiHands, reason: str) -> bool:
+    session = await hands.get(SESSIONS, "tiny")
+    assert session is not None
+    conditions = (session.get("status") or {}).get("conditions", [])
+    return any((each["type"], each["status"], each["reason"]) == ("Stalled", "True", reason) for each in conditions)

@@ -1,0 +1,72 @@
+"""The operator dies between two of its writes about a pool, and another one takes over.
+
+The model of a cluster plays every cut (tests/unit/operator/decide/pool/test_pool_convergence.py); here are those of the
+creation, and some of a roll. The Deployment counts the templates that it has had, so a roll too many is seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster.operator.test_cut_points import Life, Step, live
+from support.api_hands import ApiHands, Kubelet, whole_namespace
+from support.operators import comes_to_rest, eventually, pool_manifest
+from tinsmith_operator.resources import POOLS
+
+# A decision of the creation is written by ten; later ones are mostly of the status.
+CUTS = (*range(1, 11), 13, 16, 20)
+# Changes of the status that come together are one write.
+SPREAD = 8
+NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+
+
+def change(**spec: Any) -> Step:
+    return lambda hands: hands.patch(POOLS, "tiny", {"spec": spec})
+
+
+async def is_ready(hands: ApiHands) -> Any:
+    return await comes_to_rest(hands, "ReplicasReady", resource=POOLS)
+
+
+LIFE: Life = (
+    ("created", lambda hands: hands.create(POOLS, pool_manifest()), is_ready),
+    ("rolled and scaled", change(replicas=2, pod={"image": NEW_IMAGE}), is_ready),
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """Filled by the first test."""
+    return {}
+
+
+async def test_an_undisturbed_operator_writes_more_often_than_it_is_cut_off_below(
+    hands: ApiHands, kubelet: Kubelet, undisturbed: dict[str, Any]
+) -> None:
+    states, writes = await live(hands, cut_before=0, life=LIFE)
+    undisturbed.update(states=states, writes=writes)
+    assert writes > max(CUTS) + SPREAD
+
+
+async def reference(hands: ApiHands, undisturbed: dict[str, Any]) -> tuple[dict[str, str], int]:
+    """Where one of the cuts is tested alone, the undisturbed life comes before it, in the same namespace."""
+    if not undisturbed:
+        states, writes = await live(hands, cut_before=0, life=LIFE)
+        undisturbed.update(states=states, writes=writes)
+        await hands.delete(POOLS, "tiny")
+
+        async def is_gone() -> bool:
+            return not any(item["metadata"].get("ownerReferences") for item in await whole_namespace(hands))
+
+        await eventually(is_gone, "the pool is gone, and all that belonged to it", seconds=60)
+    return undisturbed["states"], undisturbed["writes"]
+
+
+@pytest.mark.parametrize("cut_before", CUTS)
+async def test_a_pools_successor_ends_where_an_undisturbed_operator_does(
+    hands: ApiHands, kubelet: Kubelet, undisturbed: dict[str, Any], cut_before: int
+) -> None:
+    states, writes = await reference(hands, undisturbed)
+    _, made = await live(hands, cut_before, states, LIFE)
+    assert made >= min(cut_before, writes - SPREAD), "the operator should have died"

@@ -1,0 +1,123 @@
+"""Another operator, another default image: workers run on, until somebody wants them to restart."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from support.api_hands import ApiHands, Kubelet
+from support.operators import comes_to_rest, condition_of, eventually, running, session_manifest, settings_for
+from tinsmith_operator.build import pod as pod_builder
+from tinsmith_operator.model.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
+from tinsmith_operator.resources import PODS, SESSIONS, WORKLOADS
+from tinsmith_operator.settings import Settings
+from tinsmith_operator.workers import Target
+
+NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+ASKED_AT = "2026-02-01T12:00:00Z"
+
+
+@pytest.fixture
+def old(hands: ApiHands) -> Settings:
+    return settings_for(hands.namespace)
+
+
+@pytest.fixture
+def new(hands: ApiHands) -> Settings:
+    return settings_for(hands.namespace, trainer_image=NEW_IMAGE)
+
+
+async def pod(hands: ApiHands) -> dict[str, Any]:
+    found = await hands.get(PODS, "tiny-0")
+    assert found is not None
+    return found
+
+
+async def upgrade_condition(hands: ApiHands, status: str) -> dict[str, Any]:
+    async def look() -> dict[str, Any] | None:
+        found = condition_of(await hands.get(SESSIONS, "tiny"), "UpgradeAvailable")
+        return found if found.get("status") == status else None
+
+    found: dict[str, Any] = await eventually(look, f"UpgradeAvailable is {status}")
+    return found
+
+
+async def test_a_newer_operator_with_a_newer_image_restarts_nobody_and_neither_does_the_way_back(
+    hands: ApiHands, kubelet: Kubelet, old: Settings, new: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(old):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+    before = await pod(hands)
+
+    with monkeypatch.context() as newer:
+        newer.setattr(pod_builder, "POD_SECURITY", {**pod_builder.POD_SECURITY, "supplementalGroups": [4711]})
+        async with running(new):
+            condition = await upgrade_condition(hands, "True")
+            await comes_to_rest(hands, "WorkerReady")
+            workload = await hands.get(WORKLOADS, "tiny")
+    assert condition["reason"] == "NewDefaultImage"
+    assert workload is not None
+    template = workload["spec"]["template"]["spec"]
+    assert template["securityContext"]["supplementalGroups"] == [4711], "the newer template waits for the next start"
+    assert template["containers"][0]["image"].startswith("docker.io/tinsmith/trainer@sha256:")
+
+    async with running(old):
+        await upgrade_condition(hands, "False")
+        await comes_to_rest(hands, "WorkerReady")
+    after = await pod(hands)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["spec"] == before["spec"]
+
+
+async def test_a_restart_that_is_asked_for_brings_the_new_image_once(
+    hands: ApiHands, kubelet: Kubelet, old: Settings, new: Settings
+) -> None:
+    async with running(old):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+    before = (await pod(hands))["metadata"]["uid"]
+    async with running(new):
+        await upgrade_condition(hands, "True")
+        await hands.patch(SESSIONS, "tiny", {"metadata": {"annotations": {RESTART_REQUEST_ANNOTATION: ASKED_AT}}})
+        await upgrade_condition(hands, "False")
+        session = await comes_to_rest(hands, "WorkerReady")
+    restarted = await pod(hands)
+    assert restarted["metadata"]["uid"] != before
+    assert restarted["spec"]["containers"][0]["image"] == NEW_IMAGE
+    assert session["status"]["requests"] == {"restart": ASKED_AT}
+
+    async with running(new):
+        await hands.patch(SESSIONS, "tiny", {"metadata": {"annotations": {RESTART_REQUEST_ANNOTATION: None}}})
+        await comes_to_rest(hands, "WorkerReady")
+    assert (await pod(hands))["metadata"]["uid"] == restarted["metadata"]["uid"]
+
+
+async def test_a_snapshot_that_is_asked_for_is_taken_once_by_whichever_operator_leads(
+    hands: ApiHands, kubelet: Kubelet, old: Settings
+) -> None:
+    asked: list[Target] = []
+
+    async def snapshot(target: Target) -> datetime:
+        asked.append(target)
+        return datetime.now(UTC)
+
+    async def is_answered() -> Any:
+        session = await hands.get(SESSIONS, "tiny")
+        assert session is not None
+        return session["status"].get("requests") == {"snapshot": ASKED_AT} and session
+
+    async with running(old, snapshot=snapshot):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        assert asked == []
+        await hands.patch(SESSIONS, "tiny", {"metadata": {"annotations": {SNAPSHOT_REQUEST_ANNOTATION: ASKED_AT}}})
+        session = await eventually(is_answered, "the request is answered")
+    assert session["status"]["lastSnapshotTime"] > ASKED_AT
+    assert [target.pod_uid for target in asked] == [(await pod(hands))["metadata"]["uid"]]
+
+    async with running(old, snapshot=snapshot):
+        await hands.patch(SESSIONS, "tiny", {"metadata": {"labels": {"looked": "at"}}})
+        await comes_to_rest(hands, "WorkerReady")
+    assert len(asked) == 1

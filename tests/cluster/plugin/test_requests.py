@@ -1,0 +1,95 @@
+"""Suspend, resume, restart and snapshot, asked by `kubectl tinsmith` and done by a real operator."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from cluster.plugin.conftest import Plugin, aside
+from support.api_hands import ApiHands, Kubelet
+from support.operators import comes_to_rest, eventually, running, session_manifest, settings_for
+from tinsmith_operator.resources import PODS, POOLS, SESSIONS
+from tinsmith_operator.workers import CannotSnapshot, Target
+
+
+async def test_a_session_is_suspended_and_resumed_and_each_time_waited_for(
+    hands: ApiHands, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        suspended = await aside(plugin, "suspend", "tiny", "--timeout=30")
+        assert (suspended.status, await hands.all(PODS)) == (0, [])
+        assert "TrainingSession tiny is suspended" in suspended.out
+        resumed = await aside(plugin, "resume", "tiny", "--timeout=30")
+        assert resumed.status == 0
+        assert "TrainingSession tiny is ready" in resumed.out
+
+
+async def test_a_session_that_cannot_start_is_not_waited_for(hands: ApiHands, kubelet: Kubelet, plugin: Plugin) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest(suspend=True, storage={"existingClaim": "not-there"}))
+        await comes_to_rest(hands, "ClaimMissing")
+        said = await aside(plugin, "resume", "tiny", "--timeout=30")
+        assert said.status == 1
+        assert "ClaimMissing" in said.err.splitlines()[-1]
+
+
+async def test_a_restart_replaces_the_pod(hands: ApiHands, kubelet: Kubelet, plugin: Plugin) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        [before] = await hands.all(PODS)
+        said = await aside(plugin, "restart", "tiny", "--timeout=30")
+        assert said.status == 0, said.err
+        [after] = await hands.all(PODS)
+        assert before["metadata"]["uid"] != after["metadata"]["uid"]
+
+
+async def test_a_snapshot_is_waited_for_until_the_worker_has_taken_it(
+    hands: ApiHands, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    async def take(target: Target) -> datetime:
+        return datetime.now(UTC)
+
+    async with running(settings_for(hands.namespace), snapshot=take):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        said = await aside(plugin, "snapshot", "tiny", "--timeout=30")
+        assert said.status == 0, said.err
+        assert "TrainingSession tiny has a snapshot" in said.out
+
+
+async def test_a_snapshot_that_is_refused_leads_to_the_reason(
+    hands: ApiHands, kubelet: Kubelet, plugin: Plugin
+) -> None:
+    async def refuse(target: Target) -> datetime:
+        raise CannotSnapshot("the worker is too old for that")
+
+    async with running(settings_for(hands.namespace), snapshot=refuse):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+        said = await aside(plugin, "snapshot", "tiny", "--timeout=30")
+        assert said.status == 1
+        assert "refused" in said.err.splitlines()[-1]
+        assert "the worker is too old for that" in (await aside(plugin, "why", "tiny")).out
+
+
+async def test_a_pool_rolls(hands: ApiHands, kubelet: Kubelet, plugin: Plugin) -> None:
+    source = session_manifest()["spec"]["model"]
+    manifest = {
+        "apiVersion": POOLS.api_version,
+        "kind": POOLS.kind,
+        "metadata": {"name": "draws"},
+        "spec": {"model": source, "replicas": 2},
+    }
+    async with running(settings_for(hands.namespace)):
+        await hands.create(POOLS, manifest)
+
+        async def both_ready() -> bool:
+            return "2 of 2 replicas ready" in (await aside(plugin, "status", "draws")).out
+
+        await eventually(both_ready, "both replicas are ready", pause_seconds=0.5)
+        before = {pod["metadata"]["uid"] for pod in await hands.all(PODS)}
+        said = await aside(plugin, "restart", "draws", "--timeout=60")
+        assert said.status == 0, said.err
+        assert not before & {pod["metadata"]["uid"] for pod in await hands.all(PODS)}

@@ -1,0 +1,100 @@
+"""What pods of a divided model are told and given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.built_sessions import NEMO_RL
+from support.training_sessions import INSTALLATION, make_session
+from tinsmith_operator.build.plan import PinnedImage, WorkerPlan, grace_seconds
+from tinsmith_operator.build.workload import build_workload
+from tinsmith_operator.model.base import Manifest
+
+PLAN = WorkerPlan("claim-uid", PinnedImage("image", None), 1)
+GPUS: Manifest = {"limits": {"nvidia.com/gpu": 8, "memory": "64Gi"}}
+
+
+def pod_of(**spec: Any) -> Manifest:
+    session = make_session(**spec)
+    template: Manifest = build_workload(session, INSTALLATION, PLAN)["spec"]["template"]["spec"]
+    return template
+
+
+def options_of(pod: Manifest) -> dict[str, str]:
+    pairs = (argument.removeprefix("--").partition("=") for argument in pod["containers"][0]["args"])
+    return {option: value for option, _, value in pairs}
+
+
+def variables_of(pod: Manifest) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
+
+
+def paths_of(pod: Manifest) -> set[str]:
+    return {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks"),
+    [
+        pytest.param({}, "0", id="one on the CPU is the worker itself"),
+        pytest.param({"parallelism": {"tensor": 2, "pipeline": 2}}, "4", id="one copy of the model on the CPU"),
+        pytest.param({"resources": GPUS}, "8", id="one for each GPU"),
+        pytest.param({"resources": GPUS, "parallelism": {"tensor": 4}}, "8", id="GPUs beyond one copy hold others"),
+        pytest.param({"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "1", id="one GPU"),
+    ],
+)
+def test_the_worker_is_told_how_many_ranks_there_are(spec: Manifest, ranks: str) -> None:
+    assert options_of(pod_of(**NEMO_RL, **spec))["ranks"] == ranks
+
+
+def test_a_session_of_one_process_is_told_nothing_of_ranks() -> None:
+    pod = pod_of(resources=GPUS)
+    assert options_of(pod).keys().isdisjoint({"ranks", "nodes", "gpus-per-node", "tensor-parallel"})
+    assert "RAY_USAGE_STATS_ENABLED" not in variables_of(pod)
+
+
+def test_ranks_of_a_pod_share_its_threads() -> None:
+    divided = {**NEMO_RL, "parallelism": {"tensor": 2}}
+    assert variables_of(pod_of(**divided, resources={"limits": {"cpu": 5}}))["OMP_NUM_THREADS"] == "2"
+    assert variables_of(pod_of(**divided, resources={"limits": {"cpu": 1}}))["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_the_user_says_of_a_variable_wins() -> None:
+    image = NEMO_RL["pod"]["image"]
+    env = [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "NCCL_SOCKET_IFNAME", "value": "bond0"}]
+    pod = pod_of(engine="nemo-rl", pod={"image": image, "env": env}, resources=GPUS)
+    names = [each["name"] for each in pod["containers"][0]["env"]]
+    assert names.count("NCCL_DEBUG") == 1
+    assert {"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "bond0"}.items() <= variables_of(pod).items()
+
+
+def test_shared_memory_is_a_quarter_of_the_memory_unless_the_spec_says_otherwise() -> None:
+    def size(**pod: Any) -> str:
+        volumes = pod_of(engine="nemo-rl", pod={**NEMO_RL["pod"], **pod}, resources=GPUS)["volumes"]
+        [shared] = [volume["emptyDir"] for volume in volumes if volume["name"] == "shared-memory"]
+        assert shared["medium"] == "Memory"
+        text: str = shared["sizeLimit"]
+        return text
+
+    assert int(size()) == 16 * 2**30
+    assert int(size(sharedMemory="2Gi")) == 2 * 2**30
+
+
+def test_a_rank_that_is_the_worker_itself_needs_no_room_for_ray() -> None:
+    assert {"/tmp/ray", "/dev/shm"}.isdisjoint(paths_of(pod_of(**NEMO_RL)))
+    assert {"/tmp/ray", "/dev/shm"} <= paths_of(pod_of(**NEMO_RL, parallelism={"tensor": 2}))
+
+
+def test_the_model_is_kept_in_its_cache_whether_or_not_that_outlives_the_pod() -> None:
+    def cache(**spec: Any) -> Manifest:
+        [volume] = [each for each in pod_of(**NEMO_RL, **spec)["volumes"] if each["name"] == "model-cache"]
+        return volume
+
+    assert "emptyDir" in cache()
+    assert cache(modelCache={"claimName": "shared"})["persistentVolumeClaim"] == {"claimName": "shared"}
+
+
+def test_adapters_of_several_ranks_get_the_time_that_gathering_them_takes() -> None:
+    assert grace_seconds(make_session(**NEMO_RL, resources=GPUS)) == 300
+    assert grace_seconds(make_session(resources=GPUS)) == 60

@@ -1,0 +1,187 @@
+"""What a worker's pod promises, whatever its session says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.built_sessions import BUILT, EVERYTHING, REMOTE, Built
+from support.training_sessions import FROM_HUB, INSTALLATION, ON_CLAIM, make_session
+from tinsmith_operator.build.plan import PinnedImage, WorkerPlan, grace_seconds, inputs_hash
+from tinsmith_operator.build.policy import build_policy
+from tinsmith_operator.build.worker import worker_arguments
+from tinsmith_operator.build.workload import build_workload
+from tinsmith_operator.decide.keeper import template_of
+from tinsmith_operator.model.base import Manifest
+from tinsmith_operator.model.session import TrainingSession
+from tinsmith_operator.model.status import TrainingSessionStatus
+
+PLAN = WorkerPlan("claim-uid", PinnedImage("trainer:1", None), 1)
+every_session = pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)
+
+
+def pod_template(session: TrainingSession) -> Manifest:
+    return template_of(build_workload(session, INSTALLATION, PLAN))
+
+
+def worker(session: TrainingSession) -> Manifest:
+    container: Manifest = pod_template(session)["spec"]["containers"][0]
+    return container
+
+
+def measured(seconds: int | None, **spec: Any) -> TrainingSession:
+    return replace(make_session(**spec), status=TrainingSessionStatus(snapshot_seconds=seconds))
+
+
+@every_session
+def test_a_pod_keeps_to_the_restricted_standard(built: Built) -> None:
+    spec = pod_template(built.session)["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert worker(built.session)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+
+
+@every_session
+def test_a_pod_has_no_token_for_the_kubernetes_api(built: Built) -> None:
+    assert pod_template(built.session)["spec"]["automountServiceAccountToken"] is False
+
+
+@every_session
+def test_every_scratch_folder_is_bounded(built: Built) -> None:
+    folders = [volume["emptyDir"] for volume in pod_template(built.session)["spec"]["volumes"] if "emptyDir" in volume]
+    assert len(folders) >= 2
+    assert all(folder["sizeLimit"] for folder in folders)
+
+
+@every_session
+def test_all_but_the_claim_belong_to_the_session(built: Built) -> None:
+    owners = {each["kind"]: each["metadata"].get("ownerReferences") for each in built.objects()}
+    assert owners.pop("PersistentVolumeClaim", None) is None
+    assert all(owner == [built.session.owner_reference] for owner in owners.values())
+
+
+def test_the_operators_labels_win_over_a_users() -> None:
+    labels = pod_template(make_session(pod={"labels": {"tinsmith.dev/session": "another"}}))["metadata"]["labels"]
+    assert labels["tinsmith.dev/session"] == "qwen"
+
+
+def test_nothing_in_an_argument_is_taken_for_a_variable_or_an_option() -> None:
+    session = make_session(source={**ON_CLAIM, "persistentVolumeClaim": {"claimName": "m", "path": "-$(HOME)"}})
+    assert "--model=/models/-$$(HOME)" in worker(session)["args"]
+
+
+def test_the_folder_of_a_model_has_one_spelling() -> None:
+    source = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "m", "path": ""}}
+    assert "--model=/models" in worker(make_session(source=source))["args"]
+
+
+def test_an_image_is_told_as_it_was_asked_for_and_run_by_its_digest() -> None:
+    plan = WorkerPlan("u", PinnedImage("trainer:1", "trainer@sha256:ab"), 1)
+    container = build_workload(make_session(), INSTALLATION, plan)["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "trainer@sha256:ab"
+    assert "--image=trainer:1" in container["args"]
+
+
+@pytest.mark.parametrize(("timeout", "failures"), [(30, 6), (31, 7), (1800, 360)])
+def test_the_startup_probe_waits_for_as_long_as_the_spec_says(timeout: int, failures: int) -> None:
+    probe = worker(make_session(pod={"startupTimeoutSeconds": timeout}))["startupProbe"]
+    assert (probe["failureThreshold"], probe["periodSeconds"]) == (failures, 5)
+
+
+def test_being_alive_does_not_depend_on_being_ready() -> None:
+    container = worker(make_session())
+    services = {probe: container[probe]["grpc"]["service"] for probe in container if probe.endswith("Probe")}
+    assert services == {"startupProbe": "readiness", "readinessProbe": "readiness", "livenessProbe": "liveness"}
+
+
+@pytest.mark.parametrize(("snapshot", "grace"), [(None, 60), (1, 60), (7, 60), (8, 90), (100, 450)], ids=str)
+def test_the_time_to_stop_follows_the_measured_time_of_a_snapshot(snapshot: int | None, grace: int) -> None:
+    assert grace_seconds(measured(snapshot)) == grace
+
+
+def test_the_time_to_stop_can_be_set() -> None:
+    assert grace_seconds(measured(1000, pod={"terminationGracePeriodSeconds": 45})) == 45
+
+
+def test_a_pod_that_needs_nothing_from_outside_reaches_nothing() -> None:
+    assert build_policy(make_session(), INSTALLATION)["spec"]["egress"] == []
+
+
+@pytest.mark.parametrize(
+    ("session", "installation"),
+    [(make_session(source=FROM_HUB), INSTALLATION), (make_session(), replace(REMOTE, checkpoint_secret="store"))],
+    ids=["model from the hub", "remote checkpoints"],
+)
+def test_a_pod_that_needs_the_outside_reaches_names_and_https(session: TrainingSession, installation: Any) -> None:
+    ports = [port["port"] for rule in build_policy(session, installation)["spec"]["egress"] for port in rule["ports"]]
+    assert sorted(set(ports)) == [53, 443]
+
+
+def test_only_api_server_and_operator_of_the_release_may_speak_to_a_worker() -> None:
+    (rule,) = build_policy(make_session(), INSTALLATION)["spec"]["ingress"]
+    assert {peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]} == {
+        "api-server",
+        "operator",
+    }
+    assert all(
+        peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "tinsmith-system"}
+        for peer in rule["from"]
+    )
+    assert [port["port"] for port in rule["ports"]] == [7443]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{field: EVERYTHING[field]} for field in EVERYTHING if field != "storage"]
+    + [{"pod": {name: value}} for name, value in EVERYTHING["pod"].items()],
+    ids=lambda changed: ".".join([*changed, *changed.get("pod", ())][:2]),
+)
+def test_whatever_a_user_says_of_the_pod_restarts_it(changed: Manifest) -> None:
+    assert inputs_hash(make_session(**changed), INSTALLATION, PLAN) != inputs_hash(make_session(), INSTALLATION, PLAN)
+
+
+@pytest.mark.parametrize(
+    "session",
+    [make_session(suspend=True), make_session(storage={"size": "1Ti"}), make_session(engine="peft"), measured(500)],
+    ids=["suspend", "larger volume", "a default, spelled out", "slower snapshots"],
+)
+def test_what_does_not_concern_the_pod_does_not_restart_it(session: TrainingSession) -> None:
+    assert inputs_hash(session, INSTALLATION, PLAN) == inputs_hash(make_session(), INSTALLATION, PLAN)
+
+
+def test_the_length_limit_is_told_only_when_there_is_one() -> None:
+    def told(session: TrainingSession) -> list[str]:
+        return [each for each in worker_arguments(session, INSTALLATION, PLAN) if "max-sequence-length" in each]
+
+    assert told(make_session()) == []
+    assert told(make_session(maxSequenceLength=4096)) == ["--max-sequence-length=4096"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "threads"),
+    [
+        ({"limits": {"cpu": "2500m"}, "requests": {"cpu": 1}}, "3"),
+        ({"requests": {"cpu": "4"}}, "4"),
+        ({"limits": {"cpu": "100m"}}, "1"),
+        ({"limits": {"cpu": 0}}, "1"),
+        ({"limits": {"memory": "1Gi"}}, "1"),
+        ({}, "1"),
+    ],
+    ids=repr,
+)
+def test_the_number_of_threads_follows_from_the_session_and_not_from_the_node(
+    resources: dict[str, Any], threads: str
+) -> None:
+    assert {"name": "OMP_NUM_THREADS", "value": threads} in worker(make_session(resources=resources))["env"]
+
+
+def test_a_users_number_of_threads_is_the_only_one() -> None:
+    said = {"name": "OMP_NUM_THREADS", "value": "6"}
+    env = worker(make_session(resources={"limits": {"cpu": 2}}, pod={"env": [said]}))["env"]
+    assert [variable for variable in env if variable["name"] == "OMP_NUM_THREADS"] == [said]

@@ -1,0 +1,147 @@
+"""The journal's claim: made once, grown, annotated, and otherwise left as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.operator_world import World
+from support.training_sessions import session_manifest
+from tinsmith_operator.decide.actions import Apply, Create
+
+CLAIM = ("PersistentVolumeClaim", "qwen-journal")
+
+
+def settled_world(**storage: object) -> World:
+    world = World(session_manifest(storage=storage))
+    world.settle()
+    return world
+
+
+def size(world: World) -> str:
+    return str(world.objects[CLAIM]["spec"]["resources"]["requests"]["storage"])
+
+
+def test_the_claim_comes_before_everything_that_needs_its_uid() -> None:
+    actions = World(session_manifest()).decide().actions
+    kinds = [action.manifest["kind"] for action in actions if isinstance(action, Create)]
+    assert kinds[0] == "PersistentVolumeClaim"
+    assert "StatefulSet" not in kinds
+
+
+def test_the_worker_is_named_after_its_claim() -> None:
+    world = settled_world()
+    uid = world.objects[CLAIM]["metadata"]["uid"]
+    assert f"--worker-id={uid}" in world.objects["Pod", "qwen-0"]["spec"]["containers"][0]["args"]
+    (certificate,) = world.certificates.values()
+    assert certificate.dns_names == (f"{uid}.worker.tinsmith.internal",)
+
+
+def test_a_larger_size_grows_the_claim_without_a_restart() -> None:
+    world = settled_world(size="10Gi")
+    world.user_sets(storage={"size": "20Gi"})
+    world.settle()
+    assert size(world) == "20Gi"
+    assert world.deleted == []
+
+
+@pytest.mark.parametrize("written", ["10Gi", "10240Mi", 10737418240])
+def test_one_size_written_in_another_way_is_the_same(written: str | int) -> None:
+    world = settled_world(size="10Gi")
+    world.user_sets(storage={"size": written})
+    assert [action for action in world.decide().actions if isinstance(action, Apply)] == []
+
+
+def test_growth_is_asked_for_last_so_that_a_refusal_holds_up_nothing() -> None:
+    world = settled_world(size="10Gi")
+    world.user_sets(storage={"size": "20Gi"}, adapters={"slots": 2})
+    applied = [action.manifest["kind"] for action in world.decide().actions if isinstance(action, Apply)]
+    assert applied == ["StatefulSet", "PersistentVolumeClaim"]
+
+
+def test_an_unbound_claim_does_not_grow_yet() -> None:
+    world = World(session_manifest(storage={"size": "10Gi"}))
+    world.operate()
+    world.user_sets(storage={"size": "20Gi"})
+    world.operate()
+    assert size(world) == "10Gi"
+    world.settle()
+    assert size(world) == "20Gi"
+
+
+def test_a_larger_claim_from_before_is_not_shrunk() -> None:
+    world = settled_world(size="50Gi")
+    world.user_deletes_owner()
+    world.settle()
+    world.session = session_manifest(storage={"size": "10Gi"})
+    world.settle()
+    assert size(world) == "50Gi"
+
+
+def kept_in_class_fast(**spec: object) -> World:
+    """And taken up by a session that names no storage class."""
+    world = settled_world(storageClassName="fast", size="10Gi")
+    world.objects[CLAIM]["spec"]["volumeName"] = "disk-1"
+    world.user_deletes_owner()
+    world.settle()
+    world.session = session_manifest(**spec)
+    return world
+
+
+@pytest.mark.parametrize(
+    "change", [{"pod": {"image": "docker.io/tinsmith/trainer:0.2.0"}}, {"storage": {"size": "20Gi"}}]
+)
+def test_of_a_claim_from_before_nothing_is_taken_away_that_the_api_server_keeps_as_it_is(change: Any) -> None:
+    world = kept_in_class_fast(**change)
+    before = world.objects[CLAIM]["spec"]
+    claims = [each.manifest for each in applied(world) if each.manifest["kind"] == "PersistentVolumeClaim"]
+    assert claims
+    for claim in claims:
+        assert {**claim["spec"], "resources": None} == {**before, "resources": None}
+
+
+def applied(world: World) -> list[Apply]:
+    return [action for action in world.decide().actions if isinstance(action, Apply)]
+
+
+def test_annotations_and_labels_of_others_stay_on_the_claim() -> None:
+    world = settled_world()
+    world.objects[CLAIM]["metadata"]["annotations"]["backup.example.com/schedule"] = "daily"
+    world.user_sets(pod={"image": "docker.io/tinsmith/trainer:0.2.0"})
+    world.settle()
+    assert world.objects[CLAIM]["metadata"]["annotations"]["backup.example.com/schedule"] == "daily"
+
+
+def test_a_claim_that_was_deleted_under_the_session_is_made_again_with_another_worker() -> None:
+    world = settled_world()
+    before = world.objects[CLAIM]["metadata"]["uid"]
+    world.someone_deletes(CLAIM)
+    world.someone_deletes(("Pod", "qwen-0"))
+    world.settle()
+    assert world.session is not None
+    assert world.session["status"]["workerId"] == world.objects[CLAIM]["metadata"]["uid"] != before
+
+
+@pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "tinsmith.dev/session"])
+def test_a_claim_that_lacks_one_of_our_labels_is_a_strangers(label: str) -> None:
+    world = settled_world()
+    world.user_deletes_owner()
+    world.settle()
+    del world.objects[CLAIM]["metadata"]["labels"][label]
+    before = world.get(*CLAIM)
+    world.session = session_manifest()
+    for _ in range(5):
+        world.operate()
+    assert world.get(*CLAIM) == before
+    assert world.session["status"]["conditions"][0]["reason"] == "NameConflict"
+
+
+def test_an_existing_claim_is_only_annotated() -> None:
+    world = World(session_manifest(storage={"existingClaim": "mine"}))
+    labels = {"team": "a"}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "mine", "labels": labels}}
+    world.add({**claim, "spec": {"volumeName": "disk-1"}})
+    world.settle()
+    mine = world.objects["PersistentVolumeClaim", "mine"]
+    assert (mine["metadata"]["labels"], mine["spec"]) == (labels, {"volumeName": "disk-1"})
+    assert set(mine["metadata"]["annotations"]) == {"tinsmith.dev/image", "tinsmith.dev/image-digest"}

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tinsmith_operator.decide.managed_fields import others_hold_content, taken_over
+
+OURS = "tinsmith-operator"
+
+
+def entry(manager: str, operation: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:
+    return {"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsV1": fields, **more}
+
+
+def manifest(*managed: dict[str, Any], kind: str = "Service") -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"managedFields": list(managed)}}
+
+
+PORTS = {"f:spec": {"f:ports": {}}}
+SELECTOR = {"f:spec": {"f:selector": {"f:of": {}}}}
+LABELS = {"f:metadata": {"f:labels": {"f:of": {}}}}
+THEIR_STATUS = entry("controller", "Update", {"f:status": {}}, subresource="status")
+
+
+def test_what_we_created_becomes_what_we_applied() -> None:
+    assert taken_over(manifest(entry(OURS, "Update", PORTS), THEIR_STATUS)) == [
+        entry(OURS, "Apply", PORTS),
+        THEIR_STATUS,
+    ]
+
+
+def test_a_book_that_is_right_stays_as_it_is() -> None:
+    right = [entry(OURS, "Apply", PORTS), entry("kubectl-label", "Update", LABELS), THEIR_STATUS]
+    assert taken_over(manifest(*right)) == right
+    assert not others_hold_content(manifest(*right))
+
+
+def test_content_that_others_added_becomes_ours_and_their_labels_stay_theirs() -> None:
+    live = manifest(entry(OURS, "Apply", PORTS), entry("kubectl-edit", "Update", {**SELECTOR, **LABELS}))
+    assert others_hold_content(live)
+    both = {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
+    assert taken_over(live) == [entry(OURS, "Apply", both), entry("kubectl-edit", "Update", LABELS)]
+
+
+def test_an_entry_that_held_nothing_else_goes() -> None:
+    live = manifest(entry("kubectl-edit", "Update", SELECTOR), entry(OURS, "Update", PORTS))
+    [only] = taken_over(live)
+    assert (only["manager"], only["operation"]) == (OURS, "Apply")
+    assert only["fieldsV1"] == {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
+
+
+@pytest.mark.parametrize("manager", [OURS, "kubectl-edit"])
+def test_the_result_needs_no_second_correction(manager: str) -> None:
+    live = manifest(entry(manager, "Update", SELECTOR), entry(OURS, "Apply", PORTS))
+    again = manifest(*taken_over(live))
+    assert taken_over(again) == again["metadata"]["managedFields"]
+    assert not others_hold_content(again)
+
+
+def test_what_controllers_write_into_a_claim_stays_theirs() -> None:
+    volume = entry("kube-controller-manager", "Update", {"f:spec": {"f:volumeName": {}}})
+    live = manifest(entry(OURS, "Update", PORTS), volume, kind="PersistentVolumeClaim")
+    assert not others_hold_content(live)
+    assert taken_over(live) == [entry(OURS, "Apply", PORTS), volume]
+
+
+def test_a_subresource_of_somebody_else_is_no_content() -> None:
+    scaled = entry("kubectl", "Update", {"f:spec": {"f:replicas": {}}}, subresource="scale")
+    assert not others_hold_content(manifest(entry(OURS, "Apply", PORTS), scaled))

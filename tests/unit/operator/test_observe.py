@@ -1,0 +1,152 @@
+"""What is read of a pool's surroundings, and that reading subscribes to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.built_sessions import NEMO_RL
+from support.sampler_pools import make_pool
+from support.training_sessions import make_session
+from tinsmith_operator.cache import Cache
+from tinsmith_operator.observe import observe_pool, observe_session
+from tinsmith_operator.resources import (
+    BUDGETS,
+    DEPLOYMENTS,
+    JOBS,
+    PODS,
+    RAY_CLUSTERS,
+    SERVICES,
+    WORKLOADS,
+    Key,
+    Resource,
+)
+
+KEY = Key("research", "qwen", "SamplerPool")
+POOL_LABEL = {"tinsmith.dev/pool": "qwen"}
+
+
+def manifest(resource: Resource, name: str, uid: str, **metadata: Any) -> dict[str, Any]:
+    identity = {"name": name, "namespace": "research", "uid": uid, "resourceVersion": "1"}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {**identity, **metadata}}
+
+
+def pod(name: str, replica_set: str | None) -> dict[str, Any]:
+    owners = [{"kind": "ReplicaSet", "name": replica_set, "uid": "rs", "controller": True}] if replica_set else []
+    return manifest(PODS, name, f"uid-{name}", labels=POOL_LABEL, ownerReferences=owners)
+
+
+@pytest.fixture
+def enqueued() -> list[Key]:
+    return []
+
+
+@pytest.fixture
+def cache(enqueued: list[Key]) -> Cache:
+    return Cache(enqueued.append)
+
+
+def test_a_pools_children_are_found_by_their_names(cache: Cache) -> None:
+    for resource in (DEPLOYMENTS, SERVICES, BUDGETS):
+        cache.note(manifest(resource, "qwen-sampler", f"uid-{resource.kind}"))
+    observed = observe_pool(cache, KEY, make_pool(), None)
+    found = [observed.workload, observed.service, observed.budget]
+    assert [each["metadata"]["uid"] for each in found if each is not None] == [
+        "uid-Deployment",
+        "uid-Service",
+        "uid-PodDisruptionBudget",
+    ]
+
+
+def test_its_pods_are_those_of_the_replica_sets_of_its_deployment(cache: Cache) -> None:
+    """Anybody may give a pod our label; it is then not a replica."""
+    cache.note(pod("ours", "qwen-sampler-6d4cf56db6"))
+    cache.note(pod("of-another", "qwen-sampler-two-6d4cf56db6"))
+    cache.note(pod("bare", None))
+    observed = observe_pool(cache, KEY, make_pool(), None)
+    assert [each["metadata"]["name"] for each in observed.pods] == ["ours"]
+
+
+def test_a_pod_that_comes_later_brings_the_pool_back_into_the_queue(cache: Cache, enqueued: list[Key]) -> None:
+    observe_pool(cache, KEY, make_pool(), None)
+    cache.note(pod("ours", "qwen-sampler-6d4cf56db6"))
+    assert enqueued == [KEY]
+
+
+SESSION_KEY = Key("research", "qwen", "TrainingSession")
+ONE_POD = make_session()
+GROUP = make_session(**NEMO_RL, parallelism={"nodes": 3}, modelCache={"claimName": "models"})
+
+
+def ray_pod(name: str, application: str, cluster: str = "qwen") -> dict[str, Any]:
+    labels = {"tinsmith.dev/session": "qwen", "ray.io/cluster": cluster, "app.kubernetes.io/name": application}
+    owners = [{"kind": "RayCluster", "name": cluster, "uid": "rc", "controller": True}]
+    return manifest(PODS, name, f"uid-{name}", labels=labels, ownerReferences=owners)
+
+
+def numbered_pod() -> dict[str, Any]:
+    owners = [{"kind": "StatefulSet", "name": "qwen", "uid": "sts", "controller": True}]
+    return manifest(PODS, "qwen-0", "uid-0", labels={"tinsmith.dev/session": "qwen"}, ownerReferences=owners)
+
+
+def test_a_group_has_its_head_for_a_worker_and_the_others_beside_it(cache: Cache) -> None:
+    for resource in (WORKLOADS, RAY_CLUSTERS):
+        cache.note(manifest(resource, "qwen", f"uid-{resource.kind}"))
+    for name, beside in (("a", "-member"), ("b", ""), ("c", "-member")):
+        cache.note(ray_pod(name, f"tinsmith-worker{beside}"))
+    observed = observe_session(cache, SESSION_KEY, GROUP, None)
+    assert observed.workload is not None
+    assert observed.workload["kind"] == "RayCluster"
+    assert observed.pod is not None
+    assert observed.pod["metadata"]["name"] == "b"
+    assert [member["metadata"]["name"] for member in observed.members] == ["a", "c"]
+
+
+def converter(name: str, job: str = "qwen-conversion") -> dict[str, Any]:
+    labels = {"tinsmith.dev/session": "qwen", "app.kubernetes.io/name": "tinsmith-conversion"}
+    owners = [{"kind": "Job", "name": job, "uid": "job", "controller": True}]
+    return manifest(PODS, name, f"uid-{name}", labels=labels, ownerReferences=owners)
+
+
+@pytest.mark.parametrize("session", [ONE_POD, GROUP], ids=["one", "group"])
+def test_what_converts_a_model_is_the_jobs_and_never_the_worker_or_a_member(cache: Cache, session: Any) -> None:
+    cache.note(manifest(JOBS, "qwen-conversion", "uid-job"))
+    for pod in (converter("qwen-conversion-x"), converter("theirs", job="another-conversion")):
+        cache.note(pod)
+    observed = observe_session(cache, SESSION_KEY, session, None)
+    assert observed.conversion is not None
+    assert [pod["metadata"]["name"] for pod in observed.converters] == ["qwen-conversion-x"]
+    assert (observed.pod, observed.members) == (None, ())
+
+
+def test_a_conversion_that_ends_brings_the_session_back_into_the_queue(cache: Cache, enqueued: list[Key]) -> None:
+    observe_session(cache, SESSION_KEY, GROUP, None)
+    cache.note(manifest(JOBS, "qwen-conversion", "uid-job"))
+    assert enqueued == [SESSION_KEY]
+
+
+def test_pods_of_another_ray_cluster_are_not_the_groups_whatever_label_they_carry(cache: Cache) -> None:
+    cache.note(ray_pod("theirs", "tinsmith-worker-member", cluster="theirs"))
+    assert observe_session(cache, SESSION_KEY, GROUP, None).members == ()
+
+
+@pytest.mark.parametrize(
+    ("session", "earlier"), [(GROUP, numbered_pod()), (ONE_POD, ray_pod("b", "tinsmith-worker"))], ids=["group", "one"]
+)
+def test_the_worker_of_an_earlier_session_that_ran_otherwise_is_seen_while_it_is_there(
+    cache: Cache, session: Any, earlier: dict[str, Any]
+) -> None:
+    assert observe_session(cache, SESSION_KEY, session, None).pod is None
+    cache.note(earlier)
+    assert observe_session(cache, SESSION_KEY, session, None).pod == earlier
+
+
+def test_a_strangers_pod_of_the_name_that_a_stateful_set_would_use_is_nothing_to_a_group(cache: Cache) -> None:
+    cache.note(manifest(PODS, "qwen-0", "theirs", labels={"app": "theirs"}))
+    assert observe_session(cache, SESSION_KEY, GROUP, None).pod is None
+
+
+def test_a_member_that_comes_later_brings_the_session_back_into_the_queue(cache: Cache, enqueued: list[Key]) -> None:
+    observe_session(cache, SESSION_KEY, GROUP, None)
+    cache.note(ray_pod("a", "tinsmith-worker-member"))
+    assert enqueued == [SESSION_KEY]

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+from tinsmith_operator.settings import Settings, unknown_variables
+
+LEAST = {
+    "namespace": "tin",
+    "trainer_image": "registry.example/trainer:1",
+    "checkpoint_root": "s3://bucket/checkpoints",
+}
+
+
+def make(**changes: object) -> Settings:
+    return Settings.model_validate({**LEAST, **changes})
+
+
+def test_names_follow_from_the_release_unless_they_are_given() -> None:
+    settings = make(release="blue")
+    assert settings.lease == "blue-operator"
+    assert settings.ca_secret_name == "blue-ca"
+    assert settings.api_server_tls_secret_name == "blue-api-server-tls"
+    given = make(lease_name="l", ca_secret="c", api_server_tls_secret="a")
+    assert (given.lease, given.ca_secret_name, given.api_server_tls_secret_name) == ("l", "c", "a")
+
+
+@pytest.mark.parametrize(
+    ("said", "namespaces"),
+    [
+        ("", ("tin",)),
+        ("a", ("a",)),
+        ("a,b", ("a", "b")),
+        (" b , a,,b ", ("b", "a")),
+        ("tin,a", ("tin", "a")),
+        ("*", None),
+        (" * ", None),
+    ],
+)
+def test_it_looks_after_its_own_namespace_unless_it_is_told_others(said: str, namespaces: tuple[str, ...]) -> None:
+    assert make(watch_namespaces=said).scope.namespaces == namespaces
+
+
+@pytest.mark.parametrize("said", ["a,*", "Research", "a b", "-a", "team-*", "a" * 64])
+def test_what_is_no_namespace_is_refused_with_the_ways_to_say_it(said: str) -> None:
+    with pytest.raises(ValidationError, match=r"is not the name of a namespace: write names with commas.*`\*` alone"):
+        make(watch_namespaces=said)
+
+
+def test_an_environment_is_read_from_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LEAST.items():
+        monkeypatch.setenv(f"TINSMITH_OPERATOR_{name.upper()}", value)
+    monkeypatch.setenv("TINSMITH_OPERATOR_CHECKPOINT_ENVIRONMENT", '{"AWS_REGION": "eu-north-1"}')
+    monkeypatch.setenv("TINSMITH_OPERATOR_CHECKPOINT_SECRET", "store")
+    installation = Settings().installation()
+    assert dict(installation.checkpoint_environment) == {"AWS_REGION": "eu-north-1"}
+    assert installation.checkpoint_secret == "store"
+
+
+def test_a_secret_with_an_empty_name_is_none() -> None:
+    assert make(checkpoint_secret="").installation().checkpoint_secret is None
+
+
+@pytest.mark.parametrize("name", ["HOME", "HF_HOME", "HF_TOKEN", "OMP_NUM_THREADS", "A-B", "", "1A", "A=B"])
+def test_a_variable_that_is_the_operators_or_none_at_all_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="cannot be set for workers"):
+        make(checkpoint_environment={name: "x"})
+
+
+@pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://store", "https://", "https://store:port"])
+def test_an_endpoint_that_nobody_could_reach_is_refused(endpoint: str) -> None:
+    with pytest.raises(ValidationError):
+        make(checkpoint_environment={"AWS_ENDPOINT_URL_S3": endpoint})
+
+
+def test_a_root_in_the_workers_pods_needs_the_claim_that_holds_it() -> None:
+    with pytest.raises(ValidationError, match="checkpoint_claim"):
+        make(checkpoint_root="file:///var/lib/tinsmith/checkpoints")
+    make(checkpoint_root="file:///var/lib/tinsmith/checkpoints", checkpoint_claim="checkpoints")
+
+
+def test_two_processes_never_take_each_other_for_themselves() -> None:
+    assert make().identity != make().identity
+
+
+def test_every_field_is_described() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_a_variable_that_sets_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINSMITH_OPERATOR_NAMESPACE", "tin")
+    monkeypatch.setenv("TINSMITH_OPERATOR_NAMESAPCE", "tin")
+    assert unknown_variables() == ["TINSMITH_OPERATOR_NAMESAPCE"]
+
+
+def test_the_program_names_what_is_missing_and_ends() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tinsmith_operator"],
+        env={"TINSMITH_OPERATOR_NAMESPACE": "tin", "TINSMITH_OPERATOR_BURST": "none"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "TINSMITH_OPERATOR_TRAINER_IMAGE: Field required" in ended.stderr
+    assert "TINSMITH_OPERATOR_BURST: " in ended.stderr
+    assert "Traceback" not in ended.stderr
