@@ -1,0 +1,108 @@
+{{/* What a schema cannot say, or not in words that help. Included once, by a template that is always rendered. */}}
+{{- define "tinsmith.checks" -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]{0,39}$" .Release.Name) }}
+{{- fail (printf "the release name %q does not fit: at most 40 lower-case letters, digits and dashes, a letter first, so that a Service can be called %s-api-server" .Release.Name .Release.Name) }}
+{{- end }}
+{{- include "tinsmith.checkKeys" . }}
+{{- include "tinsmith.checkStore" . }}
+{{- include "tinsmith.checkCheckpoints" . }}
+{{- include "tinsmith.checkScope" . }}
+{{- include "tinsmith.checkEntrance" . }}
+{{- include "tinsmith.checkModels" . }}
+{{- include "tinsmith.checkMonitoring" . }}
+{{- end }}
+
+{{- define "tinsmith.checkMonitoring" -}}
+{{- with .Values.monitoring }}
+{{- if and .prometheusRule.enabled (not .serviceMonitor.enabled) }}
+{{- fail "monitoring.prometheusRule is enabled without monitoring.serviceMonitor: alerts that nothing is there would fire for ever, since nothing tells Prometheus what to read; enable both" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tinsmith.checkKeys" -}}
+{{- if and .Values.keys.value .Values.keys.existingSecret.name }}
+{{- fail "keys.value and keys.existingSecret.name are both set: give the API key, or the Secret that holds it" }}
+{{- end }}
+{{- end }}
+
+{{- define "tinsmith.checkStore" -}}
+{{- with .Values.apiServer }}
+{{- if and (gt (int .replicas) 1) (not .database.existingSecret.name) }}
+{{- fail (printf "apiServer.replicas is %v, but the store is a SQLite file that one server at a time can use: put the URL of a PostgreSQL into a Secret and name it as apiServer.database.existingSecret.name, or keep one replica" .replicas) }}
+{{- end }}
+{{- if and .database.existingSecret.name .storage.existingClaim }}
+{{- fail "apiServer.database.existingSecret.name and apiServer.storage.existingClaim are both set: the store is a database, or a SQLite file on that claim" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tinsmith.checkCheckpoints" -}}
+{{- with .Values.checkpoints }}
+{{- if and .remote.url .storage.existingClaim }}
+{{- fail "checkpoints.remote.url and checkpoints.storage.existingClaim are both set: checkpoints live in an object store, or on that claim" }}
+{{- end }}
+{{- if and (or .remote.environment .remote.secretName) (not .remote.url) }}
+{{- fail "checkpoints.remote has an environment or a secretName, and no url: say where checkpoints live, such as s3://bucket/prefix" }}
+{{- end }}
+{{- range $name, $value := .remote.environment }}
+{{- include "tinsmith.checkVariable" (dict "name" $name "value" $value) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* As the operator would refuse it, at its start. */}}
+{{- define "tinsmith.checkVariable" -}}
+{{- if has .name (list "HOME" "HF_HOME" "HF_TOKEN" "OMP_NUM_THREADS") }}
+{{- fail (printf "checkpoints.remote.environment has %s, which the operator sets for workers: leave it out" .name) }}
+{{- end }}
+{{- $url := `^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/\S*)?$` }}
+{{- if and (has .name (list "AWS_ENDPOINT_URL_S3" "AWS_ENDPOINT_URL")) (not (regexMatch $url .value)) }}
+{{- fail (printf "checkpoints.remote.environment.%s is %q, which is not the URL of a store: write it like https://store.example.com:9000" .name .value) }}
+{{- end }}
+{{- end }}
+
+{{- define "tinsmith.checkScope" -}}
+{{- $others := without .Values.scope.namespaces .Release.Namespace }}
+{{- if and .Values.scope.cluster .Values.scope.namespaces }}
+{{- fail "scope.cluster and scope.namespaces are both set: name the namespaces, or take all of them" }}
+{{- end }}
+{{- if and (or .Values.scope.cluster $others) (not .Values.checkpoints.remote.url) (not .Values.checkpoints.storage.existingClaim) }}
+{{- fail "scope has sessions in other namespaces than the release's, whose pods cannot mount the checkpoint volume that the chart makes: set checkpoints.remote.url, or checkpoints.storage.existingClaim to the name of a claim that each of these namespaces has for the same files" }}
+{{- end }}
+{{- end }}
+
+{{- define "tinsmith.checkEntrance" -}}
+{{- with .Values.apiServer }}
+{{- if and .ingress.enabled .httpRoute.enabled }}
+{{- fail "apiServer.ingress and apiServer.httpRoute are both enabled: choose the one that your cluster has a controller for" }}
+{{- end }}
+{{- if and .ingress.tls.enabled (not .ingress.host) }}
+{{- fail "apiServer.ingress.tls is enabled without a host: certificates are for names, so give apiServer.ingress.host" }}
+{{- end }}
+{{- if and .httpRoute.enabled (not .httpRoute.parentRefs) }}
+{{- fail "apiServer.httpRoute is enabled without parentRefs: name the Gateway that it belongs to" }}
+{{- end }}
+{{- $needed := add 10 (.settings.pollHoldSeconds | default 25 | ceil) }}
+{{- range $name, $seconds := .httpRoute.timeouts }}
+{{- if and $seconds (lt (int $seconds) (int $needed)) }}
+{{- fail (printf "apiServer.httpRoute.timeouts.%s is %v, but polls are held for up to apiServer.settings.pollHoldSeconds: give %d or more, or 0 to leave it to the Gateway" $name $seconds $needed) }}
+{{- end }}
+{{- end }}
+{{- with .httpRoute.timeouts }}
+{{- if and .requestSeconds (gt (int .backendRequestSeconds) (int .requestSeconds)) }}
+{{- fail (printf "apiServer.httpRoute.timeouts.backendRequestSeconds is %v, and requestSeconds %v: the part that the API server has cannot take longer than the whole, so give requestSeconds as much or more" .backendRequestSeconds .requestSeconds) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tinsmith.checkModels" -}}
+{{- $seen := dict }}
+{{- range .Values.models }}
+{{- if hasKey $seen .name }}
+{{- fail (printf "two entries of models are called %q: entries need names of their own, for they name the sessions" .name) }}
+{{- end }}
+{{- $_ := set $seen .name true }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,91 @@
+{{/* Where sessions and pools are looked after and served. */}}
+
+{{/* The namespaces, as JSON: {"names": [...]}. Empty for the whole cluster. */}}
+{{- define "tinsmith.namespaces" -}}
+{{- $names := .Values.scope.cluster | ternary list (.Values.scope.namespaces | default (list .Release.Namespace)) }}
+{{- dict "names" $names | toJson }}
+{{- end }}
+
+{{/* The same as a setting of operator and API server. Empty for the release's own, which is their default. */}}
+{{- define "tinsmith.namespacesSetting" -}}
+{{- .Values.scope.cluster | ternary "*" (join "," .Values.scope.namespaces) }}
+{{- end }}
+
+{{/* Where the API server makes sessions of the catalogue: beside itself, else in the first one that is served. */}}
+{{- define "tinsmith.catalogueNamespace" -}}
+{{- $names := (include "tinsmith.namespaces" . | fromJson).names }}
+{{- if or (not $names) (has .Release.Namespace $names) }}{{ .Release.Namespace }}
+{{- else }}{{ first $names }}
+{{- end }}
+{{- end }}
+
+{{/* A name for what belongs to no namespace, where releases of other namespaces may have our name. */}}
+{{- define "tinsmith.clusterName" -}}
+{{ .root.Release.Namespace }}-{{ .root.Release.Name }}-{{ .component }}
+{{- end }}
+
+{{/* Rules in every namespace of the scope: (dict "root" $ "component" "operator" "account" NAME "rules" RULES). */}}
+{{- define "tinsmith.scopedRules" -}}
+{{- $names := (include "tinsmith.namespaces" .root | fromJson).names }}
+{{- if not $names }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ include "tinsmith.clusterName" . }}
+  labels: {{- include "tinsmith.labels" . | nindent 4 }}
+rules:
+  {{- .rules | nindent 2 }}
+{{- end }}
+{{- range $names }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ $.account }}
+  namespace: {{ . }}
+  labels: {{- include "tinsmith.labels" $ | nindent 4 }}
+rules:
+  {{- $.rules | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The bindings of these rules to the component's account: arguments as above, without the rules. */}}
+{{- define "tinsmith.scopedBindings" -}}
+{{- $names := (include "tinsmith.namespaces" .root | fromJson).names }}
+{{- if not $names }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ include "tinsmith.clusterName" . }}
+  labels: {{- include "tinsmith.labels" . | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ include "tinsmith.clusterName" . }}
+subjects:
+  {{- include "tinsmith.account" . | nindent 2 }}
+{{- end }}
+{{- range $names }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $.account }}
+  namespace: {{ . }}
+  labels: {{- include "tinsmith.labels" $ | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ $.account }}
+subjects:
+  {{- include "tinsmith.account" $ | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "tinsmith.account" -}}
+- kind: ServiceAccount
+  name: {{ .account }}
+  namespace: {{ .root.Release.Namespace }}
+{{- end }}

@@ -1,0 +1,238 @@
+"""What a real API server makes of the chart: it accepts, admits, grants and keeps what it should."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.charts import CHART, HELM, NAMESPACE, ROOT, Object, named, notes, render
+from support.cluster.builds import GO_MISSING
+from support.cluster.established import wait_established
+from support.cluster.handle import Cluster
+from support.cluster.other_kinds import install_other_kinds
+from support.requirements import require
+
+HERE = Path(__file__).parent
+CASES = sorted([*HERE.glob("values/*.yaml"), *ROOT.glob("examples/values-*.yaml")])
+CRDS = ROOT / "crds"
+ELSEWHERE = "team-a"
+SESSION = (ROOT / "examples" / "session.yaml").read_text()
+OPERATOR, API_SERVER = "tinsmith-operator", "tinsmith-api-server"
+KEPT_CLAIMS = ("tinsmith-api-server-data", "tinsmith-checkpoints")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A namespace, spoken to by helm and kubectl."""
+
+    cluster: Cluster
+    namespace: str
+
+    def helm(self, *arguments: str, values: Mapping[str, Any] | None = None) -> str:
+        where = ["--kubeconfig", str(self.cluster.kubeconfig), "--namespace", self.namespace]
+        given = ["--values", "-"] if values is not None else []
+        command = [str(HELM), *where, *arguments, *given]
+        done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def install(self, values: Mapping[str, Any] | None = None) -> str:
+        """The definition of a session may be there already: the cluster is shared, and this release takes it over."""
+        return self.helm("install", "tinsmith", str(CHART), "--take-ownership", values=values or {})
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin)
+
+    def would_accept(self, manifest: Object) -> None:
+        """Raises ClusterError with the API server's words when it would not."""
+        text = json.dumps(manifest)
+        self.kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", stdin=text)
+
+    def uid(self, kind: str, name: str) -> str:
+        return self.kubectl("get", kind, name, "--output=jsonpath={.metadata.uid}")
+
+    def may(self, account: str, verb: str, resource: str, namespace: str | None = None) -> bool:
+        """Whether a ServiceAccount of this namespace may do so, here or in another."""
+        user = f"system:serviceaccount:{self.namespace}:{account}"
+        where = f"--namespace={namespace or self.namespace}"
+        review = ["auth", "can-i", verb, resource, where, f"--as={user}"]
+        command = [str(self.cluster.kubectl_program), f"--kubeconfig={self.cluster.kubeconfig}", *review]
+        # "no" is a status of 1.
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout.strip() in {"yes", "no"}, done.stderr
+        return done.stdout.strip() == "yes"
+
+
+@pytest.fixture(scope="session")
+def kinds(api_cluster: Cluster) -> Cluster:
+    """The cluster, with the kinds of Tinsmith, of the Gateway API and of the Prometheus operator."""
+    require(shutil.which("go") is not None, GO_MISSING)
+    api_cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRDS}")
+    wait_established(api_cluster.kubectl, f"--filename={CRDS}")
+    install_other_kinds(api_cluster.kubectl)
+    return api_cluster
+
+
+@pytest.fixture
+def place(kinds: Cluster, namespace: str) -> Place:
+    return Place(kinds, namespace)
+
+
+def pod_of(workload: Object) -> Object:
+    template = workload["spec"]["template"]
+    metadata = {**template["metadata"], "name": workload["metadata"]["name"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_every_object_would_be_accepted_where_pods_must_be_restricted(place: Place, case: Path) -> None:
+    objects = [each for each in render(yaml.safe_load(case.read_text())) if each["kind"] != "CustomResourceDefinition"]
+    for each in objects:
+        # Bindings name their account's namespace; what is for another one is tried here as well.
+        text = json.dumps(each).replace(f'"{NAMESPACE}"', f'"{place.namespace}"')
+        text = text.replace(f'"{ELSEWHERE}"', f'"{place.namespace}"')
+        place.would_accept(json.loads(text))
+        if each["kind"] == "ServiceAccount":
+            place.kubectl("create", "--filename=-", stdin=text)
+    workloads = [each for each in objects if each["kind"] == "Deployment"]
+    assert len(workloads) == 2
+    for each in workloads:
+        place.would_accept(pod_of(each))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_every_session_of_a_catalogue_would_be_accepted(place: Place, case: Path) -> None:
+    catalogue = named(render(yaml.safe_load(case.read_text())), "ConfigMap", "tinsmith-api-server-catalogue")
+    for entry in json.loads(catalogue["data"]["catalogue.json"]):
+        assert entry.keys() == {"name", "maxSessions", "spec"}
+        session = {"apiVersion": "tinsmith.dev/v1alpha1", "kind": "TrainingSession", "spec": entry["spec"]}
+        place.would_accept({**session, "metadata": {"name": f"{entry['name']}-1"}})
+
+
+def test_installing_makes_pods_and_says_what_to_do_next(place: Place) -> None:
+    said = place.install().partition("\nNOTES:\n")[2]
+    for component in ("operator", "api-server"):
+        place.kubectl("wait", "pod", "-l", f"app.kubernetes.io/component={component}", "--for=create", "--timeout=60s")
+    assert said.strip() == notes({}).replace(NAMESPACE, place.namespace).strip()
+
+
+def test_uninstalling_keeps_volumes_definition_and_sessions_for_the_next_installation(place: Place) -> None:
+    place.install()
+    place.kubectl("create", "--filename=-", stdin=SESSION)
+    claims = {name: place.uid("pvc", name) for name in KEPT_CLAIMS}
+    session = place.uid("trainingsession", "tiny")
+
+    place.helm("uninstall", "tinsmith")
+    left = place.kubectl(
+        "get", "deploy,svc,cm,secret,role,rolebinding,networkpolicy,ingress,pdb", "--output=name"
+    ).split()
+    assert left == ["configmap/kube-root-ca.crt"]
+    assert place.uid("trainingsession", "tiny") == session
+    for plural in ("trainingsessions", "samplerpools"):
+        place.kubectl("get", "crd", f"{plural}.tinsmith.dev")
+
+    # Without taking anything over: what was kept is this release's own.
+    place.helm("install", "tinsmith", str(CHART))
+    assert {name: place.uid("pvc", name) for name in KEPT_CLAIMS} == claims
+    assert place.uid("trainingsession", "tiny") == session
+
+
+@pytest.mark.parametrize("case", ["default", "everything", "values-high-availability"])
+def test_what_a_gitops_tool_renders_is_what_helm_installs(place: Place, case: str) -> None:
+    """Nothing is looked up in the cluster, depends on what it can do, or is another one each time."""
+    [file] = [each for each in CASES if each.stem == case]
+    values = {**yaml.safe_load(file.read_text()), "crds": {"install": False}}
+    rendered = render(values, namespace=place.namespace)
+    place.install(values)
+    installed = yaml.safe_load_all(place.helm("get", "manifest", "tinsmith"))
+    hooks = [each for each in rendered if "helm.sh/hook" in each["metadata"].get("annotations", {})]
+    assert [each["kind"] for each in hooks] == ["Pod"]
+    assert by_name(each for each in rendered if each not in hooks) == by_name(each for each in installed if each)
+
+
+def by_name(objects: Iterable[Object]) -> dict[tuple[str, str], Object]:
+    return {(each["kind"], each["metadata"]["name"]): each for each in objects}
+
+
+def test_a_new_definition_comes_with_an_upgrade(place: Place) -> None:
+    place.install()
+    versions = "/spec/versions/0/additionalPrinterColumns"
+    patch = json.dumps([{"op": "remove", "path": versions}])
+    place.kubectl("patch", "crd", "trainingsessions.tinsmith.dev", "--type=json", f"--patch={patch}")
+    place.helm("upgrade", "tinsmith", str(CHART))
+    columns = place.kubectl("get", "crd", "trainingsessions.tinsmith.dev", "--output=jsonpath={.spec.versions[0]}")
+    assert "additionalPrinterColumns" in columns
+
+
+def test_a_release_goes_over_to_a_database_with_several_servers_and_back(place: Place) -> None:
+    def deployed() -> tuple[int, str]:
+        spec = json.loads(place.kubectl("get", "deploy", API_SERVER, "--output=json"))["spec"]
+        return spec["replicas"], spec["strategy"]["type"]
+
+    database = {"apiServer": {"replicas": 2, "database": {"existingSecret": {"name": "postgresql"}}}}
+    place.install({})
+    assert deployed() == (1, "Recreate")
+    place.helm("upgrade", "tinsmith", str(CHART), values=database)
+    assert deployed() == (2, "RollingUpdate")
+    place.kubectl("get", "pdb", API_SERVER)
+    # The file is kept for the way back.
+    place.helm("upgrade", "tinsmith", str(CHART), "--reset-values")
+    assert deployed() == (1, "Recreate")
+    assert place.uid("pvc", KEPT_CLAIMS[0])
+
+
+def test_templates_ask_nothing_of_the_cluster_and_write_by_no_hook_but_the_test() -> None:
+    templates = {path: path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file()}
+    for word in ("lookup", ".Capabilities", "rand", "genCA", "genSelfSigned", "now", "uuidv4"):
+        used = re.compile(rf"{{{{[^}}]*(?<![\w.]){re.escape(word)}")
+        assert [path.name for path, text in templates.items() if used.search(text)] == [], word
+    assert [path.name for path, text in templates.items() if "helm.sh/hook:" in text] == ["step.yaml"]
+
+
+def test_the_accounts_may_do_their_work_in_their_namespace_and_nothing_elsewhere(place: Place) -> None:
+    place.install()
+    assert place.may(OPERATOR, "create", "statefulsets.apps")
+    assert place.may(OPERATOR, "patch", "trainingsessions.tinsmith.dev")
+    assert place.may(OPERATOR, "create", "deployments.apps")
+    assert place.may(API_SERVER, "create", "trainingsessions.tinsmith.dev")
+    assert place.may(API_SERVER, "watch", "endpointslices.discovery.k8s.io")
+
+    assert not place.may(API_SERVER, "patch", "trainingsessions.tinsmith.dev")
+    assert not place.may(API_SERVER, "get", "secrets")
+    assert not place.may(OPERATOR, "create", "pods")
+    for account in (OPERATOR, API_SERVER):
+        assert not place.may(account, "list", "trainingsessions.tinsmith.dev", namespace="default")
+        assert not place.may(account, "get", "secrets", namespace="default")
+
+
+@pytest.fixture
+def another_namespace(kinds: Cluster) -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    kinds.make_namespace(name)
+    yield name
+    kinds.delete_namespace(name)
+
+
+def test_the_accounts_may_do_their_work_in_the_namespaces_of_the_scope_and_nothing_elsewhere(
+    place: Place, another_namespace: str
+) -> None:
+    scope = {"scope": {"namespaces": [another_namespace]}, "checkpoints": {"remote": {"url": "s3://bucket"}}}
+    place.install(scope)
+    assert place.may(OPERATOR, "create", "deployments.apps", namespace=another_namespace)
+    assert place.may(API_SERVER, "create", "trainingsessions.tinsmith.dev", namespace=another_namespace)
+    assert place.may(API_SERVER, "list", "endpointslices.discovery.k8s.io", namespace=another_namespace)
+    assert place.may(OPERATOR, "get", "secrets/tinsmith-ca")
+
+    assert not place.may(OPERATOR, "list", "secrets")
+    assert not place.may(API_SERVER, "list", "trainingsessions.tinsmith.dev")
+    for account in (OPERATOR, API_SERVER):
+        assert not place.may(account, "list", "trainingsessions.tinsmith.dev", namespace="default")

@@ -1,0 +1,110 @@
+"""Whom operator and API server may reach, and who may reach them."""
+
+from __future__ import annotations
+
+import pytest
+from support.charts import Object, at, merged, named, render
+from tinsmith_operator.build.policy import CREDENTIAL_SERVERS
+
+DATABASE = at("apiServer.database.existingSecret.name", "postgresql")
+REMOTE = at("checkpoints.remote", {"url": "s3://bucket", "secretName": "object-store"})
+ALWAYS = {53, 443, 6443, 7443}
+
+
+def policy(values: Object, component: str) -> Object:
+    found: Object = named(render(values), "NetworkPolicy", f"tinsmith-{component}")["spec"]
+    return found
+
+
+def ports_out(values: Object) -> set[int]:
+    return {port["port"] for rule in policy(values, "api-server")["egress"] for port in rule["ports"]}
+
+
+def endpoint(**variables: str) -> Object:
+    return merged(REMOTE, at("checkpoints.remote.environment", variables))
+
+
+@pytest.mark.parametrize(
+    ("values", "more"),
+    [
+        pytest.param({}, set(), id="nothing"),
+        pytest.param(DATABASE, {5432}, id="database"),
+        pytest.param(merged(DATABASE, at("networkPolicy.databasePorts", [6432])), {6432}, id="pooler"),
+        pytest.param(REMOTE, set(), id="S3, by https"),
+        pytest.param(endpoint(AWS_ENDPOINT_URL_S3="https://objects.example.com:9000/"), {9000}, id="endpoint"),
+        pytest.param(endpoint(AWS_ENDPOINT_URL="http://minio.storage.svc"), {80}, id="endpoint, by http"),
+        pytest.param(
+            endpoint(AWS_ENDPOINT_URL="http://all", AWS_ENDPOINT_URL_S3="http://s3:9000"), {9000}, id="one for S3 alone"
+        ),
+        pytest.param(endpoint(AWS_ENDPOINT_URL_S3="https://[2001:db8::1]:9443"), {9443}, id="endpoint, by address"),
+        pytest.param(at("networkPolicy.extraEgress", [{"ports": [{"port": 3128}]}]), {3128}, id="proxy"),
+    ],
+)
+def test_the_api_server_reaches_the_ports_of_what_it_is_told_to_use_and_no_others(
+    values: Object, more: set[int]
+) -> None:
+    assert ports_out(values) == ALWAYS | more
+
+
+def test_credentials_of_the_node_or_the_account_are_fetched_where_they_are_and_only_if_no_secret_is_named() -> None:
+    values = merged(endpoint(AWS_ENDPOINT_URL_S3="https://s3:9000"), at("networkPolicy.kubernetesApiPorts", [6443]))
+    assert links(values) == set()
+    assert 443 not in ports_out(values)
+    without = merged(values, at("checkpoints.remote.secretName", ""))
+    # As the operator lets workers and samplers.
+    assert links(without) == {(cidr, 80) for cidr in CREDENTIAL_SERVERS}
+    assert ports_out(without) - ports_out(values) == {80, 443}
+
+
+def links(values: Object) -> set[tuple[str, int]]:
+    """The addresses that are let through, each with its port."""
+    return {
+        (peer["ipBlock"]["cidr"], port["port"])
+        for rule in policy(values, "api-server")["egress"]
+        for peer in rule.get("to", [])
+        for port in rule["ports"]
+        if "ipBlock" in peer
+    }
+
+
+def worker_peer(values: Object, component: str) -> Object:
+    [rule] = [rule for rule in policy(values, component)["egress"] if rule["ports"][0]["port"] == 7443]
+    [peer] = rule["to"]
+    found: Object = peer
+    return found
+
+
+def names(component: str) -> list[str]:
+    [expression] = worker_peer({}, component)["podSelector"]["matchExpressions"]
+    assert (expression["key"], expression["operator"]) == ("app.kubernetes.io/name", "In")
+    found: list[str] = expression["values"]
+    return found
+
+
+def test_api_servers_reach_workers_and_samplers_and_the_operator_workers_alone() -> None:
+    assert names("api-server") == ["tinsmith-worker", "tinsmith-sampler"]
+    assert names("operator") == ["tinsmith-worker"]
+
+
+@pytest.mark.parametrize("component", ["operator", "api-server"])
+def test_workers_are_reached_in_the_namespaces_of_the_scope(component: str) -> None:
+    def selected(scope: Object) -> Object | None:
+        found: Object | None = worker_peer(merged(REMOTE, {"scope": scope}), component).get("namespaceSelector")
+        return found
+
+    # Without a selector of namespaces, a rule is about its policy's own.
+    assert selected({}) is None
+    assert selected({"cluster": True}) == {}
+    named_ones = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a", "team-b"]}
+    assert selected({"namespaces": ["team-a", "team-b"]}) == {"matchExpressions": [named_ones]}
+
+
+def test_clients_that_are_named_keep_others_out_but_not_the_test_of_helm() -> None:
+    [open_to_all] = policy({}, "api-server")["ingress"]
+    assert "from" not in open_to_all
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}
+    [rule] = policy(at("networkPolicy.clients", [peer]), "api-server")["ingress"]
+    ours, of_the_test = rule["from"]
+    assert ours == peer
+    labels = named(render({}), "Pod", "tinsmith-test-step")["metadata"]["labels"]
+    assert of_the_test["podSelector"]["matchLabels"].items() <= labels.items()

@@ -1,0 +1,467 @@
+"""The schema is closed, every value has an effect, and what cannot work is refused before anything is installed."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.charts import (
+    CHART,
+    ROOT,
+    Object,
+    at,
+    environment,
+    lint,
+    looked_up,
+    merged,
+    named,
+    notes,
+    pods,
+    refusal,
+    render,
+)
+from support.documents import Written, blocks_of_pages
+from tinsmith_operator.build.container import OWN_VARIABLES
+from tinsmith_operator.installation import ENDPOINT_VARIABLES, remote_port
+
+HERE = Path(__file__).parent
+SCHEMA: Object = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS: Object = yaml.safe_load((CHART / "values.yaml").read_text())
+EXAMPLES = [
+    yaml.safe_load(file.read_text())
+    for file in (*sorted(HERE.glob("values/*.yaml")), ROOT / "examples" / "values-high-availability.yaml")
+]
+IN_PAGES = [
+    each
+    for each in blocks_of_pages()
+    if each.where.startswith(("docs/chart.md", "docs/ingress.md")) and not each.is_manifest
+]
+
+FIXED_KEY = "tml-a-key-that-stays-the-same"
+# What a value needs beside it to have an effect.
+DATABASE = at("apiServer.database.existingSecret.name", "postgresql")
+REMOTE = at("checkpoints.remote.url", "s3://bucket")
+ROUTE = at("apiServer.httpRoute", {"enabled": True, "parentRefs": [{"name": "gateway"}]})
+ALERTS = at("monitoring", {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}})
+BESIDE: dict[str, Object] = {
+    "scope.namespaces": REMOTE,
+    "scope.cluster": REMOTE,
+    "operator.podDisruptionBudget.maxUnavailable": at("operator.replicas", 2),
+    "apiServer.replicas": DATABASE,
+    "apiServer.podDisruptionBudget.maxUnavailable": merged(DATABASE, at("apiServer.replicas", 2)),
+    "apiServer.database.existingSecret.key": DATABASE,
+    "apiServer.ingress.className": at("apiServer.ingress.enabled", True),
+    "apiServer.ingress.host": at("apiServer.ingress.enabled", True),
+    "apiServer.ingress.annotations": at("apiServer.ingress.enabled", True),
+    "apiServer.ingress.tls.enabled": at("apiServer.ingress", {"enabled": True, "host": "example.com"}),
+    "apiServer.ingress.tls.secretName": at(
+        "apiServer.ingress", {"enabled": True, "host": "example.com", "tls": {"enabled": True}}
+    ),
+    "apiServer.httpRoute.enabled": at("apiServer.httpRoute.parentRefs", [{"name": "gateway"}]),
+    "apiServer.httpRoute.parentRefs": ROUTE,
+    "apiServer.httpRoute.hostnames": ROUTE,
+    "apiServer.httpRoute.annotations": ROUTE,
+    "apiServer.httpRoute.timeouts.requestSeconds": ROUTE,
+    "apiServer.httpRoute.timeouts.backendRequestSeconds": ROUTE,
+    "checkpoints.remote.environment": REMOTE,
+    "checkpoints.remote.secretName": REMOTE,
+    "keys.existingSecret.name": at("keys.value", ""),
+    "keys.existingSecret.key": {"keys": {"value": "", "existingSecret": {"name": "mine"}}},
+    "networkPolicy.databasePorts": DATABASE,
+    "monitoring.serviceMonitor.labels": at("monitoring.serviceMonitor.enabled", True),
+    "monitoring.serviceMonitor.interval": at("monitoring.serviceMonitor.enabled", True),
+    "monitoring.prometheusRule.enabled": at("monitoring.serviceMonitor.enabled", True),
+    "monitoring.prometheusRule.labels": ALERTS,
+    "monitoring.prometheusRule.runbookUrl": ALERTS,
+    "monitoring.dashboards.labels": at("monitoring.dashboards.enabled", True),
+    "monitoring.dashboards.annotations": at("monitoring.dashboards.enabled", True),
+}
+
+
+def resolved(schema: Object) -> Object:
+    if "$ref" not in schema:
+        return schema
+    return resolved(SCHEMA["definitions"][schema["$ref"].removeprefix("#/definitions/")])
+
+
+def settable(schema: Object, defaults: Any, prefix: str = "") -> Iterator[str]:
+    """The paths of the schema that values.yaml gives a value, and the optional members of what it leaves empty."""
+    for name, written in schema["properties"].items():
+        member, path = resolved(written), f"{prefix}{name}"
+        if path == "global":
+            continue
+        default = defaults.get(name) if isinstance(defaults, dict) else None
+        is_ours = "properties" in member and "affinity" not in path and "resources" not in path
+        yield from settable(member, default, f"{path}.") if is_ours else (path,)
+
+
+PATHS = list(settable(SCHEMA, DEFAULTS))
+
+
+def objects_of(schema: Any, where: str = "") -> Iterator[tuple[str, Object]]:
+    """Every part of a schema that speaks of an object."""
+    if isinstance(schema, list):
+        for number, each in enumerate(schema):
+            yield from objects_of(each, f"{where}[{number}]")
+    elif isinstance(schema, dict):
+        if schema.get("type") == "object":
+            yield where, schema
+        for name, each in schema.items():
+            yield from objects_of(each, f"{where}.{name}")
+
+
+@pytest.mark.parametrize("written", IN_PAGES, ids=lambda each: each.where)
+def test_values_that_people_are_told_to_write_are_taken(written: Written) -> None:
+    assert render(written.content)
+
+
+# Kubernetes explains these, and its API server checks them.
+OPEN = {".global", ".nodeAffinity", ".podAffinity", ".podAntiAffinity", ".affinity"}
+
+
+def test_every_object_of_the_schema_is_closed_or_maps_names_to_one_type() -> None:
+    loose = {
+        where
+        for where, schema in objects_of(SCHEMA)
+        if schema.get("additionalProperties") in (None, True) and not any(where.endswith(name) for name in OPEN)
+    }
+    assert loose == set()
+
+
+def test_values_and_schema_have_the_same_keys() -> None:
+    missing: set[str] = set()
+    unknown: set[str] = set()
+
+    def compare(schema: Object, values: Object, prefix: str) -> None:
+        named = schema["properties"]
+        unknown.update(f"{prefix}{name}" for name in values.keys() - named.keys())
+        missing.update(f"{prefix}{name}" for name in named.keys() - values.keys())
+        for name, value in values.items():
+            # What is empty by default is optional in each of its members.
+            if isinstance(value, dict) and value and "properties" in resolved(named.get(name, {})):
+                compare(resolved(named[name]), value, f"{prefix}{name}.")
+
+    compare(SCHEMA, DEFAULTS, "")
+    assert (missing, unknown) == ({"global"}, set())
+
+
+def test_every_value_is_demanded() -> None:
+    """Taken away by `null`, a list of ports would open all of them, and a setting would keep its program down."""
+    lenient: set[str] = set()
+
+    def compare(schema: Object, values: Object, prefix: str) -> None:
+        lenient.update(f"{prefix}{name}" for name in values.keys() - set(schema["required"]))
+        for name, value in values.items():
+            # What several values share by reference, such as resources, is optional in each of its members.
+            if isinstance(value, dict) and value and "properties" in schema["properties"][name]:
+                compare(schema["properties"][name], value, f"{prefix}{name}.")
+
+    compare(SCHEMA, DEFAULTS, "")
+    assert lenient == set()
+
+
+@pytest.mark.parametrize("path", ["networkPolicy.kubernetesApiPorts", "operator.logLevel", "image"])
+def test_a_value_that_is_taken_away_is_refused_by_name(path: str) -> None:
+    assert f"{path.rpartition('.')[2]} is required" in refusal(at(path, None))
+
+
+def test_every_value_is_explained() -> None:
+    page = (CHART.parents[1] / "docs" / "chart.md").read_text()
+    assert [path for path in PATHS if f"| `{path}` |" not in page] == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_value_is_without_effect(path: str) -> None:
+    beside = merged(at("keys.value", FIXED_KEY), BESIDE.get(path, {}))
+    examples = [found for values in EXAMPLES if (found := looked_up(values, path)) is not None]
+    example = next(found for found in examples if found != looked_up(DEFAULTS, path))
+    assert render(merged(beside, at(path, example))) != render(beside)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        pytest.param({"operatr": {}}, "Additional property operatr is not allowed", id="unknown"),
+        pytest.param(at("operator.replica", 2), "operator: Additional property replica is not allowed", id="misspelt"),
+        pytest.param(
+            at("apiServer.ingress.tls.secret", "x"),
+            "apiServer.ingress.tls: Additional property secret is not allowed",
+            id="nested",
+        ),
+        pytest.param(
+            at("apiServer.settings.loraRank", 3),
+            "apiServer.settings: Additional property loraRank is not allowed",
+            id="setting",
+        ),
+        pytest.param(
+            {"operator": {"tolerations": [{"keys": "x"}]}},
+            "operator.tolerations.0: Additional property keys is not allowed",
+            id="in a list",
+        ),
+    ],
+)
+def test_a_value_that_does_not_exist_is_refused_by_name(values: Object, sentence: str) -> None:
+    assert sentence in refusal(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(at("operator.replicas", "two"), id="text for a number"),
+        pytest.param(at("operator.replicas", 1.5), id="half an operator"),
+        pytest.param(at("operator.replicas", 0), id="no operator"),
+        pytest.param(at("apiServer.replicas", 0), id="no API server"),
+        pytest.param(at("image.pullPolicy", "Sometimes"), id="a word of no choice"),
+        pytest.param(at("image.tag", 1.0), id="a number for a tag"),
+        pytest.param(at("apiServer.image.digest", "sha256:1234"), id="half a digest"),
+        pytest.param(at("apiServer.publicUrl", "tinsmith.example.com"), id="a URL without a scheme"),
+        pytest.param(at("apiServer.ingress.host", "https://example.com"), id="a URL for a host"),
+        pytest.param(at("apiServer.settings.pollHoldSeconds", 90), id="above the bound of the setting"),
+        pytest.param(at("checkpoints.storage.size", "a lot"), id="no size"),
+        pytest.param(at("checkpoints.storage.accessModes", []), id="no access mode"),
+        pytest.param(at("checkpoints.remote.url", "/var/checkpoints"), id="no URL of an object store"),
+        pytest.param(at("checkpoints.remote.environment", {"TINSMITH_HOST": "::"}), id="a setting among variables"),
+        pytest.param(at("operator.podDisruptionBudget.maxUnavailable", "half"), id="no share"),
+        pytest.param(at("operator.podDisruptionBudget.maxUnavailable", 0), id="a node that is never drained"),
+        pytest.param(at("apiServer.podDisruptionBudget.maxUnavailable", "0%"), id="no per cent"),
+        pytest.param(at("apiServer.podDisruptionBudget.maxUnavailable", "101%"), id="more than all"),
+        pytest.param(at("scope.namespaces", ["a", "a"]), id="a namespace twice"),
+        pytest.param(at("keys.value", "sk-1234567890123456789012345"), id="a key that the SDK refuses"),
+        pytest.param(at("keys.value", "tml-short"), id="a key to guess"),
+        pytest.param({"models": {"name": "tiny"}}, id="a mapping for a list"),
+        pytest.param({"operator": "yes"}, id="text for an object"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(values: Object) -> None:
+    assert "values don't meet the specifications of the schema" in refusal(values)
+
+
+CLAIM = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models"}}
+SPEC = {"model": {"name": "demo/tiny", "source": CLAIM}}
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        pytest.param({"name": "tiny"}, "spec is required", id="no spec"),
+        pytest.param({"name": "Tiny", "spec": SPEC}, "models.0.name: Does not match", id="no name for a session"),
+        pytest.param({"name": "t", "spec": SPEC, "max": 1}, "Additional property max is not allowed", id="misspelt"),
+        pytest.param({"name": "t", "spec": {}}, "models.0.spec: model is required", id="no model"),
+        pytest.param(
+            {"name": "t", "spec": {**SPEC, "adapters": {"slot": 4}}},
+            "models.0.spec.adapters: Additional property slot is not allowed",
+            id="misspelt in the spec",
+        ),
+        pytest.param(
+            {"name": "t", "spec": {**SPEC, "adapters": {"slots": "many"}}},
+            "models.0.spec.adapters.slots: Invalid type",
+            id="wrong type in the spec",
+        ),
+    ],
+)
+def test_an_entry_of_the_catalogue_that_is_no_session_is_refused(entry: Object, sentence: str) -> None:
+    assert sentence in refusal({"models": [entry]})
+
+
+CLAIM_OF_OURS = {"storage": {"existingClaim": "ours"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        pytest.param(
+            at("models", [{"name": "tiny", "spec": SPEC}] * 2),
+            'two entries of models are called "tiny"',
+            id="entries of one name",
+        ),
+        pytest.param(
+            at("keys", {"value": "tml-a-key-that-is-long-enough", "existingSecret": {"name": "mine"}}),
+            "keys.value and keys.existingSecret.name are both set",
+            id="a key and a Secret with a key",
+        ),
+        pytest.param(
+            at("apiServer.replicas", 2),
+            "apiServer.replicas is 2, but the store is a SQLite file that one server at a time can use: put the URL of "
+            "a PostgreSQL into a Secret and name it as apiServer.database.existingSecret.name, or keep one replica",
+            id="several servers on SQLite",
+        ),
+        pytest.param(
+            merged(DATABASE, {"apiServer": CLAIM_OF_OURS}),
+            "the store is a database, or a SQLite file on that claim",
+            id="a database and a claim",
+        ),
+        pytest.param(
+            merged(REMOTE, {"checkpoints": CLAIM_OF_OURS}),
+            "checkpoints live in an object store, or on that claim",
+            id="an object store and a claim",
+        ),
+        pytest.param(
+            at("checkpoints.remote.secretName", "login"), "and no url: say where", id="a login to no object store"
+        ),
+        pytest.param(
+            at("checkpoints.remote.environment", {"AWS_REGION": "x"}), "and no url: say where", id="variables for none"
+        ),
+        pytest.param(
+            merged(REMOTE, at("scope", {"cluster": True, "namespaces": ["a"]})),
+            "scope.cluster and scope.namespaces are both set",
+            id="a cluster and namespaces",
+        ),
+        pytest.param(at("scope.namespaces", ["a"]), "cannot mount the checkpoint volume", id="a volume elsewhere"),
+        pytest.param(at("scope.cluster", True), "cannot mount the checkpoint volume", id="a volume everywhere"),
+        pytest.param(
+            merged(ROUTE, at("apiServer.ingress.enabled", True)),
+            "apiServer.ingress and apiServer.httpRoute are both enabled",
+            id="two entrances",
+        ),
+        pytest.param(
+            at("apiServer.ingress", {"enabled": True, "tls": {"enabled": True}}),
+            "give apiServer.ingress.host",
+            id="TLS without a host",
+        ),
+        pytest.param(
+            at("apiServer.httpRoute.enabled", True), "name the Gateway that it belongs to", id="a route of no Gateway"
+        ),
+        pytest.param(
+            merged(ROUTE, at("apiServer.httpRoute.timeouts.backendRequestSeconds", 34)),
+            "apiServer.httpRoute.timeouts.backendRequestSeconds is 34, but polls are held for up to "
+            "apiServer.settings.pollHoldSeconds: give 35 or more, or 0 to leave it to the Gateway",
+            id="a timeout that ends polls",
+        ),
+        pytest.param(
+            merged(
+                at("apiServer.settings.pollHoldSeconds", 35.5),
+                at("apiServer.httpRoute.timeouts.requestSeconds", 45),
+            ),
+            "give 46 or more",
+            id="a timeout that ends long polls",
+        ),
+        pytest.param(
+            merged(ROUTE, at("apiServer.httpRoute.timeouts.requestSeconds", 60)),
+            "apiServer.httpRoute.timeouts.backendRequestSeconds is 3600, and requestSeconds 60: the part that the API "
+            "server has cannot take longer than the whole",
+            id="a part that is longer than the whole",
+        ),
+        pytest.param(
+            at("monitoring.prometheusRule.enabled", True),
+            "monitoring.prometheusRule is enabled without monitoring.serviceMonitor",
+            id="alerts on what is not measured",
+        ),
+    ],
+)
+def test_values_that_cannot_work_together_are_refused_with_what_to_do(values: Object, sentence: str) -> None:
+    assert sentence in refusal(values)
+
+
+@pytest.mark.parametrize("name", sorted(OWN_VARIABLES))
+def test_variables_that_the_operator_would_refuse_are_refused_before_it_starts(name: str) -> None:
+    values = merged(REMOTE, at("checkpoints.remote.environment", {name: "x"}))
+    assert f"checkpoints.remote.environment has {name}, which the operator sets for workers" in refusal(values)
+
+
+def of_endpoint(name: str, url: str) -> Object:
+    return merged(REMOTE, at("checkpoints.remote.environment", {name: url}))
+
+
+@pytest.mark.parametrize("name", ENDPOINT_VARIABLES)
+def test_an_endpoint_that_the_operator_could_not_reach_is_refused_before_it_starts(name: str) -> None:
+    for url in ("minio:9000", "ftp://store", "https://", "https://store:port", "https://:9000"):
+        with pytest.raises(ValueError, match=r"store|Port"):
+            remote_port({name: url})
+        assert f'checkpoints.remote.environment.{name} is "{url}"' in refusal(of_endpoint(name, url))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://minio.storage.svc", "https://a.example.com:9000/path", "https://[2001:db8::1]:9"]
+)
+def test_an_endpoint_that_the_operator_reaches_is_taken(url: str) -> None:
+    assert remote_port({"AWS_ENDPOINT_URL_S3": url})
+    assert render(of_endpoint("AWS_ENDPOINT_URL_S3", url))
+
+
+def test_a_timeout_that_is_left_to_the_gateway_bounds_no_other() -> None:
+    timeouts = {"requestSeconds": 0, "backendRequestSeconds": 120}
+    assert render(merged(ROUTE, at("apiServer.httpRoute.timeouts", timeouts)))
+
+
+def test_a_volume_that_every_namespace_has_under_one_name_serves_them_all() -> None:
+    assert render(merged(at("scope.namespaces", ["a", "b"]), {"checkpoints": CLAIM_OF_OURS}))
+
+
+@pytest.mark.parametrize("release", ["1st", "a-name-that-is-longer-than-forty-characters"])
+def test_a_release_name_that_cannot_name_a_service_is_refused(release: str) -> None:
+    assert f'the release name "{release}" does not fit' in refusal({}, release)
+
+
+def test_values_shared_with_other_charts_are_let_through() -> None:
+    assert render({"global": {"anything": 1}})
+
+
+@pytest.mark.parametrize(
+    ("values", "url"),
+    [
+        pytest.param({}, "http://127.0.0.1:8000", id="port-forward"),
+        pytest.param({"ingress": {"enabled": True}}, "http://ADDRESS", id="any host"),
+        pytest.param({"ingress": {"enabled": True, "host": "t.example.com"}}, "http://t.example.com", id="host"),
+        pytest.param(
+            {"ingress": {"enabled": True, "host": "t.example.com", "tls": {"enabled": True}}},
+            "https://t.example.com",
+            id="https",
+        ),
+        pytest.param({"publicUrl": "https://api.example.com"}, "https://api.example.com", id="public URL"),
+        pytest.param(ROUTE["apiServer"], "http://ADDRESS", id="a route for any host"),
+        pytest.param(
+            merged(ROUTE, at("apiServer.httpRoute.hostnames", ["t.example.com"]))["apiServer"],
+            "http://t.example.com",
+            id="a route for a host",
+        ),
+    ],
+)
+def test_the_notes_lead_to_the_server(values: Object, url: str) -> None:
+    shown = notes({"apiServer": values})
+    assert f"URL         {url}" in shown or f"from here: {url}" in shown
+    assert f"export TINKER_BASE_URL={url} TINKER_API_KEY=tml-..." in shown
+
+
+def test_the_notes_say_how_to_read_the_key() -> None:
+    assert "get secret --namespace research tinsmith-api-key -o jsonpath='{.data.key}' | base64 -d" in notes({})
+    assert "get secret --namespace research tinsmith-given-key -o" in notes({"keys": {"value": FIXED_KEY}})
+    keys = {"existingSecret": {"name": "mine", "key": "api.key"}}
+    assert r"get secret --namespace research mine -o jsonpath='{.data.api\.key}'" in notes({"keys": keys})
+
+
+def test_a_key_that_is_given_never_meets_the_one_that_the_operator_made() -> None:
+    """Nor the one that the chart of the first revision made: its Secret goes, and a rollback makes it again."""
+    made = environment(pods(render({}))["Deployment tinsmith-operator"])["TINSMITH_OPERATOR_FIRST_KEY_SECRET"]
+    assert made == "tinsmith-api-key"
+    objects = render(at("keys.value", FIXED_KEY))
+    [given] = [each for each in objects if each["kind"] == "Secret"]
+    assert given["metadata"]["name"] == "tinsmith-given-key"
+    assert b64decode(given["data"]["key"]).decode() == FIXED_KEY
+    for pod in ("Deployment tinsmith-api-server", "Pod tinsmith-test-step"):
+        assert {"name": "tinsmith-given-key", "key": "key"} in secret_references(pods(objects)[pod])
+
+
+def secret_references(pod: Object) -> list[Object]:
+    variables = [variable for container in pod["containers"] for variable in container["env"]]
+    return [found for each in variables if (found := each.get("valueFrom", {}).get("secretKeyRef"))]
+
+
+def test_helm_finds_nothing_to_complain_of() -> None:
+    assert "0 chart(s) failed" in lint()
+
+
+@pytest.mark.parametrize("plural", ["trainingsessions", "samplerpools"])
+def test_a_definition_is_the_one_of_crds_and_stays_when_the_release_goes(plural: str) -> None:
+    source = yaml.safe_load((ROOT / "crds" / f"tinsmith.dev_{plural}.yaml").read_text())
+    rendered = named(render({}), "CustomResourceDefinition", f"{plural}.tinsmith.dev")
+    assert rendered["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert rendered == source
+
+
+def test_definitions_can_be_left_to_another_release() -> None:
+    assert [each for each in render(at("crds.install", False)) if each["kind"] == "CustomResourceDefinition"] == []
