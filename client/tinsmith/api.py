@@ -29,6 +29,10 @@ class SpeaksHttp(ApiError):
     """An https URL, and a server that speaks http."""
 
 
+class CertificateRefused(ApiError):
+    """An https server whose certificate this machine does not trust."""
+
+
 class KeyRefused(ApiError):
     """No key was sent, the server does not know it, or it was revoked."""
 
@@ -90,6 +94,8 @@ class Api:
         except httpx.HTTPError as error:
             if "WRONG_VERSION_NUMBER" in str(error):
                 raise SpeaksHttp(f"the server at {self.base_url} speaks http, not https") from error
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise CertificateRefused(f"the certificate of {self.base_url} is not trusted: {error}") from error
             raise Unreachable(f"nothing answers at {self.base_url}: {error or type(error).__name__}") from error
         if response.status_code == httpx.codes.UNAUTHORIZED:
             if not self._has_key:

@@ -10,7 +10,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tinsmith.addresses import find_mistake
-from tinsmith.api import API_KEY_VARIABLE, BASE_URL_VARIABLE, Api, ApiError, KeyRefused, SpeaksHttp, Unreachable
+from tinsmith.api import (
+    API_KEY_VARIABLE,
+    BASE_URL_VARIABLE,
+    Api,
+    ApiError,
+    CertificateRefused,
+    KeyRefused,
+    SpeaksHttp,
+    Unreachable,
+)
 from tinsmith.tokenizers import find_tokenizer, tokenizer_id
 
 OLDEST_SDK = (0, 38)
@@ -19,6 +28,12 @@ OLDEST_SDK = (0, 38)
 KEY_PREFIXES = ("tml-", "eyJ")
 """The SDK refuses every other key before it sends a request."""
 
+MAKE_A_KEY = (
+    "make one where the server runs, with `tinsmith keys create NAME` "
+    "(on Kubernetes: kubectl exec deployment/RELEASE-api-server -- tinsmith keys create NAME)"
+)
+OFFER_A_MODEL = "apply a TrainingSession, or give the chart an entry of `models`"
+"""A server without Kubernetes does not start without one."""
 
 RETRY_SECONDS = 0.2
 
@@ -120,6 +135,9 @@ def _as_hint(server: Finding, api: Api) -> Finding:
 def _check_server(api: Api) -> Finding:
     try:
         api.check_health()
+    except CertificateRefused as error:
+        cure = "export SSL_CERT_FILE=FILE with the authority that signed it, or give the server one that is known"
+        return Finding("server", Status.FAILED, str(error), cure)
     except Unreachable as error:
         cure = f"start one with `tinsmith serve`, or correct {BASE_URL_VARIABLE}; behind a proxy, set NO_PROXY"
         return Finding("server", Status.FAILED, str(error), cure)
@@ -135,7 +153,7 @@ def _check_server(api: Api) -> Finding:
 
 def _check_key(api: Api, api_key: str | None) -> Finding:
     if api_key is None:
-        cure = f"make one with `tinsmith keys create --data DIR` beside the server, and export {API_KEY_VARIABLE}"
+        cure = f"{MAKE_A_KEY}, and export {API_KEY_VARIABLE}"
         return Finding("key", Status.FAILED, f"{API_KEY_VARIABLE} is not set", cure)
     if not api_key.startswith(KEY_PREFIXES):
         cure = "use a key of `tinsmith keys create --data DIR`; static ones (TINSMITH_API_KEY) must start with tml- too"
@@ -143,7 +161,7 @@ def _check_key(api: Api, api_key: str | None) -> Finding:
     try:
         api.send_client_config(_sdk_version() or "none")
     except KeyRefused:
-        cure = "make one beside the server with `tinsmith keys create --data DIR`; `keys list` shows the living ones"
+        cure = f"{MAKE_A_KEY}; `keys list` shows the living ones"
         return Finding("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
     except ApiError as error:
         return Finding("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")
@@ -156,6 +174,8 @@ def _check_tokenizers(api: Api) -> Iterator[Finding]:
     except ApiError as error:
         yield Finding("tokenizers", Status.FAILED, str(error), "look into the server's log")
         return
+    if not served:
+        yield Finding("models", Status.FAILED, "the server has no base model to train", OFFER_A_MODEL)
     for model in served:
         yield _check_tokenizer(model.name)
 
@@ -172,7 +192,7 @@ def _check_tokenizer(model_name: str) -> Finding:
         return Finding(check, Status.FAILED, detail, cure)
     detail = f"{identifier} is neither a directory in {Path.cwd()} nor in the hub's cache"
     cure = (
-        f"`hf download {identifier}` if it is on the hub; else run programs where {identifier} is the model's "
-        f"directory, or serve it as --model ORG/NAME=PATH under a name that is"
+        f"`hf download {identifier}` if it is on the hub; else copy the model's tokenizer files to ./{identifier}, or "
+        "serve the model under a name that is on the hub"
     )
     return Finding(check, Status.FAILED, detail, cure)

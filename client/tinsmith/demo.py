@@ -65,8 +65,6 @@ def _run_program(console: Console, out: Path, base_url: str, api_key: str) -> No
         "TINKER_API_KEY": api_key,
         "HF_HUB_OFFLINE": "1",
         "NO_PROXY": "127.0.0.1",
-        # peft reads an attribute that transformers 5 has renamed.
-        "PYTHONWARNINGS": "ignore::FutureWarning",
     }
     arguments = ["--model", MODEL, "--base-model-dir", MODEL, "--out", str(out.absolute())]
     subprocess.run([sys.executable, program, *arguments], check=True, cwd=out, env=environment)

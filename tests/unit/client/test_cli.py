@@ -35,7 +35,18 @@ def command_in(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> di
 
 def test_all_packages_register_their_commands() -> None:
     found = set(find_commands())
-    assert found == {"demo", "doctor", "export", "keys", "make-tiny-model", "models", "serve", "version"}
+    assert found == {
+        "cluster",
+        "demo",
+        "doctor",
+        "export",
+        "keys",
+        "make-tiny-model",
+        "models",
+        "parity",
+        "serve",
+        "version",
+    }
 
 
 @pytest.mark.parametrize("name", find_commands())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.certificates import SERVER, Authority, mount_secret
 from support.stub_server import GOOD_KEY, NOT_FOUND, WELL, Answer, stub_server
 from tinsmith.checks import Finding, Status, Surroundings, diagnose
 from tinsmith.cli import main
@@ -87,6 +89,18 @@ def test_https_to_a_server_that_speaks_http_is_named(well_server: str) -> None:
     assert failures(findings) == ["server"]
     assert "speaks http, not https" in findings["server"].detail
     assert f"export TINKER_BASE_URL={well_server}" in (findings["server"].cure or "")
+
+
+def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_there(tmp_path: Path) -> None:
+    authority = Authority()
+    folder = mount_secret(tmp_path, authority.leaf("localhost", usages=(SERVER,)), authority)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    with stub_server(tls=context) as url:
+        findings = examine(url)
+    assert failures(findings) == ["server"]
+    assert "is not trusted" in findings["server"].detail
+    assert "SSL_CERT_FILE" in (findings["server"].cure or "")
 
 
 class IllAtFirst(dict[str, Answer]):
@@ -177,6 +191,14 @@ def test_a_server_that_lists_no_models_is_reported() -> None:
     answers = {**WELL, "/api/v1/get_server_capabilities": (500, "oh")}
     with stub_server(answers) as url:
         assert failures(examine(url)) == ["tokenizers"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_server_without_a_base_model_has_a_cure() -> None:
+    with stub_server({**WELL, "/api/v1/get_server_capabilities": (200, {"supported_models": []})}) as url:
+        findings = examine(url)
+    assert failures(findings) == ["models"]
+    assert "apply a TrainingSession" in (findings["models"].cure or "")
 
 
 @pytest.mark.usefixtures("tokenizer_here")

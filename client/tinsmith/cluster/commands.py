@@ -1,0 +1,249 @@
+"""The commands of `kubectl tinsmith`; each reads its arguments, does one thing, and prints what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from tinsmith.cluster import requests
+from tinsmith.cluster.bundle import Bundle
+from tinsmith.cluster.errors import PluginError
+from tinsmith.cluster.evidence import Surroundings, explain
+from tinsmith.cluster.families import Family, choose, list_readable, parse_target, read_families, read_family
+from tinsmith.cluster.kubectl import Access, Kubectl
+from tinsmith.cluster.logs import log_words
+from tinsmith.cluster.report import collect
+from tinsmith.cluster.requests import Request
+from tinsmith.cluster.status_tree import as_json, status_tree
+from tinsmith.cluster.tree import Branch, draw
+from tinsmith.cluster.waiting import wait_for
+
+cluster = typer.Typer(
+    help="See and handle TrainingSessions and SamplerPools in a cluster, with your kubectl.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    # A traceback with local variables would show what a report takes out.
+    pretty_exceptions_show_locals=False,
+)
+
+Named = Annotated[str, typer.Argument(metavar="NAME", help="NAME, or session/NAME or pool/NAME where both are there.")]
+Context = Annotated[str | None, typer.Option(help="Of the kubeconfig; default: the current one.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's.")]
+Kubeconfig = Annotated[str | None, typer.Option(help="The file; default: as kubectl finds it.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it has happened, not when it was asked for.")]
+Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for it.")]
+
+
+class Output(StrEnum):
+    """What standard output gets."""
+
+    TREE = "tree"
+    JSON = "json"
+
+
+@cluster.command()
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="NAME, session/NAME or pool/NAME; default: all of them.")
+    ] = None,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of every namespace.")] = False,
+    output: Annotated[Output, typer.Option("--output", "-o", help="A tree for people, or JSON for scripts.")] = (
+        Output.TREE
+    ),
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show sessions and pools with all that belongs to them, those that need somebody first."""
+    with errors_as_sentences():
+        seen = read_families(Kubectl(Access(context, namespace, kubeconfig), all_namespaces=all_namespaces))
+        families = seen.families if name is None else (choose(seen.families, parse_target(name)),)
+        if output is Output.JSON:
+            print(json.dumps({"items": as_json(families), "notShown": seen.unread}))
+            return
+        show(status_tree(families, now(), with_namespaces=all_namespaces))
+        for sentence in seen.unread:
+            tell(sentence)
+        if not families:
+            tell("There is no TrainingSession and no SamplerPool here; -A looks into all namespaces.")
+
+
+@cluster.command()
+def why(name: Named, context: Context = None, namespace: Namespace = None, kubeconfig: Kubeconfig = None) -> None:
+    """Say why a session or pool is not ready: the reason, what to do, and what that rests on."""
+    with errors_as_sentences():
+        kubectl = Kubectl(Access(context, namespace, kubeconfig))
+        family, unread = read_family(kubectl, parse_target(name))
+        show(explain(family, _surroundings(kubectl, unread), now()))
+
+
+@cluster.command()
+def logs(
+    name: Named,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as long as it writes.")] = False,
+    previous: Annotated[bool, typer.Option("--previous", "-p", help="Of the run before the last restart.")] = False,
+    since: Annotated[str | None, typer.Option(metavar="DURATION", help="Not older than this, for example 10m.")] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print what the worker of a session writes, or all replicas of a pool, each line with its pod."""
+    with errors_as_sentences():
+        kubectl = Kubectl(Access(context, namespace, kubeconfig))
+        family, _ = read_family(kubectl, parse_target(name))
+        words = log_words(family, follow=follow, previous=previous, since=since)
+        raise typer.Exit(1 if kubectl.hand_over(*words) else 0)
+
+
+@cluster.command()
+def suspend(
+    name: Named,
+    wait: Wait = True,
+    timeout: Timeout = 600,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Stop a session's worker with a snapshot; its volume keeps everything."""
+    with errors_as_sentences():
+        _ask(Kubectl(Access(context, namespace, kubeconfig)), name, requests.suspend, timeout if wait else None)
+
+
+@cluster.command()
+def resume(
+    name: Named,
+    wait: Wait = True,
+    timeout: Timeout = 1800,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Start the worker of a suspended session where it stopped."""
+    with errors_as_sentences():
+        _ask(Kubectl(Access(context, namespace, kubeconfig)), name, requests.resume, timeout if wait else None)
+
+
+@cluster.command()
+def snapshot(
+    name: Named,
+    wait: Wait = True,
+    timeout: Timeout = 600,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Let a session's worker write its adapters to the volume now."""
+    at = now()
+    with errors_as_sentences():
+        kubectl = Kubectl(Access(context, namespace, kubeconfig))
+        _ask(kubectl, name, lambda family: requests.snapshot(family, at), timeout if wait else None)
+
+
+@cluster.command()
+def restart(
+    name: Named,
+    wait: Wait = True,
+    timeout: Timeout = 1800,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Restart a session behind a snapshot, or a pool replica by replica, on the installation's present image."""
+    at = now()
+    with errors_as_sentences():
+        kubectl = Kubectl(Access(context, namespace, kubeconfig))
+        _ask(kubectl, name, lambda family: requests.restart(family, at), timeout if wait else None)
+
+
+@cluster.command()
+def report(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of this one alone; default: of all.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.tar.gz", help="Default: a name with the time.")
+    ] = None,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of every namespace.")] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Collect what somebody needs to help: resources, events, logs and versions, without secrets."""
+    began = now()
+    file = output or Path(f"tinsmith-report-{began:%Y%m%d-%H%M%S}.tar.gz")
+    with errors_as_sentences():
+        kubectl = Kubectl(Access(context, namespace, kubeconfig), all_namespaces=all_namespaces)
+        bundle = Bundle(began)
+        collect(kubectl, parse_target(name) if name is not None else None, bundle, tell)
+        bundle.write(file)
+        print(file)
+        tell("Its index says what is in it and what was left out; read it before you send it to anybody.")
+
+
+def _ask(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:
+    """Changes the resource, and waits for the outcome unless timeout_seconds is None."""
+    target = parse_target(name)
+    family, _ = read_family(kubectl, target)
+    request = make(family)
+    kubectl.merge_patch(family.kind.resource, family.name, request.patch)
+    tell(f"{request.asked}.")
+    if timeout_seconds is None:
+        return
+    exact = f"{family.kind.word}/{family.name}"
+    print(
+        wait_for(
+            lambda: read_family(kubectl, parse_target(exact))[0],
+            request.outcome,
+            name=exact,
+            timeout_seconds=timeout_seconds,
+            tell=tell,
+        )
+    )
+
+
+def _surroundings(kubectl: Kubectl, unread: tuple[str, ...]) -> Surroundings:
+    found, missing = list_readable(kubectl, ("events", "resourcequotas"), None)
+    return Surroundings(
+        events=tuple(item for item in found if item["kind"] == "Event"),
+        quotas=tuple(item for item in found if item["kind"] == "ResourceQuota"),
+        unread=(*unread, *missing),
+    )
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """One line on standard error and the exit status: 1 failed, 2 misused."""
+    try:
+        yield
+    except PluginError as error:
+        tell(str(error))
+        raise typer.Exit(error.exit_status) from error
+
+
+def show(branches: Iterable[Branch]) -> None:
+    """With colours on a terminal alone; lines are never broken, so that they can be searched."""
+    console = Console(highlight=False, soft_wrap=True)
+    for line in draw(branches):
+        console.print(line)
+
+
+def tell(sentence: str) -> None:
+    """What is not the answer goes to standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(sentence, markup=False)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def main() -> NoReturn:
+    """`kubectl-tinsmith` on the PATH makes it a command of kubectl."""
+    cluster(prog_name="kubectl tinsmith")
+    raise AssertionError("a command ends its program")

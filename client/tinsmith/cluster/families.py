@@ -1,0 +1,209 @@
+"""A TrainingSession or SamplerPool with all that the operator has made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tinsmith.cluster.errors import Forbidden, KindUnknown, Misused, NotFound
+from tinsmith.cluster.kubectl import Kubectl
+from tinsmith.cluster.manifests import Manifest, label_of, name_of, namespace_of, uid_of
+from tinsmith.cluster.names import CONVERSION_APPLICATION, MANAGED_BY_LABEL, MEMBER_APPLICATION, OPERATOR, Kind
+
+CHILDREN = ("pods", "statefulsets.apps", "deployments.apps", "replicasets.apps", "persistentvolumeclaims")
+"""What is shown of a family. Secrets are not among them: nobody needs the right to read them for this."""
+
+OURS = f"{MANAGED_BY_LABEL}={OPERATOR}"
+
+
+@dataclass(frozen=True)
+class Family:
+    """workload: the StatefulSet, RayCluster or Deployment. pods: a session's worker first; until it has any, those that
+    convert its model and have not done it, the latest first. claim: of a session's journal; pools have none."""
+
+    kind: Kind
+    owner: Manifest
+    workload: Manifest | None = None
+    pods: tuple[Manifest, ...] = ()
+    replica_sets: tuple[Manifest, ...] = ()
+    claim: Manifest | None = None
+
+    @property
+    def name(self) -> str:
+        return name_of(self.owner)
+
+    @property
+    def namespace(self) -> str:
+        return namespace_of(self.owner)
+
+    @property
+    def title(self) -> str:
+        """As messages call it."""
+        return f"{self.kind.kind} {self.name}"
+
+    @property
+    def pod_uids(self) -> frozenset[str]:
+        return frozenset(map(uid_of, self.pods))
+
+    @property
+    def members(self) -> tuple[Manifest, ...]:
+        """The owner and all that is known of its children."""
+        single = (self.workload, self.claim)
+        return (self.owner, *(found for found in single if found is not None), *self.replica_sets, *self.pods)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Families, and a sentence for each kind of object that could not be read."""
+
+    families: tuple[Family, ...]
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a person named. kind is None where the name alone was given."""
+
+    name: str
+    kind: Kind | None = None
+
+
+def parse_target(text: str) -> Target:
+    """NAME, session/NAME or pool/NAME; raises Misused."""
+    word, slash, name = text.rpartition("/")
+    if not slash:
+        return Target(text)
+    kind = next((kind for kind in Kind if word.lower() in kind.spellings), None)
+    if kind is None or not name:
+        raise Misused(f"{text} is neither NAME nor session/NAME nor pool/NAME; write one of them.")
+    return Target(name, kind)
+
+
+def choose(families: Sequence[Family], target: Target) -> Family:
+    """The one that was meant; raises NotFound, or Misused when both kinds have the name."""
+    found = [family for family in families if family.name == target.name and target.kind in (None, family.kind)]
+    if not found:
+        kinds = [target.kind] if target.kind is not None else list(Kind)
+        what = " or ".join(kind.kind for kind in kinds)
+        raise NotFound(f"There is no {what} {target.name} here; `kubectl tinsmith status -A` lists all of them.")
+    if len(found) > 1:
+        choices = " or ".join(f"{family.kind.word}/{family.name}" for family in found)
+        raise Misused(f"A TrainingSession and a SamplerPool are named {target.name}; write {choices}.")
+    return found[0]
+
+
+def read_families(kubectl: Kubectl) -> Seen:
+    """All in the chosen namespaces; children that may not be read are left out, with a sentence."""
+    owners = _read_owners(kubectl)
+    if not any(owners.values()):
+        return Seen(())
+    children, unread = list_readable(kubectl, CHILDREN, OURS)
+    if any(_nodes(session) > 1 for session in owners[Kind.SESSION]):
+        clusters, unread_clusters = _ray_clusters(kubectl)
+        children, unread = children + clusters, unread + unread_clusters
+    children += _adopted_claims(kubectl, owners[Kind.SESSION], children)
+    return Seen(assemble(owners, children), tuple(unread))
+
+
+def read_family(kubectl: Kubectl, target: Target) -> tuple[Family, tuple[str, ...]]:
+    """The one that was named, and what could not be read of it."""
+    seen = read_families(kubectl)
+    return choose(seen.families, target), seen.unread
+
+
+def _read_owners(kubectl: Kubectl) -> dict[Kind, list[Manifest]]:
+    """An older installation may know only one of the two kinds; raises KindUnknown when it knows neither."""
+    owners: dict[Kind, list[Manifest]] = {}
+    unknown: KindUnknown | None = None
+    for kind in Kind:
+        try:
+            owners[kind] = kubectl.find(kind.resource)
+        except KindUnknown as error:
+            unknown = unknown or error
+    if not owners and unknown is not None:
+        raise unknown
+    return {kind: owners.get(kind, []) for kind in Kind}
+
+
+def list_readable(kubectl: Kubectl, resources: Sequence[str], selector: str | None) -> tuple[list[Manifest], list[str]]:
+    """Together where that is allowed, else each by itself; and a sentence for each that may not be read."""
+    try:
+        return kubectl.find(",".join(resources), selector), []
+    except Forbidden:
+        pass
+    items: list[Manifest] = []
+    unread = []
+    for resource in resources:
+        try:
+            items += kubectl.find(resource, selector)
+        except Forbidden as error:
+            unread.append(f"{resource.partition('.')[0]} not shown: {error}")
+    return items, unread
+
+
+def _nodes(session: Manifest) -> int:
+    nodes: int = (session["spec"].get("parallelism") or {}).get("nodes", 1)
+    return nodes
+
+
+def _ray_clusters(kubectl: Kubectl) -> tuple[list[Manifest], list[str]]:
+    """None where KubeRay is not installed, which the session says in its conditions."""
+    try:
+        return list_readable(kubectl, ("rayclusters.ray.io",), OURS)
+    except KindUnknown:
+        return [], []
+
+
+def _adopted_claims(kubectl: Kubectl, sessions: list[Manifest], children: list[Manifest]) -> list[Manifest]:
+    """Claims that somebody else made carry no label of ours."""
+    known = {(namespace_of(child), name_of(child)) for child in children if child["kind"] == "PersistentVolumeClaim"}
+    claims = []
+    for session in sessions:
+        named = (session["spec"].get("storage") or {}).get("existingClaim")
+        if named and (namespace_of(session), named) not in known:
+            try:
+                claims.append(kubectl.within(namespace_of(session)).get("persistentvolumeclaims", named))
+            except (Forbidden, NotFound):
+                # The session's own condition says that it is missing.
+                continue
+    return claims
+
+
+def assemble(owners: dict[Kind, list[Manifest]], children: Iterable[Manifest]) -> tuple[Family, ...]:
+    """Children go to the owner whose name their label has, in its namespace."""
+    listed = list(children)
+    return tuple(_family(kind, owner, listed) for kind in Kind for owner in owners[kind])
+
+
+def _family(kind: Kind, owner: Manifest, children: list[Manifest]) -> Family:
+    here = [child for child in children if namespace_of(child) == namespace_of(owner)]
+    mine = [child for child in here if label_of(child, kind.label) == name_of(owner)]
+    return Family(
+        kind=kind,
+        owner=owner,
+        workload=_first(mine, lambda child: child["kind"] in kind.workloads),
+        pods=_pods([child for child in mine if child["kind"] == "Pod"]),
+        replica_sets=tuple(child for child in mine if child["kind"] == "ReplicaSet"),
+        claim=_first(here, lambda child: _is_claim_of(child, owner)) if kind is Kind.SESSION else None,
+    )
+
+
+def _pods(pods: list[Manifest]) -> tuple[Manifest, ...]:
+    converters = [pod for pod in pods if label_of(pod, "app.kubernetes.io/name") == CONVERSION_APPLICATION]
+    if len(converters) == len(pods):
+        told = [pod for pod in pods if (pod.get("status") or {}).get("phase") != "Succeeded"]
+        return tuple(sorted(told, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True))
+    return tuple(sorted((pod for pod in pods if pod not in converters), key=_worker_first))
+
+
+def _worker_first(pod: Manifest) -> tuple[bool, str]:
+    return label_of(pod, "app.kubernetes.io/name") == MEMBER_APPLICATION, name_of(pod)
+
+
+def _is_claim_of(child: Manifest, session: Manifest) -> bool:
+    named = (session["spec"].get("storage") or {}).get("existingClaim") or f"{name_of(session)}-journal"
+    return bool(child["kind"] == "PersistentVolumeClaim" and name_of(child) == named)
+
+
+def _first(found: list[Manifest], fits: Callable[[Manifest], bool]) -> Manifest | None:
+    return next((manifest for manifest in found if fits(manifest)), None)

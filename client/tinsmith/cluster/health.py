@@ -1,0 +1,81 @@
+"""How a session or pool is, from its conditions alone: one word to sort by, one reason, one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tinsmith.cluster.families import Family
+from tinsmith.cluster.manifests import Condition, conditions_of
+
+UPGRADE_AVAILABLE = "UpgradeAvailable"
+
+
+class Health(IntEnum):
+    """In the order in which a person should look at them."""
+
+    STUCK = 0
+    UNSEEN = 1
+    DEGRADED = 2
+    MOVING = 3
+    RESTING = 4
+    WELL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """message: what is the matter, and what to do where something is to be done."""
+
+    health: Health
+    ready: bool
+    reason: str
+    message: str
+
+    @property
+    def headline(self) -> str:
+        return "ready" if self.ready and self.health is Health.WELL else f"{self._state}: {self.reason}"
+
+    @property
+    def _state(self) -> str:
+        return "ready" if self.ready else "not ready"
+
+
+def judge(family: Family) -> Verdict:
+    """The condition that a person must know of first."""
+    conditions = conditions_of(family.owner)
+    ready = conditions.get("Ready")
+    if ready is None:
+        return _unseen(family)
+    for type_, health in (("Stalled", Health.STUCK), ("Degraded", Health.DEGRADED)):
+        found = conditions.get(type_)
+        if found is not None and found.holds:
+            return _verdict(health, ready.holds, found)
+    if ready.holds:
+        return _verdict(Health.WELL, True, ready)
+    moving = conditions.get("Reconciling")
+    health = Health.MOVING if moving is not None and moving.holds else Health.RESTING
+    return _verdict(health, False, ready)
+
+
+def upgrade_hint(family: Family) -> Condition | None:
+    """The condition that says that another image waits for a restart."""
+    found = conditions_of(family.owner).get(UPGRADE_AVAILABLE)
+    return found if found is not None and found.holds else None
+
+
+def is_outdated(family: Family) -> bool:
+    """Whether the status is about an earlier spec than the one that is written there now."""
+    observed = (family.owner.get("status") or {}).get("observedGeneration")
+    return observed is not None and bool(observed < family.owner["metadata"].get("generation", 0))
+
+
+def _verdict(health: Health, ready: bool, condition: Condition) -> Verdict:
+    return Verdict(health, ready, condition.reason, condition.message)
+
+
+def _unseen(family: Family) -> Verdict:
+    message = (
+        "No operator has said anything about it; see whether Tinsmith's operator runs, and whether it watches the "
+        f"namespace {family.namespace}."
+    )
+    return Verdict(Health.UNSEEN, False, "NotSeen", message)

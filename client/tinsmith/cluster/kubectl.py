@@ -1,0 +1,149 @@
+"""The only door to a cluster: the user's own kubectl, with the user's own login."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tinsmith.cluster.errors import (
+    Forbidden,
+    KindUnknown,
+    KubectlFailed,
+    KubectlMissing,
+    NotFound,
+    PluginError,
+    Unreachable,
+)
+from tinsmith.cluster.manifests import Manifest
+
+_KIND_UNKNOWN = re.compile(r"the server doesn't have a resource type \"?([\w.-]+)|no matches for kind \"?([\w.-]+)")
+_UNREACHABLE = re.compile(
+    r"unable to connect to the server|was refused|no such host|i/o timeout|connection reset|tls: |x509: "
+    r"|couldn't get current server API group list|current-context|context .* does not exist|context was not found"
+    r"|no configuration has been provided|invalid configuration|stat .*no such file",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(r"must be logged in|\(Unauthorized\)|getting credentials", re.IGNORECASE)
+_FROM_SERVER = re.compile(r"Error from server \((?P<reason>\w+)\): (?P<words>.*)", re.DOTALL)
+_LOG_LINE = re.compile(r"^[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ .*$\n?", re.MULTILINE)
+"""What kubectl's library logs on the way; the error itself comes last and without a stamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Which cluster and namespace; None is what the user's kubeconfig says."""
+
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        said = {"context": self.context, "namespace": self.namespace, "kubeconfig": self.kubeconfig}
+        return [f"--{option}={value}" for option, value in said.items() if value is not None]
+
+
+class Kubectl:
+    """Every method raises a PluginError with one sentence when kubectl does not do what was asked."""
+
+    def __init__(self, access: Access | None = None, *, all_namespaces: bool = False, program: str = "kubectl") -> None:
+        self._access = access or Access()
+        self._all_namespaces = all_namespaces
+        self._program = program
+
+    def within(self, namespace: str) -> Kubectl:
+        """The same cluster and user, in this one namespace."""
+        access = Access(self._access.context, namespace, self._access.kubeconfig)
+        return Kubectl(access, program=self._program)
+
+    def everywhere(self) -> Kubectl:
+        """The same cluster and user, in all namespaces."""
+        return Kubectl(self._access, all_namespaces=True, program=self._program)
+
+    @property
+    def scope(self) -> list[str]:
+        """The option of `kubectl get` for the namespaces that were chosen."""
+        return ["--all-namespaces"] if self._all_namespaces else []
+
+    def find(self, resources: str, selector: str | None = None) -> list[Manifest]:
+        """All objects of these kinds (`pods,services`), in the namespaces that were chosen."""
+        chosen = [f"--selector={selector}"] if selector is not None else []
+        answer: Manifest = json.loads(self.text("get", resources, *self.scope, *chosen, "--output=json"))
+        items: list[Manifest] = answer["items"]
+        return items
+
+    def get(self, resource: str, name: str) -> Manifest:
+        found: Manifest = json.loads(self.text("get", resource, name, "--output=json"))
+        return found
+
+    def merge_patch(self, resource: str, name: str, patch: Manifest) -> Manifest:
+        """The object as it is afterwards."""
+        words = ("patch", resource, name, "--type=merge", f"--patch={json.dumps(patch)}", "--output=json")
+        patched: Manifest = json.loads(self.text(*words))
+        return patched
+
+    def text(self, *words: str) -> str:
+        """What it printed."""
+        finished = self._run(words, captures=True)
+        if finished.returncode != 0:
+            _raise(finished.stderr.decode(errors="replace"))
+        return finished.stdout.decode(errors="replace")
+
+    def hand_over(self, *words: str) -> int:
+        """kubectl has the terminal until it ends; its exit status."""
+        return self._run(words, captures=False).returncode
+
+    def _run(self, words: Sequence[str], *, captures: bool) -> subprocess.CompletedProcess[bytes]:
+        try:
+            return subprocess.run(
+                [self._program, *self._access.words, *words],
+                stdin=subprocess.DEVNULL if captures else None,
+                capture_output=captures,
+                check=False,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            raise KubectlMissing(
+                f"{self._program} is not on the PATH, or cannot be run; install kubectl, through which this command "
+                "reaches the cluster."
+            ) from error
+
+
+def _raise(stderr: str) -> NoReturn:
+    raise explain(stderr)
+
+
+def explain(stderr: str) -> PluginError:
+    """The error that kubectl's words mean."""
+    words = " ".join(_LOG_LINE.sub("", stderr).split()).removeprefix("error: ") or "it gave no reason"
+    if unknown := _KIND_UNKNOWN.search(words):
+        return KindUnknown(
+            f"The cluster knows no {unknown[1] or unknown[2]}; install Tinsmith's chart there, or choose another "
+            "cluster with --context."
+        )
+    if _LOGIN.search(words):
+        return Unreachable(f"The cluster does not accept your login: {_quoted(words)}; log in, or choose --context.")
+    if from_server := _FROM_SERVER.search(words):
+        return _from_server(from_server["reason"], from_server["words"])
+    if _UNREACHABLE.search(words):
+        return Unreachable(
+            f"No cluster answers: {_quoted(words)}; start it, or choose one with --context or --kubeconfig."
+        )
+    return KubectlFailed(f"kubectl failed: {_quoted(words)}.")
+
+
+def _from_server(reason: str, words: str) -> PluginError:
+    match reason:
+        case "Forbidden":
+            return Forbidden(f"Your rights do not allow it: {_quoted(words)}; ask for them (see docs/kubectl.md).")
+        case "NotFound":
+            return NotFound(f"{_quoted(words)}.")
+        case _:
+            return KubectlFailed(f"The API server refused it ({reason}): {_quoted(words)}.")
+
+
+def _quoted(words: str) -> str:
+    return words.strip().rstrip(".")

@@ -1,0 +1,83 @@
+"""Reading Kubernetes objects as kubectl prints them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+Manifest = dict[str, Any]
+
+UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One of a status, of a resource of ours or of Kubernetes' own. `status` is True, False or Unknown."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: datetime | None
+
+    @property
+    def holds(self) -> bool:
+        return self.status == "True"
+
+
+def conditions_of(manifest: Manifest) -> dict[str, Condition]:
+    """By type, in the order of the object."""
+    listed = (manifest.get("status") or {}).get("conditions") or []
+    return {found["type"]: _condition(found) for found in listed}
+
+
+def _condition(found: Manifest) -> Condition:
+    return Condition(
+        type=found["type"],
+        status=found.get("status", "Unknown"),
+        reason=found.get("reason") or "",
+        message=found.get("message") or "",
+        since=moment(found.get("lastTransitionTime")),
+    )
+
+
+def name_of(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["name"])
+
+
+def namespace_of(manifest: Manifest) -> str:
+    return str(manifest["metadata"].get("namespace", ""))
+
+
+def uid_of(manifest: Manifest) -> str:
+    return str(manifest["metadata"].get("uid", ""))
+
+
+def label_of(manifest: Manifest, label: str) -> str | None:
+    return (manifest["metadata"].get("labels") or {}).get(label)
+
+
+def reference_to(manifest: Manifest) -> str:
+    """As kubectl writes it: `pod/qwen-0`."""
+    return f"{manifest['kind'].lower()}/{name_of(manifest)}"
+
+
+def moment(text: str | None) -> datetime | None:
+    """A time of the API; one without a zone is UTC's."""
+    if not text:
+        return None
+    read = datetime.fromisoformat(text)
+    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+
+
+def span(seconds: float) -> str:
+    """In the largest unit that fits: 90 is `1m`."""
+    for size, unit in UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def ago(since: datetime | None, now: datetime) -> str:
+    return f"{span((now - since).total_seconds())} ago" if since is not None else "at an unknown time"

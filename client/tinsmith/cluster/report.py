@@ -1,0 +1,178 @@
+"""What goes into a report. A part that cannot be read is named in the index, and the others are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from tinsmith.cluster.bundle import Bundle
+from tinsmith.cluster.errors import KubectlFailed, PluginError
+from tinsmith.cluster.evidence import Surroundings, concerns, explain
+from tinsmith.cluster.families import OURS, Family, Target, choose, list_readable, read_families
+from tinsmith.cluster.kubectl import Kubectl
+from tinsmith.cluster.manifests import Manifest, name_of, namespace_of
+from tinsmith.cluster.names import INSTALLATION_SELECTOR, Kind
+from tinsmith.cluster.pods import container_statuses
+from tinsmith.cluster.status_tree import status_tree
+from tinsmith.cluster.tree import Branch, draw
+from tinsmith.version import installed_versions
+
+LOG_LINES = 5000
+LOG_CHARACTERS = 2 * 1024 * 1024
+"""Of each container, the newest."""
+
+OTHER_CHILDREN = (
+    "services",
+    "networkpolicies.networking.k8s.io",
+    "poddisruptionbudgets.policy",
+    "endpointslices.discovery.k8s.io",
+)
+INSTALLATION = ("deployments.apps", "pods", "services", "configmaps", "networkpolicies.networking.k8s.io")
+DEFINITIONS = ",".join(kind.resource for kind in Kind)
+
+SIZES = (
+    "{{range .items}}{{.metadata.namespace}}/{{.metadata.name}} {{.type}}"
+    "{{range $key, $value := .data}} {{$key}}:{{len $value}}{{end}}{{println}}{{end}}"
+)
+"""kubectl prints the lengths, in characters of base64; the values stay in it."""
+
+Tell = Callable[[str], None]
+
+
+def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, tell: Tell) -> None:
+    """Raises KubectlMissing or Unreachable when there is no cluster to report about."""
+    _add_versions(kubectl, bundle)
+    collector = _Collector(kubectl, bundle, tell)
+    families = collector.families(target)
+    collector.resources(families)
+    collector.surroundings(families)
+    for family in families:
+        collector.logs_of(family.pods, _folder(family))
+    collector.installation()
+    collector.secrets()
+    collector.definitions()
+
+
+def _add_versions(kubectl: Kubectl, bundle: Bundle) -> None:
+    """The first question: who cannot ask this reaches no cluster."""
+    bundle.add_object("versions/client.json", installed_versions())
+    try:
+        bundle.add_text("versions/cluster.json", kubectl.text("version", "--output=json"))
+    except KubectlFailed as error:
+        bundle.leave_out("the cluster's version", str(error))
+
+
+class _Collector:
+    """Each method adds one part, or says in the bundle why it is missing."""
+
+    def __init__(self, kubectl: Kubectl, bundle: Bundle, tell: Tell) -> None:
+        self._kubectl = kubectl
+        self._bundle = bundle
+        self._tell = tell
+        self._now = datetime.now(UTC)
+
+    def families(self, target: Target | None) -> tuple[Family, ...]:
+        """Raises NotFound and Misused for a name that means nothing: that is no missing part."""
+        try:
+            seen = read_families(self._kubectl)
+        except PluginError as error:
+            self._bundle.leave_out("sessions and pools", str(error))
+            return ()
+        self._leave_out(seen.unread)
+        return seen.families if target is None else (choose(seen.families, target),)
+
+    def resources(self, families: Iterable[Family]) -> None:
+        self._tell("reading resources")
+        families = tuple(families)
+        for family in families:
+            for member in family.members:
+                self._add(member, _folder(family))
+        self._bundle.add_text("status.txt", _text(status_tree(families, self._now, with_namespaces=True)))
+        if families:
+            others, unread = list_readable(self._kubectl, OTHER_CHILDREN, OURS)
+            self._leave_out(unread)
+            for other in others:
+                self._add(other, f"{namespace_of(other)}/others")
+
+    def surroundings(self, families: Iterable[Family]) -> None:
+        found, unread = list_readable(self._kubectl, ("events", "resourcequotas"), None)
+        self._leave_out(unread)
+        events = tuple(item for item in found if item["kind"] == "Event")
+        quotas = tuple(item for item in found if item["kind"] == "ResourceQuota")
+        for quota in quotas:
+            self._add(quota, f"{namespace_of(quota)}/quotas")
+        for family in families:
+            ours = [event for event in events if concerns(family, event)]
+            self._bundle.add_object(f"{_folder(family)}/events.json", ours)
+            answer = explain(family, Surroundings(events=tuple(ours), quotas=quotas), self._now)
+            self._bundle.add_text(f"{_folder(family)}/why.txt", _text(answer))
+
+    def logs_of(self, pods: Iterable[Manifest], folder: str) -> None:
+        for pod in pods:
+            self._tell(f"reading logs of {name_of(pod)}")
+            for container in container_statuses(pod):
+                self._log(pod, container["name"], folder, previous=False)
+                if container.get("restartCount", 0):
+                    self._log(pod, container["name"], folder, previous=True)
+
+    def installation(self) -> None:
+        """Operator and API server, wherever the user may see them."""
+        found, unread = list_readable(self._kubectl.everywhere(), INSTALLATION, INSTALLATION_SELECTOR)
+        if unread:
+            found, unread = list_readable(self._kubectl, INSTALLATION, INSTALLATION_SELECTOR)
+            self._bundle.leave_out("an installation in another namespace", "your rights do not show other namespaces")
+        self._leave_out(unread)
+        if not found:
+            self._bundle.leave_out("the installation", f"nothing is labelled {INSTALLATION_SELECTOR} here")
+        for manifest in found:
+            self._add(manifest, f"{namespace_of(manifest)}/installation")
+        for pod in (manifest for manifest in found if manifest["kind"] == "Pod"):
+            self.logs_of([pod], f"{namespace_of(pod)}/installation")
+
+    def secrets(self) -> None:
+        """Names, keys and sizes."""
+        for name, selector in (("workers", OURS), ("installation", INSTALLATION_SELECTOR)):
+            words = ("get", "secrets", *self._kubectl.scope, f"--selector={selector}", f"--output=go-template={SIZES}")
+            self._text_of(f"secrets of the {name}", f"secrets/{name}.txt", self._kubectl, *words)
+
+    def definitions(self) -> None:
+        words = ("get", "customresourcedefinitions", *DEFINITIONS.split(","), "--output=json", "--ignore-not-found")
+        self._text_of("the definitions of the resources", "versions/definitions.json", self._kubectl, *words)
+
+    def _log(self, pod: Manifest, container: str, folder: str, *, previous: bool) -> None:
+        suffix = "previous.log" if previous else "log"
+        words = ("logs", name_of(pod), f"--container={container}", f"--tail={LOG_LINES}", "--timestamps")
+        self._text_of(
+            f"the {suffix} of {name_of(pod)}, container {container}",
+            f"{folder}/{name_of(pod)}.{container}.{suffix}",
+            self._kubectl.within(namespace_of(pod)),
+            *words,
+            *(["--previous"] if previous else []),
+        )
+
+    def _text_of(self, what: str, path: str, kubectl: Kubectl, *words: str) -> None:
+        try:
+            text = kubectl.text(*words)
+        except PluginError as error:
+            self._bundle.leave_out(what, str(error))
+            return
+        if len(text) > LOG_CHARACTERS:
+            self._bundle.leave_out(f"the beginning of {what}", f"only the newest {LOG_CHARACTERS} characters are kept")
+            text = text[-LOG_CHARACTERS:].partition("\n")[2]
+        self._bundle.add_text(path, text)
+
+    def _add(self, manifest: Manifest, folder: str) -> None:
+        self._bundle.add_object(f"{folder}/{manifest['kind'].lower()}-{name_of(manifest)}.json", manifest)
+
+    def _leave_out(self, unread: Iterable[str]) -> None:
+        for sentence in unread:
+            what, _, why = sentence.partition(": ")
+            self._bundle.leave_out(what, why)
+
+
+def _folder(family: Family) -> str:
+    return f"{family.namespace}/{family.kind.word}-{family.name}"
+
+
+def _text(branches: Iterable[Branch]) -> str:
+    return "".join(f"{line.plain}\n" for line in draw(branches))

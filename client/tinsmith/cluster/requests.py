@@ -1,0 +1,131 @@
+"""What a person can ask of a session or pool: the change to its resource, and how one sees that it happened. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tinsmith.cluster.errors import DidNotHappen, Misused
+from tinsmith.cluster.families import Family
+from tinsmith.cluster.health import Health, is_outdated, judge
+from tinsmith.cluster.manifests import Manifest, moment
+from tinsmith.cluster.names import RESTART_REQUEST, SNAPSHOT_REQUEST, Kind
+from tinsmith.cluster.pods import is_ready
+
+SUSPENDED = "Suspended"
+"""The reason of a session that has stopped because its spec says so."""
+
+Outcome = Callable[[Family], str | None]
+"""A sentence once it has happened, None before. Raises DidNotHappen when it no longer can."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """patch: a merge patch of the resource. asked: what was asked, in a sentence."""
+
+    patch: Manifest
+    asked: str
+    outcome: Outcome
+
+
+def suspend(family: Family) -> Request:
+    """Raises Misused for a pool, which has no volume to come back to."""
+    if family.kind is Kind.POOL:
+        raise Misused(
+            f"{family.title} cannot be suspended; `kubectl scale samplerpool {family.name} --replicas=0` stops its "
+            "replicas."
+        )
+    return Request(
+        {"spec": {"suspend": True}},
+        f"{family.title} is to take a snapshot and stop",
+        lambda now: f"{now.title} is suspended: {judge(now).message}" if is_suspended(now) else None,
+    )
+
+
+def resume(family: Family) -> Request:
+    """Raises Misused for a pool."""
+    if family.kind is Kind.POOL:
+        raise Misused(
+            f"{family.title} cannot be resumed; `kubectl scale samplerpool {family.name} --replicas=N` starts replicas."
+        )
+    return Request({"spec": {"suspend": False}}, f"{family.title} is to start", _ready_again)
+
+
+def snapshot(family: Family, at: datetime) -> Request:
+    """Raises Misused for a pool, and for a session that is suspended: it stopped with a snapshot."""
+    if family.kind is Kind.POOL:
+        raise Misused(f"{family.title} keeps nothing of its own; only a TrainingSession takes snapshots.")
+    _must_run(family, "it took a snapshot when it stopped, and nothing has changed since")
+    request, before = written(at), last_snapshot(family)
+
+    def outcome(now: Family) -> str | None:
+        """The operator notes which request was answered, and moves the time of the last snapshot if one was taken.
+
+        That time is not compared with the request's: two clocks made them.
+        """
+        if _answered(now, "snapshot") != request:
+            return None
+        if last_snapshot(now) == before:
+            raise DidNotHappen(
+                f"The worker of {now.title} refused to take a snapshot; `kubectl tinsmith why "
+                f"{now.kind.word}/{now.name}` shows the event that says why."
+            )
+        return f"{now.title} has a snapshot: every adapter is on its volume, as was asked for at {request}."
+
+    return Request(_annotated(SNAPSHOT_REQUEST, request), f"{family.title} is to take a snapshot", outcome)
+
+
+def restart(family: Family, at: datetime) -> Request:
+    """A session's worker takes a snapshot, stops, and starts on the installation's present image; a pool rolls."""
+    _must_run(family, f"`kubectl tinsmith resume {family.name}` starts it, on the installation's present image")
+    before = family.pod_uids
+
+    def outcome(now: Family) -> str | None:
+        """The status may be a moment behind the pods, so both are looked at."""
+        all_new = not (before & now.pod_uids) and sum(map(is_ready, now.pods)) >= _wanted_pods(now)
+        return _ready_again(now) if all_new else None
+
+    return Request(_annotated(RESTART_REQUEST, written(at)), f"{family.title} is to restart", outcome)
+
+
+def is_suspended(family: Family) -> bool:
+    return judge(family).reason == SUSPENDED and not is_outdated(family)
+
+
+def last_snapshot(family: Family) -> datetime | None:
+    return moment((family.owner.get("status") or {}).get("lastSnapshotTime"))
+
+
+def written(at: datetime) -> str:
+    """As the API writes times, to the second."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _ready_again(family: Family) -> str | None:
+    """Raises DidNotHappen when a person has to do something first."""
+    if is_outdated(family):
+        return None
+    verdict = judge(family)
+    if verdict.health is Health.STUCK:
+        raise DidNotHappen(f"{family.title} is {verdict.headline}. {verdict.message}")
+    return f"{family.title} is ready: {verdict.message}" if verdict.ready else None
+
+
+def _annotated(annotation: str, request: str) -> Manifest:
+    return {"metadata": {"annotations": {annotation: request}}}
+
+
+def _answered(family: Family, what: str) -> str | None:
+    """The latest request of this kind that has been answered."""
+    answered = ((family.owner.get("status") or {}).get("requests") or {}).get(what)
+    return str(answered) if answered is not None else None
+
+
+def _wanted_pods(family: Family) -> int:
+    return int(family.owner["spec"].get("replicas", 1)) if family.kind is Kind.POOL else 1
+
+
+def _must_run(family: Family, instead: str) -> None:
+    if is_suspended(family):
+        raise Misused(f"{family.title} is suspended; {instead}.")

@@ -1,0 +1,169 @@
+"""The commands as they are typed, against a kubectl that plays a small cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import families as made
+from tinsmith.cli import main as tinsmith
+from tinsmith.cluster.commands import main as kubectl_tinsmith
+
+KUBECTL = """#!/bin/sh
+here=${0%/*}
+printf '%s\\t' "$@" >>"$here/asked"
+echo >>"$here/asked"
+for word in "$@"; do
+    case $word in --*) ;; *) words="$words $word" ;; esac
+done
+set -- $words
+case $1 in
+    get) cat "$here/${2%%[,.]*}" 2>/dev/null || echo '{"items": []}' ;;
+    logs) echo 'a line of the worker' ;;
+    *) echo '{}' ;;
+esac
+"""
+
+
+class SmallCluster:
+    """Answers lists by the first kind that is asked for, whose name is a file's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "kubectl").write_text(KUBECTL)
+        (folder / "kubectl").chmod(0o755)
+
+    def holds(self, **objects: list[dict[str, Any]]) -> None:
+        """By the plural of their kind."""
+        for plural, items in objects.items():
+            (self._folder / plural).write_text(json.dumps({"items": items}))
+
+    def asked(self, verb: str) -> list[list[str]]:
+        lines = (self._folder / "asked").read_text().splitlines()
+        return [words for words in (line.split("\t")[:-1] for line in lines) if verb in words]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return SmallCluster(tmp_path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """As kubectl runs its plugin; the exit status."""
+    monkeypatch.setattr("sys.argv", ["kubectl-tinsmith", *words])
+    with pytest.raises(SystemExit) as end:
+        kubectl_tinsmith()
+    return int(end.value.code or 0)
+
+
+def test_status_is_plain_text_where_nobody_looks_on(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.holds(trainingsessions=[made.session(conditions=made.unready("Suspended", "word " * 60))])
+    assert run(monkeypatch, "status") == 0
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[0] == "session/qwen, not ready: Suspended"
+    assert "word " * 60 in shown.out, "a long sentence stays on its line"
+    assert "\x1b" not in shown.out
+    assert shown.err == ""
+
+
+def test_the_cli_has_the_same_commands(cluster: SmallCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.holds(samplerpools=[made.pool(conditions=made.ready())])
+    with pytest.raises(SystemExit) as end:
+        tinsmith(["cluster", "status", "--namespace", "n", "--output", "json"])
+    assert not end.value.code
+    [item] = json.loads(capsys.readouterr().out)["items"]
+    assert (item["kind"], item["name"]) == ("SamplerPool", "draws")
+    assert all("--namespace=n" in words for words in cluster.asked("get"))
+
+
+def test_an_empty_namespace_says_so_and_is_no_failure(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "status") == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "-A looks into all namespaces" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_status", "sentence"),
+    [
+        (["why", "nobody"], 1, "There is no TrainingSession or SamplerPool nobody here"),
+        (["why", "pod/x"], 2, "NAME nor session/NAME nor pool/NAME"),
+        (["suspend", "draws"], 2, "kubectl scale samplerpool draws --replicas=0"),
+        (["logs", "qwen"], 1, "TrainingSession qwen has no pod now"),
+        (["suspend", "qwen", "--timeout", "0"], 1, "It has not happened within 0s"),
+    ],
+    ids=["not there", "another kind", "a pool", "no pod", "in vain"],
+)
+def test_a_failure_is_one_sentence_and_an_exit_status(
+    cluster: SmallCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    exit_status: int,
+    sentence: str,
+) -> None:
+    cluster.holds(
+        trainingsessions=[made.session(conditions=made.ready())], samplerpools=[made.pool(conditions=made.ready())]
+    )
+    assert run(monkeypatch, *words) == exit_status
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_word_too_many_is_a_misuse(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "why", "a", "b") == 2
+
+
+def test_without_waiting_a_command_asks_once(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.holds(trainingsessions=[made.session(conditions=made.ready())])
+    assert run(monkeypatch, "suspend", "qwen", "--no-wait") == 0
+    [words] = cluster.asked("patch")
+    assert words[1:3] == ["trainingsessions.tinsmith.dev", "qwen"]
+    assert '--patch={"spec": {"suspend": true}}' in words
+    assert "TrainingSession qwen is to take a snapshot and stop." in capsys.readouterr().err
+
+
+def test_what_has_happened_already_is_seen_at_once(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.holds(trainingsessions=[made.session(conditions=made.unready("Suspended"))])
+    assert run(monkeypatch, "suspend", "qwen") == 0
+    assert "TrainingSession qwen is suspended" in capsys.readouterr().out
+
+
+def test_logs_of_a_session_are_its_pods(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    session = made.session(conditions=made.ready())
+    cluster.holds(trainingsessions=[session], pods=[made.pod("qwen-0", of=session)])
+    assert run(monkeypatch, "logs", "qwen", "-f", "--previous", "--since=5m", "--context=c") == 0
+    assert cluster.asked("logs") == [["--context=c", "logs", "qwen-0", "--follow", "--previous", "--since=5m"]]
+    assert capfd.readouterr().out == "a line of the worker\n"
+
+
+def test_logs_of_a_pool_are_those_of_all_replicas_with_their_names(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = made.pool(conditions=made.ready())
+    cluster.holds(samplerpools=[pool], pods=[made.pod("draws-a", of=pool)])
+    assert run(monkeypatch, "logs", "draws") == 0
+    [words] = cluster.asked("logs")
+    assert words[1:4] == ["--selector=tinsmith.dev/pool=draws", "--prefix", "--tail=-1"]
+
+
+def test_a_report_says_where_it_is(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "help.tar.gz"
+    assert run(monkeypatch, "report", f"--output={file}") == 0
+    assert capsys.readouterr().out == f"{file}\n"
+    assert file.stat().st_size > 0

@@ -1,0 +1,186 @@
+"""Who belongs to whom, and which one a person means."""
+
+from __future__ import annotations
+
+import pytest
+from support import families as made
+from tinsmith.cluster.errors import Forbidden, KindUnknown, Misused, NotFound
+from tinsmith.cluster.families import Target, assemble, choose, list_readable, parse_target, read_families
+from tinsmith.cluster.kubectl import Kubectl
+from tinsmith.cluster.manifests import Manifest, name_of
+from tinsmith.cluster.names import Kind
+from typing_extensions import override
+
+
+class Canned(Kubectl):
+    """Answers by resource; an exception is raised."""
+
+    def __init__(self, answers: dict[str, list[Manifest] | Exception]) -> None:
+        super().__init__(program="never-run")
+        self._answers = answers
+
+    @override
+    def find(self, resources: str, selector: str | None = None) -> list[Manifest]:
+        found: list[Manifest] = []
+        for resource in resources.split(","):
+            answer = self._answers.get(resource, [])
+            if isinstance(answer, Exception):
+                raise answer
+            found += answer
+        return found
+
+
+SESSION = made.session()
+POOL = made.pool("qwen")
+
+
+def test_children_are_found_by_their_label_and_claims_by_their_name() -> None:
+    other = made.session("other")
+    children = [
+        made.pod("qwen-0", of=SESSION),
+        made.pod("other-0", of=other),
+        made.workload(SESSION),
+        made.claim(SESSION),
+        made.claim(other),
+    ]
+    [family, _] = assemble({Kind.SESSION: [SESSION, other], Kind.POOL: []}, children)
+    assert [name_of(pod) for pod in family.pods] == ["qwen-0"]
+    assert family.workload is not None
+    assert family.claim is not None
+    assert (name_of(family.workload), name_of(family.claim)) == ("qwen", "qwen-journal")
+
+
+def test_a_pool_and_a_session_of_one_name_keep_their_children_apart() -> None:
+    children = [made.pod("qwen-0", of=SESSION), made.pod("qwen-sampler-x", of=POOL), made.claim(SESSION)]
+    session, pool = assemble({Kind.SESSION: [SESSION], Kind.POOL: [POOL]}, children)
+    assert [name_of(pod) for pod in session.pods] == ["qwen-0"]
+    assert [name_of(pod) for pod in pool.pods] == ["qwen-sampler-x"]
+    assert pool.claim is None
+
+
+def test_the_same_name_in_another_namespace_is_another_session() -> None:
+    elsewhere = made.pod("qwen-0", of=SESSION)
+    elsewhere["metadata"]["namespace"] = "elsewhere"
+    [family] = assemble({Kind.SESSION: [SESSION], Kind.POOL: []}, [elsewhere])
+    assert family.pods == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("qwen", Target("qwen")),
+        ("session/qwen", Target("qwen", Kind.SESSION)),
+        ("pool/qwen", Target("qwen", Kind.POOL)),
+        ("tsess/qwen", Target("qwen", Kind.SESSION)),
+        ("spool/qwen", Target("qwen", Kind.POOL)),
+        ("trainingsession.tinsmith.dev/qwen", Target("qwen", Kind.SESSION)),
+        ("samplerpools/qwen", Target("qwen", Kind.POOL)),
+    ],
+)
+def test_a_name_may_say_its_kind(text: str, target: Target) -> None:
+    assert parse_target(text) == target
+
+
+@pytest.mark.parametrize("text", ["pod/qwen", "session/", "a/b/c"])
+def test_a_name_of_no_kind_of_ours_is_a_misuse(text: str) -> None:
+    with pytest.raises(Misused, match="NAME nor session/NAME nor pool/NAME"):
+        parse_target(text)
+
+
+def test_a_name_of_both_kinds_must_be_told_apart() -> None:
+    both = assemble({Kind.SESSION: [SESSION], Kind.POOL: [POOL]}, [])
+    with pytest.raises(Misused, match="write session/qwen or pool/qwen"):
+        choose(both, Target("qwen"))
+    assert choose(both, Target("qwen", Kind.POOL)).kind is Kind.POOL
+
+
+def test_a_name_that_is_not_there_says_what_was_looked_for() -> None:
+    with pytest.raises(NotFound, match="no SamplerPool draws here"):
+        choose([], Target("draws", Kind.POOL))
+
+
+def test_what_may_not_be_read_is_named_and_the_rest_is_shown() -> None:
+    pods = [made.pod("qwen-0", of=SESSION)]
+    found, unread = list_readable(Canned({"pods": pods, "events": Forbidden("You may not.")}), ("pods", "events"), None)
+    assert found == pods
+    assert unread == ["events not shown: You may not."]
+
+
+def test_an_installation_without_pools_shows_its_sessions() -> None:
+    cluster = Canned({Kind.SESSION.resource: [SESSION], Kind.POOL.resource: KindUnknown("no pools")})
+    assert [family.name for family in read_families(cluster).families] == ["qwen"]
+
+
+def test_a_cluster_that_knows_neither_kind_says_so() -> None:
+    cluster = Canned({kind.resource: KindUnknown(f"no {kind.word}s") for kind in Kind})
+    with pytest.raises(KindUnknown, match="no sessions"):
+        read_families(cluster)
+
+
+def group(name: str = "qwen") -> Manifest:
+    """A session of two nodes."""
+    session = made.session(name)
+    return {**session, "spec": {**session["spec"], "parallelism": {"nodes": 2}}}
+
+
+def members_of(session: Manifest) -> list[Manifest]:
+    """As KubeRay names them; the worker is the second by name."""
+    member, head = made.pod("qwen-a-worker-x", of=session), made.pod("qwen-head-x", of=session)
+    member["metadata"]["labels"]["app.kubernetes.io/name"] = "tinsmith-worker-member"
+    return [member, head]
+
+
+def test_a_session_of_several_nodes_has_a_ray_cluster_and_its_worker_first() -> None:
+    session = group()
+    cluster = made.child("RayCluster", "qwen", of=session, spec={"workerGroupSpecs": [{"replicas": 1}]})
+    answers: dict[str, list[Manifest] | Exception] = {
+        Kind.SESSION.resource: [session],
+        "pods": members_of(session),
+        "rayclusters.ray.io": [cluster],
+    }
+    [family] = read_families(Canned(answers)).families
+    assert family.workload == cluster
+    assert [name_of(pod) for pod in family.pods] == ["qwen-head-x", "qwen-a-worker-x"]
+
+
+def conversions_of(session: Manifest) -> list[Manifest]:
+    pods = [made.pod("qwen-conversion-1", of=session), made.pod("qwen-conversion-2", of=session)]
+    for hour, pod in enumerate(pods):
+        pod["metadata"]["labels"]["app.kubernetes.io/name"] = "tinsmith-conversion"
+        pod["metadata"]["creationTimestamp"] = f"2026-01-02T0{hour}:00:00Z"
+    return pods
+
+
+@pytest.mark.parametrize(
+    ("others", "shown"),
+    [([], ["qwen-conversion-2", "qwen-conversion-1"]), (members_of(group()), ["qwen-head-x", "qwen-a-worker-x"])],
+    ids=["no worker yet", "a worker"],
+)
+def test_what_converts_a_model_is_shown_until_there_is_a_worker(others: list[Manifest], shown: list[str]) -> None:
+    session = group()
+    answers: dict[str, list[Manifest] | Exception] = {
+        Kind.SESSION.resource: [session],
+        "pods": [*conversions_of(session), *others],
+    }
+    [family] = read_families(Canned(answers)).families
+    assert [name_of(pod) for pod in family.pods] == shown
+
+
+def test_a_conversion_that_is_done_is_no_pod_of_a_session_that_is_asked_why_it_has_none() -> None:
+    session = group()
+    first, second = conversions_of(session)
+    first["status"]["phase"], second["status"]["phase"] = "Failed", "Succeeded"
+    answers: dict[str, list[Manifest] | Exception] = {Kind.SESSION.resource: [session], "pods": [first, second]}
+    [family] = read_families(Canned(answers)).families
+    assert [name_of(pod) for pod in family.pods] == ["qwen-conversion-1"]
+
+
+@pytest.mark.parametrize("sessions", [[SESSION], [group()]], ids=["nobody needs it", "it is missing"])
+def test_a_cluster_without_kuberay_shows_its_sessions(sessions: list[Manifest]) -> None:
+    answers: dict[str, list[Manifest] | Exception] = {
+        Kind.SESSION.resource: sessions,
+        "rayclusters.ray.io": KindUnknown("no RayClusters"),
+    }
+    seen = read_families(Canned(answers))
+    assert len(seen.families) == 1
+    assert seen.unread == ()

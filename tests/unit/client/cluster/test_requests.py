@@ -1,0 +1,193 @@
+"""Suspend, resume, snapshot and restart: what is changed, when it counts as done, and when it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support import families as made
+from tinsmith.cluster import requests
+from tinsmith.cluster.errors import DidNotHappen, Misused, NotFound, Unreachable
+from tinsmith.cluster.families import Family
+from tinsmith.cluster.names import Kind
+from tinsmith.cluster.requests import Request
+from tinsmith.cluster.waiting import wait_for
+from tinsmith_operator.decide.condition_states import standard_conditions
+from tinsmith_operator.decide.wording import found
+from tinsmith_operator.model.reasons import Progress, Reason
+
+Manifest = dict[str, Any]
+SUSPENDED = made.unready("Suspended", "The worker is stopped.")
+AT = made.NOW
+
+
+def session(conditions: list[Manifest] | None = None, *pods: Manifest, **status: Any) -> Family:
+    return Family(Kind.SESSION, made.session(conditions=conditions, **status), pods=pods)
+
+
+def pool(conditions: list[Manifest] | None = None, *pods: Manifest, replicas: int = 2) -> Family:
+    return Family(Kind.POOL, made.pool(conditions=conditions, replicas=replicas), pods=pods)
+
+
+def pod(uid: str, *, is_ready: bool = True) -> Manifest:
+    return made.pod("qwen-0", of=made.session(), uid=uid, is_ready=is_ready)
+
+
+def test_suspending_is_done_when_the_status_says_so_of_this_spec() -> None:
+    request = requests.suspend(session(made.ready()))
+    assert request.patch == {"spec": {"suspend": True}}
+    assert request.outcome(session(made.ready())) is None
+    done = session(SUSPENDED)
+    assert "is suspended" in (request.outcome(done) or "")
+    done.owner["metadata"]["generation"] = 2
+    assert request.outcome(done) is None
+
+
+def test_resuming_is_done_when_it_is_ready_again() -> None:
+    request = requests.resume(session(SUSPENDED))
+    assert request.patch == {"spec": {"suspend": False}}
+    assert request.outcome(session(SUSPENDED)) is None
+    assert "is ready" in (request.outcome(session(made.ready())) or "")
+
+
+def test_resuming_gives_up_where_a_person_has_to_act_first() -> None:
+    request = requests.resume(session(SUSPENDED))
+    with pytest.raises(DidNotHappen, match=r"ImagePullFailed\. Correct the image"):
+        request.outcome(session(made.unready("ImagePullFailed", "Correct the image.", stalled=True)))
+
+
+@pytest.mark.parametrize(
+    ("ask", "instead"),
+    [
+        (requests.suspend, "kubectl scale samplerpool draws --replicas=0"),
+        (requests.resume, "kubectl scale samplerpool draws --replicas=N"),
+        (lambda family: requests.snapshot(family, AT), "only a TrainingSession takes snapshots"),
+    ],
+    ids=["suspend", "resume", "snapshot"],
+)
+def test_a_pool_is_no_session_and_says_what_to_do_instead(ask: Callable[[Family], Request], instead: str) -> None:
+    with pytest.raises(Misused, match=instead):
+        ask(pool(made.ready()))
+
+
+@pytest.mark.parametrize("ask", [requests.snapshot, requests.restart])
+def test_a_suspended_session_has_nothing_to_snapshot_or_to_restart(ask: Callable[[Family, Any], Request]) -> None:
+    with pytest.raises(Misused, match="is suspended"):
+        ask(session(SUSPENDED), AT)
+
+
+def test_a_snapshot_is_done_when_the_operator_says_that_this_request_was_answered() -> None:
+    request = requests.snapshot(session(made.ready()), AT)
+    asked, taken = "2026-01-02T03:04:05Z", "2026-01-02T03:00:00Z"
+    assert request.patch == {"metadata": {"annotations": {"tinsmith.dev/snapshot-requested-at": asked}}}
+    assert request.outcome(session(made.ready(), lastSnapshotTime=taken)) is None
+    another = session(made.ready(), lastSnapshotTime=taken, requests={"snapshot": "2026-01-01T00:00:00Z"})
+    assert request.outcome(another) is None
+    done = session(made.ready(), lastSnapshotTime=taken, requests={"snapshot": asked})
+    assert "has a snapshot" in (request.outcome(done) or "")
+
+
+def test_a_snapshot_that_the_worker_refused_is_told_from_one_that_was_taken() -> None:
+    asked = requests.written(AT)
+    for earlier in ({}, {"lastSnapshotTime": "2026-01-02T03:03:00Z"}):
+        request = requests.snapshot(session(made.ready(), **earlier), AT)
+        with pytest.raises(DidNotHappen, match=r"refused .*`kubectl tinsmith why session/qwen`"):
+            request.outcome(session(made.ready(), requests={"snapshot": asked}, **earlier))
+
+
+def test_a_restart_is_done_when_no_pod_from_before_is_left_and_the_new_one_is_ready() -> None:
+    request = requests.restart(session(made.ready(), pod("old")), AT)
+    assert request.patch == {"metadata": {"annotations": {"tinsmith.dev/restart-requested-at": "2026-01-02T03:04:05Z"}}}
+    assert request.outcome(session(made.ready(), pod("old"))) is None
+    assert request.outcome(session(made.ready())) is None
+    assert request.outcome(session(made.unready("LoadingModel", moving=True), pod("new", is_ready=False))) is None
+    assert "is ready" in (request.outcome(session(made.ready(), pod("new"))) or "")
+
+
+def test_a_restart_that_is_not_begun_does_not_stumble_over_an_old_trouble() -> None:
+    stuck = made.unready("ModelNotFound", stalled=True)
+    request = requests.restart(session(stuck, pod("old")), AT)
+    assert request.outcome(session(stuck, pod("old"))) is None
+    with pytest.raises(DidNotHappen, match="ModelNotFound"):
+        request.outcome(session(stuck, pod("new")))
+
+
+def test_a_pool_has_restarted_when_all_replicas_are_new() -> None:
+    request = requests.restart(pool(made.ready(), pod("a"), pod("b")), AT)
+    assert request.outcome(pool(made.ready(), pod("b"), pod("c"))) is None
+    assert request.outcome(pool(made.ready(), pod("c"))) is None
+    assert request.outcome(pool(made.ready(), pod("c"), pod("d"))) is not None
+
+
+class Steps:
+    """Looks, sleeps and a clock of a test's own."""
+
+    def __init__(self, *families: Family | Exception) -> None:
+        self._families: Iterator[Family | Exception] = iter(families)
+        self._last = families[-1]
+        self.seconds = 0.0
+        self.told: list[str] = []
+
+    def look(self) -> Family:
+        seen = next(self._families, self._last)
+        if isinstance(seen, Exception):
+            raise seen
+        return seen
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def wait(self, request: Request, timeout_seconds: float = 60) -> str:
+        return wait_for(
+            self.look,
+            request.outcome,
+            name="session/qwen",
+            timeout_seconds=timeout_seconds,
+            tell=self.told.append,
+            clock=lambda: self.seconds,
+            sleep=self.sleep,
+        )
+
+
+def test_each_reason_on_the_way_is_told_once() -> None:
+    on_the_way = session(made.unready("Suspending", "It stops.", moving=True))
+    steps = Steps(session(made.ready()), on_the_way, on_the_way, session(SUSPENDED))
+    assert "is suspended" in steps.wait(requests.suspend(session(made.ready())))
+    assert steps.told == ["WorkerReady: The worker serves Qwen/Qwen3-8B.", "Suspending: It stops."]
+
+
+@pytest.mark.parametrize("reason", [each for each in Reason if each.progress is Progress.MOVING], ids=str)
+def test_what_may_mend_itself_is_told_and_waited_for(reason: Reason) -> None:
+    """An autoscaler may bring the node that an unschedulable pod waits for."""
+    finding = found(reason, "This is the matter.")
+    states = standard_conditions(finding, finding, None)
+    said = [made.condition(each.type, each.truth, each.finding.reason, each.finding.message) for each in states]
+    steps = Steps(session(SUSPENDED), session(said), session(said), session(made.ready()))
+    assert "is ready" in steps.wait(requests.resume(session(SUSPENDED)))
+    assert steps.told[1:] == [f"{reason}: {finding.message}"]
+
+
+def test_no_node_for_the_pod_may_mend_itself() -> None:
+    assert Reason.UNSCHEDULABLE.progress is Progress.MOVING
+
+
+def test_waiting_ends_with_the_reason_and_the_next_command() -> None:
+    steps = Steps(session(made.unready("LoadingModel", moving=True)))
+    with pytest.raises(DidNotHappen, match=r"within 10s\. Last seen: LoadingModel: .*why session/qwen`"):
+        steps.wait(requests.resume(session(SUSPENDED)), timeout_seconds=10)
+    assert 10 <= steps.seconds < 14
+
+
+def test_a_cluster_that_is_away_for_a_while_is_waited_for() -> None:
+    away = Unreachable("No cluster answers.")
+    steps = Steps(session(made.ready()), away, away, session(SUSPENDED))
+    assert "is suspended" in steps.wait(requests.suspend(session(made.ready())))
+    assert steps.told.count("No cluster answers.") == 1
+
+
+def test_what_is_deleted_meanwhile_is_not_waited_for() -> None:
+    steps = Steps(session(made.ready()), NotFound("There is no TrainingSession qwen here."))
+    with pytest.raises(NotFound):
+        steps.wait(requests.suspend(session(made.ready())))
+    assert steps.seconds < 5

@@ -1,0 +1,159 @@
+"""The tree of `status`: what needs somebody first, each fact once, the same text in a file as on a screen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support import families as made
+from tinsmith.cluster.families import Family, assemble
+from tinsmith.cluster.names import Kind
+from tinsmith.cluster.status_tree import as_json, status_tree
+from tinsmith.cluster.tree import draw
+
+Manifest = dict[str, Any]
+
+
+def families_of(*owners: Manifest, children: list[Manifest] | None = None) -> tuple[Family, ...]:
+    by_kind = {kind: [owner for owner in owners if owner["kind"] == kind.kind] for kind in Kind}
+    return assemble(by_kind, children or [])
+
+
+def drawn(*owners: Manifest, children: list[Manifest] | None = None, with_namespaces: bool = False) -> str:
+    branches = status_tree(families_of(*owners, children=children), made.NOW, with_namespaces=with_namespaces)
+    return "".join(f"{line.plain}\n" for line in draw(branches))
+
+
+def test_a_healthy_session_shows_what_it_is_made_of() -> None:
+    session = made.session(
+        conditions=made.ready(),
+        adapters={"used": 3, "capacity": 8, "summary": "3/8"},
+        lastSnapshotTime=made.time_ago(minutes=2),
+        endpoint="qwen.research.svc:7443",
+    )
+    children = [made.workload(session), made.pod("qwen-0", of=session, restartCount=1), made.claim(session)]
+    assert drawn(session, children=children) == (
+        "session/qwen, ready\n"
+        "├─ Ready WorkerReady, SlotsAvailable SlotsFree; not Reconciling, Stalled, Degraded\n"
+        "├─ Qwen/Qwen3-8B on peft, adapters 3/8, last snapshot 2m ago, endpoint qwen.research.svc:7443\n"
+        "├─ statefulset/qwen, 1 of 1 ready\n"
+        "├─ pod/qwen-0 on node-1, Running, ready, 1 restart, made 2h ago\n"
+        "└─ persistentvolumeclaim/qwen-journal, Bound, 10Gi\n"
+    )
+
+
+def test_a_session_of_several_nodes_counts_the_worker_with_the_others() -> None:
+    session = made.session(conditions=made.unready("WaitingForMembers", moving=True))
+    spec = {"workerGroupSpecs": [{"replicas": 2}]}
+    pods = [made.pod("qwen-head-x", of=session), made.pod("qwen-members-a", of=session, is_ready=False)]
+    cluster = made.child("RayCluster", "qwen", of=session, spec=spec)
+    assert "raycluster/qwen, 1 of 3 ready" in drawn(session, children=[*pods, cluster])
+    suspended = made.child("RayCluster", "qwen", of=session, spec={**spec, "suspend": True})
+    assert "raycluster/qwen, 0 of 0 ready" in drawn(session, children=[suspended])
+
+
+def test_a_session_that_needs_somebody_says_what_to_do() -> None:
+    cure = "The image nowhere:1 cannot be pulled: not found; correct spec.pod.image."
+    session = made.session(conditions=made.unready("ImagePullFailed", cure, stalled=True))
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "back-off"}}
+    children = [made.pod("qwen-0", of=session, is_ready=False, state=waiting)]
+    assert drawn(session, children=children) == (
+        "session/qwen, not ready: ImagePullFailed\n"
+        f"├─ {cure}\n"
+        "├─ Stalled ImagePullFailed; not Ready, Reconciling, Degraded; unknown: SlotsAvailable\n"
+        "├─ Qwen/Qwen3-8B on peft\n"
+        "└─ pod/qwen-0 on node-1, ImagePullBackOff, 0 restarts, made 2h ago\n"
+    )
+
+
+def test_a_pool_shows_its_replicas() -> None:
+    pool = made.pool(conditions=made.ready("2 replicas serve."), replicas=2, readyReplicas=2)
+    pods = [made.pod(f"draws-sampler-{end}", of=pool) for end in "ba"]
+    assert drawn(pool, children=[*pods, made.workload(pool, wanted=2, are_ready=2)], with_namespaces=True) == (
+        "pool/draws in research, ready\n"
+        "├─ Ready WorkerReady, SlotsAvailable SlotsFree; not Reconciling, Stalled, Degraded\n"
+        "├─ Qwen/Qwen3-8B on builtin, 2 of 2 replicas ready\n"
+        "├─ deployment/draws-sampler, 2 of 2 ready\n"
+        "├─ pod/draws-sampler-a on node-1, Running, ready, 0 restarts, made 2h ago\n"
+        "└─ pod/draws-sampler-b on node-1, Running, ready, 0 restarts, made 2h ago\n"
+    )
+
+
+def test_those_that_need_somebody_come_first() -> None:
+    degraded = made.ready()
+    degraded[-1] = made.condition("Degraded", "True", "ClaimTerminating")
+    order = [
+        line.split(",")[0]
+        for line in drawn(
+            made.session("well", made.ready()),
+            made.session("asleep", made.unready("Suspended")),
+            made.session("moving", made.unready("LoadingModel", moving=True)),
+            made.session("threatened", degraded),
+            made.session("unseen"),
+            made.session("stuck", made.unready("QuotaExceeded", stalled=True)),
+            made.pool("stuck-too", made.unready("ImagePullFailed", stalled=True)),
+        ).splitlines()
+        if not line.startswith(("├", "└"))
+    ]
+    assert order == [
+        "session/stuck",
+        "pool/stuck-too",
+        "session/unseen",
+        "session/threatened",
+        "session/moving",
+        "session/asleep",
+        "session/well",
+    ]
+
+
+def test_a_session_that_no_operator_has_seen_says_where_to_look() -> None:
+    assert "see whether Tinsmith's operator runs, and whether it watches the namespace research" in drawn(
+        made.session()
+    )
+
+
+def test_a_status_about_an_earlier_spec_is_told() -> None:
+    session = made.session(conditions=made.ready())
+    assert "the spec has changed since" not in drawn(session)
+    session["metadata"]["generation"] = 2
+    assert "the spec has changed since" in drawn(session)
+
+
+def test_an_upgrade_that_waits_for_a_restart_is_told() -> None:
+    cure = "0.2.0 is the new default image; restart it when it suits."
+    upgrade = made.condition("UpgradeAvailable", "True", "NewDefaultImage", cure)
+    shown = drawn(made.session(conditions=[*made.ready(), upgrade]))
+    assert shown.startswith("session/qwen, ready\n")
+    assert f"├─ {cure}\n" in shown
+
+
+def test_a_volume_that_grows_shows_both_sizes() -> None:
+    session = made.session(conditions=made.ready())
+    shown = drawn(session, children=[made.claim(session, size="10Gi", wanted="20Gi")])
+    assert "persistentvolumeclaim/qwen-journal, Bound, 10Gi, growing to 20Gi" in shown
+
+
+def test_a_pod_that_stops_says_so() -> None:
+    session = made.session(conditions=made.unready("Suspending", moving=True))
+    pod = made.pod("qwen-0", of=session)
+    pod["metadata"]["deletionTimestamp"] = made.time_ago(seconds=1)
+    assert "pod/qwen-0 on node-1, stopping," in drawn(session, children=[pod])
+
+
+def test_scripts_get_the_same_facts_in_the_same_order() -> None:
+    stuck = made.session("stuck", made.unready("QuotaExceeded", "Raise the quota.", stalled=True))
+    pool = made.pool(conditions=made.ready())
+    listed = as_json(families_of(pool, stuck, children=[made.pod("draws-x", of=pool, restartCount=2)]))
+    assert json.loads(json.dumps(listed)) == listed
+    first, second = listed
+    assert (first["name"], first["health"], first["message"]) == ("stuck", "stuck", "Raise the quota.")
+    assert (second["kind"], second["ready"]) == ("SamplerPool", True)
+    assert second["pods"] == [{"name": "draws-x", "node": "node-1", "state": "Running, ready", "restarts": 2}]
+
+
+def test_a_certificate_says_how_long_it_lasts_or_that_it_has_ended() -> None:
+    for expiry, words in (
+        ("2026-01-12T03:04:05Z", "certificate ends in 10d"),
+        ("2026-01-02T02:04:05Z", "ended 1h ago"),
+    ):
+        assert words in drawn(made.session(conditions=made.ready(), certificateExpiryTime=expiry))
