@@ -2,9 +2,22 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+PYTHON := $(BIN)/python
 PYTHON_VERSIONS := 3.11 3.12 3.13
-PACKAGES := api_server client rpc trainer_image
+PACKAGES := api_server client operator rpc trainer_image
 LOCK := requirements/dev.txt
+NAME := dev
+NODES := 1
+CLUSTER := PYTHONPATH=tests $(BIN)/python -m support.cluster
+COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
+    --override requirements/overrides.txt
+# Images run the versions that the tests run.
+IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
+
+# The standard library is enough for it.
+IMAGES = PYTHONPATH=scripts "$$(scripts/find-python $(PYTHON_VERSIONS))" -m images
+
+WITH_NODES := tests/cluster/bare tests/cluster/node
 
 # The other Pythons run the unit tests only.
 OTHER_PYTHONS = $(filter-out $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'), \
@@ -16,7 +29,9 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-unit test-other-pythons check docs format proto lock bench debian-packages clean
+.PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-nemo-rl \
+    test-nodes test-clusters test-elsewhere cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-trainer-image debian-packages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -34,12 +49,28 @@ $(VENV)/.requirements: $(LOCK)
 demo: venv ## train a tiny model through a server on this machine, and draw what happened
 	$(BIN)/tinsmith demo --out demo-output
 
-test: venv ## every test this machine can run; then the unit tests on other installed Pythons
-	$(BIN)/pytest
+demo-cluster: venv ## the same on a Kubernetes made here: images, chart, session, ingress (as root)
+	PYTHONPATH=tests $(BIN)/python scripts/demo_cluster.py
+
+test: venv ## every test this machine can run; the unit tests on other installed Pythons too
+	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
+	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes test-clusters test-elsewhere
+
+test-nodes: venv ## the tests in a Kubernetes in which pods run
+	$(BIN)/pytest $(WITH_NODES)
+
+test-clusters: venv ## those in a Kubernetes without nodes, and the chart's; then the unit tests on other Pythons
+	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
 	@$(MAKE) --no-print-directory test-other-pythons
+
+test-elsewhere: venv ## the tests that need no Kubernetes, and some that need one for a moment
+	$(BIN)/pytest --ignore=tests/cluster --ignore=tests/charts
 
 test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit
+
+test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
+	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
 
 test-other-pythons: venv ## the unit tests on each other Python that is installed
 	@for version in $(OTHER_PYTHONS); do \
@@ -63,6 +94,9 @@ check: venv ## formatting, lint, types, import directions, reference tables
 docs: venv ## write the tables of docs/ that the code knows
 	$(BIN)/python scripts/reference.py
 
+golden: venv ## write the objects anew that tests compare with files, to be read in the diff
+	TINSMITH_GOLDEN=write $(BIN)/pytest tests/unit/operator/build/test_golden.py
+
 format: venv ## format the code and mend what lint can mend
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
@@ -70,15 +104,53 @@ format: venv ## format the code and mend what lint can mend
 proto: venv ## regenerate the Python code of rpc/tinsmith_rpc/*.proto
 	PYTHON=$(CURDIR)/$(BIN)/python scripts/generate-code
 
-lock: ## resolve requirements/dev.txt anew (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	    --no-emit-find-links --no-header --override requirements/overrides.txt --extra dev pyproject.toml \
-	    --output-file $(LOCK)
+lock: ## resolve requirements/*.txt anew (needs uv)
+	$(COMPILE) --python-version 3.11 --extra dev pyproject.toml --output-file $(LOCK)
+	$(COMPILE) $(IN_IMAGES) --extra trainer --override requirements/trainer-image-overrides.txt pyproject.toml \
+	    --output-file requirements/trainer-image.txt
+	$(COMPILE) $(IN_IMAGES) --extra trainer --extra megatron --override requirements/trainer-image-overrides.txt \
+	    pyproject.toml --output-file requirements/trainer-megatron-image.txt
+	$(COMPILE) $(IN_IMAGES) --extra server pyproject.toml --output-file requirements/api-server-image.txt
+	$(COMPILE) $(IN_IMAGES) --extra operator pyproject.toml --output-file requirements/operator-image.txt
+	$(COMPILE) $(IN_IMAGES) --group image-tests --output-file requirements/image-tests.txt
+	$(COMPILE) $(IN_IMAGES) --group test-services --output-file requirements/test-services-image.txt
+	@# What is put beside the packages of others' images.
+	for image in nemo-rl gpu; do \
+	    uv pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	        --python-version 3.13 requirements/$$image-image.in --output-file requirements/$$image-image.txt || exit 1; \
+	done
 
 bench: venv ## the time of a training step as a multiple of a bare PEFT loop's
 	$(BIN)/python benchmarks/step.py
 
-debian-packages: ## install PostgreSQL for its tests (as root, on Debian)
+bench-api: venv ## what the API server adds to its worker's own calls, on SQLite and PostgreSQL
+	PYTHONPATH=tests $(BIN)/python benchmarks/api_overhead.py
+
+bench-nemo-rl: venv ## what ranks, Ray and a switch between adapters cost the nemo-rl engine on the CPU
+	$(BIN)/python benchmarks/nemo_rl.py
+
+cluster-programs: venv ## build what tests run, once: Kubernetes, CoreDNS, Traefik, the parser of Prometheus
+	$(CLUSTER) build
+
+cluster-up: venv ## a Kubernetes on this machine to try things in (as root); NAME=… and NODES=2 if you like
+	$(CLUSTER) up --name $(NAME) --nodes $(NODES)
+
+cluster-down: venv ## remove it, and whatever a broken start left of it
+	$(CLUSTER) down --name $(NAME)
+
+cluster-status: venv ## the test clusters of this machine
+	$(CLUSTER) status
+
+images: ## build the container images into archives, with docker or buildah
+	$(IMAGES) build
+
+images-clean: ## remove the images' archives and what their builds keep
+	$(IMAGES) clean
+
+test-trainer-image: ## the engine's and worker's tests on the Python and PyTorch of the trainer's image
+	$(IMAGES) test-trainer
+
+debian-packages: ## install what the tests need: PostgreSQL, and the parts of a test cluster (as root, on Debian)
 	scripts/debian-packages
 
 clean: ## remove the environments, caches and the demo's files

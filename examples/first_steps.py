@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import urllib.request
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,8 @@ def compare_with_peft(client: tinker.TrainingClient, tokenizer: Any, base_model_
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    # PEFT reads an attribute that transformers 5 has renamed, and this program has no part in that.
+    warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
     tokens = [*prompt_for(tokenizer, QUESTION), *tokenizer.encode(LESSONS[0][1])]
     sampler = client.save_weights_and_get_sampling_client().result()
     served = sampler.compute_logprobs(types.ModelInput.from_ints(tokens)).result()

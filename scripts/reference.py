@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
+import chart_reference
+import gpu_reference
+import nemo_rl_sizing
+import operator_reference
+import resource_reference
 from prometheus_client.core import Metric
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from tinsmith.discovery import find_commands, summary_of
+from tinsmith_operator.model.reasons import Progress
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import TinsmithError
-from tinsmith_server.metrics import Metrics
+from tinsmith_server.metrics import DescribedWorker, Metrics, SamplingFigures
 from tinsmith_server.routes.problems import HTTP_STATUS
 from tinsmith_server.routes.unsupported import UNSUPPORTED
 from tinsmith_server.settings import Settings
@@ -31,10 +37,10 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def settings_table() -> str:
+def settings_table(fields: Mapping[str, FieldInfo], prefix: str) -> str:
     rows = [
-        (f"`{name}`", f"`TINSMITH_{name.upper()}`", _default_of(field.default), _meaning_of(field))
-        for name, field in Settings.model_fields.items()
+        (f"`{name}`", f"`{prefix}{name.upper()}`", _default_of(field), _meaning_of(field))
+        for name, field in fields.items()
     ]
     return table(("Setting", "Environment", "Default", "Meaning"), rows)
 
@@ -44,27 +50,33 @@ def _meaning_of(field: FieldInfo) -> str:
     return field.description or f"One of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}."
 
 
-def _default_of(value: Any) -> str:
-    if value is None or value is PydanticUndefined or value == ():
+def _default_of(field: FieldInfo) -> str:
+    value = field.default
+    if field.is_required():
+        return "required"
+    if value is None or value is PydanticUndefined or value in ((), ""):
         return "none"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-def metrics_table() -> str:
+def metrics_table(families: Iterable[Metric]) -> str:
     rows = [
         (f"`{_exposed_name(family)}`", family.type, _labels_of(family), family.documentation)
-        for family in sorted(_families(), key=lambda family: family.name)
+        for family in sorted(families, key=lambda family: family.name)
     ]
     return table(("Metric", "Type", "Labels", "Meaning"), rows)
 
 
-def _families() -> Iterable[Metric]:
+def _server_families() -> Iterable[Metric]:
     """Of a server that has answered one request and looked at one worker."""
     metrics = Metrics()
     metrics.note_request("/", 200, 0.0)
-    metrics.watch(lambda: {"worker": worker_pb2.DescribeReply()}, lambda: {"session.active": 1}, lambda: 0, {})
+    worker = DescribedWorker("org/model", "worker", worker_pb2.DescribeReply())
+    metrics.watch(lambda: [worker], lambda: {"session.active": 1}, lambda: 0)
+    sampled = {("model", "pool"): 1}
+    metrics.watch_sampling(lambda: SamplingFigures(sampled, {"model": 1}, sampled))
     return metrics.registry.collect()
 
 
@@ -98,12 +110,52 @@ def unsupported_table() -> str:
     return table(("Call", "Answers 422: not supported yet"), rows)
 
 
+def values_table() -> str:
+    return table(("Value", "Default", "Meaning"), chart_reference.values_rows())
+
+
+def spec_table(crd: Path) -> str:
+    return table(("Field", "Type", "Default", "Meaning"), resource_reference.field_rows(crd, "spec"))
+
+
+def status_table(crd: Path) -> str:
+    return table(("Field", "Type", "Meaning"), resource_reference.status_rows(crd))
+
+
+def gpu_runs_table() -> str:
+    return table(("Promise", "Needs", "Last run"), gpu_reference.run_rows())
+
+
+def conditions_table() -> str:
+    return table(("Condition", "When it is True"), resource_reference.condition_rows())
+
+
+def reasons_table(progress: Progress) -> str:
+    return table(("Reason", "What it means", "What to do"), resource_reference.reason_rows(progress))
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "settings": ("settings.md", settings_table),
-    "metrics": ("metrics.md", metrics_table),
+    "settings": ("settings.md", lambda: settings_table(Settings.model_fields, "TINSMITH_")),
+    "metrics": ("metrics.md", lambda: metrics_table(_server_families())),
+    "operator-settings": (
+        "operator.md",
+        lambda: settings_table(operator_reference.setting_fields(), operator_reference.PREFIX),
+    ),
+    "operator-metrics": ("operator.md", lambda: metrics_table(operator_reference.metric_families())),
     "commands": ("commands.md", commands_table),
     "statuses": ("errors.md", statuses_table),
     "unsupported": ("errors.md", unsupported_table),
+    "values": ("chart.md", values_table),
+    "spec": ("training-session.md", lambda: spec_table(chart_reference.SESSION_CRD)),
+    "status": ("training-session.md", lambda: status_table(chart_reference.SESSION_CRD)),
+    "pool-spec": ("sampler-pool.md", lambda: spec_table(chart_reference.POOL_CRD)),
+    "pool-status": ("sampler-pool.md", lambda: status_table(chart_reference.POOL_CRD)),
+    "gpu-runs": ("gpu.md", gpu_runs_table),
+    "nemo-rl-sizing": ("nemo-rl.md", lambda: table(nemo_rl_sizing.HEADER, nemo_rl_sizing.rows())),
+    "conditions": ("conditions.md", conditions_table),
+    "stuck": ("conditions.md", lambda: reasons_table(Progress.STUCK)),
+    "moving": ("conditions.md", lambda: reasons_table(Progress.MOVING)),
+    "done": ("conditions.md", lambda: reasons_table(Progress.DONE)),
 }
 
 
@@ -120,7 +172,7 @@ def with_table(text: str, name: str, content: str) -> str:
 
 def main() -> int:
     check = sys.argv[1:] == ["--check"]
-    stale = []
+    stale = chart_reference.refresh(check=check)
     for name, (page, content) in TABLES.items():
         file = DOCS / page
         text = file.read_text()

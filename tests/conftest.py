@@ -1,14 +1,64 @@
-"""What every test run shares: a summary that says what was left out, and what to install for it."""
+"""What every test run shares: a place for temporary files, and a summary of what was left out or left behind, and of
+where the time went.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import structlog
+from hypothesis import settings
+from support.temporary_files import OwnPlace
+
+# Hypothesis' own limit is 0.2 s an example: on a busy machine it fails a test that has nothing wrong.
+settings.register_profile("unhurried", settings(), deadline=None)
+settings.load_profile("unhurried")
+
+# Before anything imports PyTorch. Its threads spin while they wait for each other: where several lanes share two cores,
+# two threads took five times the CPU of one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# structlog's own default shows the local variables of every frame, which other threads change while it reads them: no
+# program of ours logs like that.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        structlog.dev.ConsoleRenderer(colors=False),
+    ]
+)
 
 UNIT_SECONDS = 30
-UNIT_FOLDER = Path(__file__).parent / "unit"
+TESTS = Path(__file__).parent
+UNIT_FOLDER = TESTS / "unit"
+# cluster/operator and cluster/node differ as much as unit and contract do.
+SPLIT_LAYERS = ("cluster",)
+
+_seconds: Counter[str] = Counter()
+_tests: Counter[str] = Counter()
+_not_asked_for: Counter[str] = Counter()
+GPU_MARKER = "gpu"
+_MOST_NAMED = 20
+_own_place = pytest.StashKey[OwnPlace]()
+_left_behind = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_own_place] = OwnPlace.take()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """After all fixtures have ended."""
+    session.config.stash[_left_behind] = session.config.stash[_own_place].left()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_own_place].give_up()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,13 +68,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(UNIT_SECONDS))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    _not_asked_for[GPU_MARKER] += sum(item.get_closest_marker(GPU_MARKER) is not None for item in items)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    layer = _layer(report.nodeid)
+    _seconds[layer] += report.duration
+    _tests[layer] += report.when == "call"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left := config.stash.get(_left_behind, []):
+        terminalreporter.section("temporary files were left behind: whoever makes them has to remove them")
+        for path in left[:_MOST_NAMED]:
+            terminalreporter.line(path)
+        terminalreporter.line(f"{len(left)} in all")
+    if len(_seconds) > 1:
+        terminalreporter.section("time per layer")
+        for layer, seconds in _seconds.most_common():
+            terminalreporter.line(f"{seconds:6.0f} s  {_tests[layer]:5} tests  {layer}")
     reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", ()))
+    if _not_asked_for[GPU_MARKER]:
+        reasons["They need a GPU, and were not asked for: `make test-gpu` runs them."] = _not_asked_for[GPU_MARKER]
     if not reasons:
         return
     terminalreporter.section("left out on this machine")
     for reason, count in reasons.most_common():
         terminalreporter.line(f"{count:4} tests: {reason}")
+
+
+def _layer(nodeid: str) -> str:
+    """`tests/sdk/test_x.py::test_y` belongs to `sdk`."""
+    folders = nodeid.split("::", maxsplit=1)[0].split("/")[:-1]
+    below = folders[1:] if folders[:1] == [TESTS.name] else folders
+    return "/".join(below[: 2 if below[:1] and below[0] in SPLIT_LAYERS else 1]) or TESTS.name
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -1,4 +1,4 @@
-"""A server whose worker starts in a moment, for faults that are not about torch."""
+"""What faults have in common: one undisturbed run, and a server whose worker starts in a moment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.cluster.handle import Cluster
+from support.cluster_fixtures import api_cluster, pytest_collection_finish
+from support.operator_stand_in import install_crds
+from support.pipelined_program import TINY_MODEL, Ending, run_on
 from support.servers import REFERENCE_ENGINE, REFERENCE_MODEL, ServedInstallation
+from tinsmith_trainer.tiny_model import make_tiny_model
+
+__all__ = ["api_cluster", "pytest_collection_finish"]
 
 
 @pytest.fixture
@@ -17,3 +24,24 @@ def reference_server(tmp_path: Path) -> Iterator[ServedInstallation]:
     installation = ServedInstallation(tmp_path / "data", {REFERENCE_MODEL: model}, {"engine": REFERENCE_ENGINE})
     yield installation.start()
     installation.stop()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Ending:
+    """What the program leaves behind where nothing happens to it."""
+    installation = ServedInstallation(tmp_path_factory.mktemp("undisturbed"), {TINY_MODEL: tiny_model}).start()
+    ending = run_on(installation, installation.data / "checkpoints", lambda: None)
+    installation.stop()
+    return ending
+
+
+@pytest.fixture(scope="session")
+def session_cluster(api_cluster: Cluster) -> Cluster:
+    """A Kubernetes API that knows our resources."""
+    install_crds(api_cluster)
+    return api_cluster

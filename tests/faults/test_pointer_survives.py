@@ -18,7 +18,7 @@ def new_model(server: ServedInstallation) -> str:
         "lora_config": {"rank": 4},
     }
     request_id = server.post("/api/v1/create_model", create).json()["request_id"]
-    model_id: str = server.post("/api/v1/retrieve_future", {"request_id": request_id}).json()["model_id"]
+    model_id: str = server.retrieve(request_id).json()["model_id"]
     return model_id
 
 
@@ -46,6 +46,6 @@ def test_a_checkpoint_is_listed_though_nobody_asked_for_its_result(reference_ser
     while names(server, run) != ["weights/a"]:
         assert time.monotonic() < deadline, "the pointer never moved"
         time.sleep(0.05)
-    saved = server.post("/api/v1/retrieve_future", {"request_id": f"{run}:op:1"}).json()
+    saved = server.retrieve(f"{run}:op:1").json()
     assert saved["path"] == f"tinker://{run}/weights/a"
     assert names(server, run) == ["weights/a"], "one save, one name"

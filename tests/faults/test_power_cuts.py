@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.faulting_files import LossyFolders, LossyVfs, lossy_vfs, restore
+from support.faulting_files import AT_ONE_MOMENT, LossyFolders, LossyVfs, lossy_vfs, restore
 from support.worker_in_process import Worker
 from support.workers import broken_train, create, save, save_ephemeral, step, train
 from tinsmith_trainer.operations import StoredResult
-from tinsmith_trainer.scheduler import SnapshotPolicy
+from tinsmith_trainer.snapshotting import SnapshotPolicy
 
 PROGRAM = [
     create(),
@@ -71,7 +71,9 @@ async def record_moments(root: Path, monkeypatch: pytest.MonkeyPatch, vfs: Lossy
     seen: dict[int, StoredResult] = {}
 
     def take() -> None:
-        moments.append(Moment(folders.image() | vfs.image(), list(acknowledged), dict(seen)))
+        with AT_ONE_MOMENT:
+            disk = folders.image() | vfs.image()
+        moments.append(Moment(disk, list(acknowledged), dict(seen)))
 
     async with running(root, epoch=1, vfs="power") as worker:
         for call in PROGRAM:

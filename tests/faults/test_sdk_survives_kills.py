@@ -8,75 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
-from support.sdk import adam, exact_logprobs, next_token_datum, service_client
+from support.pipelined_program import TINY_MODEL, TOKENS, Ending, run_on
+from support.sdk import exact_logprobs, next_token_datum, service_client
 from support.servers import ServedInstallation
-from tinsmith_trainer.tiny_model import make_tiny_model
 
-MODEL = "Qwen/Qwen3-8B"
-ROUNDS = 12
-TOKENS = [[5, 9, 2, 14, 7, 11, 3, 8], [4, 4, 8, 15, 16, 23], [7, 1, 6, 8, 0, 3, 3]]
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Everything that a run leaves behind: each answer, and each tensor of its last checkpoint."""
-
-    logprobs: list[list[list[float]]]
-    grad_norms: list[float]
-    optimizer_steps: list[float]
-    tensors: dict[str, bytes]
-
-
-def run_program(server: ServedInstallation, disturb: Callable[[], None]) -> Ending:
-    """Submits all rounds without waiting, disturbs once a third of them is answered, waits for the rest."""
-    with service_client(server) as client:
-        model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
-        rounds = []
-        for index in range(ROUNDS):
-            data = [next_token_datum(TOKENS[(index + offset) % 3]) for offset in range(3)]
-            rounds.append((model.forward_backward(data, "cross_entropy"), model.optim_step(adam(3e-3))))
-        rounds[ROUNDS // 3][1].result()
-        disturb()
-        forwards = [forward.result() for forward, _ in rounds]
-        steps = [step.result().metrics or {} for _, step in rounds]
-        path = model.save_state("final").result().path
-    run = path.split("/")[2].replace(":", ".")
-    [folder] = (server.data / "checkpoints" / "weights" / run).iterdir()
-    return Ending(
-        logprobs=[exact_logprobs(forward) for forward in forwards],
-        grad_norms=[step["grad_norm"] for step in steps],
-        optimizer_steps=[step["step"] for step in steps],
-        tensors={
-            name: tensor.tobytes()
-            for file in ("adapter_model.safetensors", "optimizer.safetensors")
-            for name, tensor in load_file(folder / file).items()
-        },
-    )
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
+"""Each is held for as long as the server holds a poll."""
 
 
 @pytest.fixture
 def server(tmp_path: Path, tiny_model: Path) -> Iterator[ServedInstallation]:
-    installation = ServedInstallation(tmp_path / "data", {MODEL: tiny_model}).start()
+    installation = ServedInstallation(tmp_path / "data", {TINY_MODEL: tiny_model}).start()
     yield installation
     installation.stop()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Ending:
-    installation = ServedInstallation(tmp_path_factory.mktemp("undisturbed"), {MODEL: tiny_model}).start()
-    ending = run_program(installation, lambda: None)
-    installation.stop()
-    return ending
 
 
 def kill_worker(server: ServedInstallation) -> None:
@@ -112,21 +58,21 @@ def kill_the_worker_three_times(server: ServedInstallation) -> None:
 def test_a_program_does_not_notice(
     disturbance: Callable[[ServedInstallation], None], server: ServedInstallation, undisturbed: Ending
 ) -> None:
-    ending = run_program(server, lambda: disturbance(server))
-    assert ending.optimizer_steps == [float(step) for step in range(1, ROUNDS + 1)], "each step ran exactly once"
+    ending = run_on(server, server.data / "checkpoints", lambda: disturbance(server))
+    assert ending.ran_each_step_once()
     assert ending == undisturbed
 
 
 def test_results_are_readable_after_everything_died(server: ServedInstallation) -> None:
     """Trap 8 and 9: reading does not delete, and no process holds a result alone."""
     with service_client(server) as client:
-        model = client.create_lora_training_client(MODEL, rank=4, seed=1).result()
+        model = client.create_lora_training_client(TINY_MODEL, rank=4, seed=1).result()
         future = model.forward_backward([next_token_datum(TOKENS[0])], "cross_entropy")
         first = exact_logprobs(future.result())
         request_id = f"{model.model_id}:op:1"
         kill_both(server)
         for _ in range(2):
-            answer = server.post("/api/v1/retrieve_future", {"request_id": request_id, "allow_metadata_only": False})
+            answer = server.retrieve(request_id)
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith("application/x-protobuf")
         again = model.forward([next_token_datum(TOKENS[0])], "cross_entropy")

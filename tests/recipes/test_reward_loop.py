@@ -1,4 +1,4 @@
-"""recipes.math_rl.train: reinforcement learning from a reward, 256 samples a step on refreshed weights."""
+"""recipes.math_rl.train: reinforcement learning from a reward, 288 samples a step on refreshed weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from support.recipes import RecipeRun, RecipeRunner
 
 pytestmark = pytest.mark.timeout(240)
 
-# Samples are drawn without a seed: the first well-formed answers come early or late, and then learning is quick.
+# Samples are drawn without a seed: the first well-formed answers come early or late, and then learning is quick. In
+# groups of 16 few have one at first, and at a rate of 1e-2 their gradients once led away from all answers for good.
 STEPS = 18
-GROUPS = 16
-GROUP_SIZE = 16
+GROUPS = 12
+GROUP_SIZE = 24
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def run(recipes: RecipeRunner) -> RecipeRun:
         max_tokens=3,
         max_steps=STEPS,
         loss_fn="importance_sampling",
-        learning_rate=1e-2,
+        learning_rate=7e-3,
         eval_every=0,
         save_every=5,
     )

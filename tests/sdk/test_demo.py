@@ -15,6 +15,7 @@ def test_the_demo_trains_and_shows_what_it_did(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tinsmith", "demo", "--out", out]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr
     before, after = done.stdout.split("3. The same question again")
     assert "Pots, pans and lanterns." in after
     assert "Pots, pans and lanterns." not in before

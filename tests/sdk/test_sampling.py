@@ -137,11 +137,6 @@ def test_a_sample_that_cannot_be_fails_in_words(
     assert failure.value.category == "user"
 
 
-def test_samples_beyond_this_server_say_so(base: tinker.SamplingClient) -> None:
-    with pytest.raises(tinker.RequestFailedError, match="topk_prompt_logprobs"):
-        base.sample(PROMPT, 1, params(), include_prompt_logprobs=True, topk_prompt_logprobs=2).result()
-
-
 def test_trap_21_four_hundred_samples_at_once_all_arrive(base: tinker.SamplingClient) -> None:
     futures = [base.sample(PROMPT, 1, params(max_tokens=2, seed=index)) for index in range(400)]
     assert all(len(future.result().sequences[0].tokens) == 2 for future in futures)

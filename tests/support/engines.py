@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from support.reference_engine import ReferenceEngine
 from support.tiny import TIED, tiny_model
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 
 CROSS_ENTROPY = LossSpec("cross_entropy")
@@ -21,11 +23,31 @@ SLOTS, MAX_RANK = 4, 16
 EngineFactory = Callable[[], Engine]
 
 _PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
-ENGINES: Mapping[str, EngineFactory] = {
+
+
+_NEMO_RL = NemoRlSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
+
+
+def _nemo_rl_in_process() -> Engine:
+    # Megatron and Ray take seconds to import, which tests without them need not wait for.
+    from support.nemo_rl_engines import in_process_engine
+
+    return in_process_engine(_NEMO_RL)
+
+
+def _nemo_rl_over_ray() -> Engine:
+    from support.nemo_rl_engines import over_ray_engine
+
+    return over_ray_engine(_NEMO_RL)
+
+
+ENGINES: dict[str, EngineFactory] = {
     "peft-qwen3": lambda: build_peft_engine(tiny_model("qwen3"), _PEFT),
     "peft-llama3-tied": lambda: build_peft_engine(tiny_model("llama3", TIED), _PEFT),
     "reference": lambda: ReferenceEngine(adapter_slots=SLOTS, max_rank=MAX_RANK),
 }
+if find_spec("megatron") is not None:  # the PEFT worker's image has none, and runs this contract in it
+    ENGINES |= {"nemo-rl-in-process": _nemo_rl_in_process, "nemo-rl-over-ray": _nemo_rl_over_ray}
 
 
 def spec(engine: Engine, *, rank: int = 4, seed: int = 1) -> LoraSpec:

@@ -43,6 +43,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.withheld: set[Key | str] = set()
         self.disk_full = False
         self.sampler_full = False
+        self.only_trains = False
+        self.draining = False
+        self.hangs = False
+        self.asked = 0
+        self.samples_waiting = 0
         self.create_failure: str | None = None
         self.before_ack: Callable[[], Awaitable[None]] | None = None
         self._changed = asyncio.Condition()
@@ -80,8 +85,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     @override
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
+        if self.hangs:
+            await asyncio.Event().wait()
         reply = worker_pb2.DescribeReply(instance_id=self.instance_id, epoch=self.epoch)
         reply.base_model.max_sequence_length = 512
+        reply.metrics.samples_waiting = self.samples_waiting
         return reply
 
     @override
@@ -119,6 +127,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     @override
     async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.only_trains:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this worker does not sample")
+        if self.draining:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
         if self.sampler_full:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many samples are waiting")
         self.samples.setdefault(request.request_id, request)

@@ -1,7 +1,8 @@
 """A fake worker as a program: takes a worker's flags, and dies as its model directory says.
 
 A file `refuse` in the model directory holds the sentence to end with, as the real worker does for a
-directory that it cannot load. Run with `python -m support.fake_worker_program`.
+directory that it cannot load; a file `contradict` has it refuse its flags.
+Run with `python -m support.fake_worker_program`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ def main() -> int:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
     options, _ = parser.parse_known_args()
+    if (options.model / "contradict").exists():
+        print("tinsmith-trainer: the flags contradict each other", file=sys.stderr)
+        return 2
     refusal = options.model / "refuse"
     if refusal.exists():
         print("loading", file=sys.stderr)

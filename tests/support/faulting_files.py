@@ -2,13 +2,15 @@
 
 Two halves. `LossyVfs` is an SQLite VFS that remembers each database file's content at its last sync.
 `LossyFolders` watches `os.fsync`: it remembers a file's content when the file was synced, and a folder's
-entries when the folder was. `image()` of either says what a disk would hold if the power went now.
+entries when the folder was. `image()` of either says what a disk would hold if the power went now; of both, if nothing
+is synced between them: `with AT_ONE_MOMENT`.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,9 @@ from typing import Any
 
 import apsw
 import pytest
+
+AT_ONE_MOMENT = threading.RLock()
+"""Held while something becomes durable."""
 
 
 class LossyVfs(apsw.VFS):
@@ -36,8 +41,9 @@ class LossyVfs(apsw.VFS):
         self._synced.pop(Path(filename), None)
 
     def note_sync(self, path: Path) -> None:
-        self.syncs += 1
-        self._synced[path] = path.read_bytes()
+        with AT_ONE_MOMENT:
+            self.syncs += 1
+            self._synced[path] = path.read_bytes()
 
     def image(self) -> dict[Path, bytes]:
         """What the disk holds now."""
@@ -76,7 +82,11 @@ class LossyFolders:
         monkeypatch.setattr(os, "fsync", self._fsync)
 
     def _fsync(self, descriptor: int) -> None:
-        self._real_fsync(descriptor)
+        with AT_ONE_MOMENT:
+            self._real_fsync(descriptor)
+            self._note(descriptor)
+
+    def _note(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         if stat.S_ISDIR(status.st_mode):

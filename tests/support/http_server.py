@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 from support.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
@@ -18,6 +20,7 @@ from tinsmith_rpc import wire_pb2
 from tinsmith_server.app import create_app
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
+from typing_extensions import override
 
 API_KEY = "tml-test-key"
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -74,7 +77,9 @@ class TestedServer:
     async def model(self) -> str:
         """A model that its worker holds."""
         made = (await self.create_model(await self.session())).json()
-        assert (await self.result(made["request_id"])).status_code == 200
+        while (answer := await self.result(made["request_id"])).status_code == 408:
+            pass  # a server that holds polls for a moment only
+        assert answer.status_code == 200
         return str(made["model_id"])
 
     async def result(self, request_id: str, **options: Any) -> httpx.Response:
@@ -121,15 +126,69 @@ def settings_for(data: Path, **changes: Any) -> Settings:
     return Settings(**{"data": data, "api_key": SecretStr(API_KEY), "poll_hold_seconds": 30, **changes})
 
 
+class InTurn(httpx.AsyncBaseTransport):
+    """Each request goes to the next of several applications."""
+
+    def __init__(self, apps: Sequence[FastAPI]) -> None:
+        self._transports = itertools.cycle([httpx.ASGITransport(app) for app in apps])
+
+    @override
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await next(self._transports).handle_async_request(request)
+
+
+class SharedFleet:
+    """A fleet that another server has opened and will close."""
+
+    def __init__(self, fleet: Any) -> None:
+        self._fleet = fleet
+
+    async def open(self, epochs: object) -> None: ...
+    async def close(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+
+@asynccontextmanager
+async def running_servers(settings: Settings, fleet: Any) -> AsyncIterator[tuple[TestedServer, TestedServer]]:
+    """Two replicas on one store and one fleet."""
+    time = Time()
+    async with (
+        running_server(settings, fleet, time) as first,
+        running_server(settings, SharedFleet(fleet), time) as second,
+    ):
+        yield first, second
+
+
+@asynccontextmanager
+async def alternating_servers(settings: Settings, fleet: Any) -> AsyncIterator[TestedServer]:
+    """Two replicas that look like one server: none of them hears two requests in a row."""
+    async with (
+        running_servers(settings, fleet) as (first, second),
+        client_of(InTurn([first.app, second.app])) as client,
+    ):
+        yield replace(first, client=client)
+
+
+def client_of(transport: httpx.AsyncBaseTransport, key: str = API_KEY) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://server/api/v1", headers={"X-API-Key": key}, timeout=60
+    )
+
+
 @asynccontextmanager
 async def running_server(
-    settings: Settings, fleet: FakeFleet, time: Time | None = None, key: str = API_KEY
+    settings: Settings, fleet: Any, time: Time | None = None, key: str = API_KEY
 ) -> AsyncIterator[TestedServer]:
     time = time or Time()
     app = create_app(settings, fleet, time)
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://server/api/v1", headers={"X-API-Key": key}, timeout=60
-        ) as client:
-            yield TestedServer(app, client, fleet, time)
+    async with app.router.lifespan_context(app), client_of(httpx.ASGITransport(app), key) as client:
+        yield TestedServer(app, client, fleet, time)
+
+
+REPLICAS = {"one server": running_server, "two in turn": alternating_servers}
+"""The installations that promises are kept in."""
+
+one_server = pytest.mark.parametrize("server", ["one server"], indirect=True)
+"""For what a server says of itself alone, or of which a test counts the steps."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-import psycopg
 from support.requirements import require
 
 MISSING = "PostgreSQL is not installed: `apt-get install postgresql` runs these tests too."
 
-# Nothing here outlives the tests, so nothing needs to reach the disk.
-_SETTINGS = {"listen_addresses": "", "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+# Nothing here outlives the machine, so nothing needs to reach the disk. What was committed outlives `crash`, since
+# that ends processes only: it must have left them, which `synchronous_commit` says.
+_SETTINGS = {"listen_addresses": "", "fsync": "off", "full_page_writes": "off"}
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,22 @@ class PostgresServer:
         others = "backend_type = 'client backend' AND pid <> pg_backend_pid()"
         self._run_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
 
+    def crash(self) -> None:
+        """Ends it as a `kill -9` of the postmaster would: what is under way is lost, what was committed is not."""
+        _run(_programs() / "pg_ctl", self, "stop", "--mode=immediate", "--wait")
+
+    def start(self) -> None:
+        """Starts it on its data; it recovers first where it crashed."""
+        _start(_programs(), self)
+
     def _url(self, **parameters: str) -> str:
         query = urlencode({"host": str(self.directory), **parameters})
         return f"postgresql://{self.superuser}@/postgres?{query}"
 
     def _run_sql(self, statement: str) -> None:
+        # Here, since the worker's tests also run where no server's packages are.
+        import psycopg
+
         with psycopg.connect(self._url(), autocommit=True) as connection:
             connection.execute(statement.encode())
 
@@ -66,27 +77,35 @@ def find_postgres() -> Path | None:
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Starts a server and stops it. Where PostgreSQL is missing, `require` says what becomes of the test."""
-    programs = find_postgres()
-    require(programs is not None, MISSING)
-    assert programs is not None
+    require(find_postgres() is not None, MISSING)
     # Not pytest's tmp_path: a socket's path has at most 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="tinsmith-pg-"))
     server = PostgresServer(directory)
     try:
-        _start(programs, server)
+        _initialise(_programs(), server)
+        server.start()
         yield server
     finally:
         if (directory / "data" / "postmaster.pid").exists():
-            _run(programs / "pg_ctl", server, "stop", "--mode=immediate", "--wait")
+            server.crash()
         shutil.rmtree(directory)
 
 
-def _start(programs: Path, server: PostgresServer) -> None:
+def _programs() -> Path:
+    programs = find_postgres()
+    assert programs is not None, MISSING
+    return programs
+
+
+def _initialise(programs: Path, server: PostgresServer) -> None:
     owner = _unprivileged_user()
     if owner is not None:
         os.chown(server.directory, owner.pw_uid, owner.pw_gid)
     initialise = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", f"--username={server.superuser}"]
     _run(programs / "initdb", server, *initialise)
+
+
+def _start(programs: Path, server: PostgresServer) -> None:
     settings = {**_SETTINGS, "unix_socket_directories": str(server.directory)}
     options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
     log = server.directory / "log"
@@ -94,22 +113,29 @@ def _start(programs: Path, server: PostgresServer) -> None:
 
 
 def _run(program: Path, server: PostgresServer, *arguments: str) -> None:
-    owner = _unprivileged_user()
-    identity = {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
     done = subprocess.run(
-        [program, *arguments, f"--pgdata={server.directory / 'data'}"],
+        [*_as_owner(), program, *arguments, f"--pgdata={server.directory / 'data'}"],
         cwd=server.directory,
         env={"LC_ALL": "C", "PATH": os.environ["PATH"]},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
-        **identity,  # type: ignore[call-overload]
     )
     if done.returncode != 0:
         log = server.directory / "log"
         said = log.read_text() if log.exists() else ""
         raise RuntimeError(f"{program.name} failed with status {done.returncode}: {done.stdout}{done.stderr}{said}")
+
+
+def _as_owner() -> list[str]:
+    """A program that changes the user: were it subprocess that does so, it would have to fork all of this process, and
+    gRPC, which may run in it by now, does not always survive that.
+    """
+    owner = _unprivileged_user()
+    if owner is None:
+        return []
+    return ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups", "--"]
 
 
 def _unprivileged_user() -> pwd.struct_passwd | None:

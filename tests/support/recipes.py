@@ -74,7 +74,7 @@ class RecipeRunner:
         )
 
     def operations(self, base_model: str, *, at_least: int) -> dict[str, int]:
-        """Operations that a model's worker ran since its start, by how they ended.
+        """Operations that a model's worker ran since its start, for whatever recipe, by how they ended.
 
         The server looks at its workers every few seconds: waits for a look that has seen so many.
         """

@@ -177,6 +177,8 @@ class ReferenceEngine:
     def drop(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
 
+    def close(self) -> None: ...
+
 
 def build_reference(options: Any) -> tuple[ReferenceEngine, None]:
     """The factory that a worker's `--engine support.reference_engine:build_reference` names."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplingParams
+from tinsmith_trainer.sampling.base import AltTokens, SampleJob, SampleOutcome, Sampler, SamplingParams, TopkLogprobs
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import module_family
 from transformers import AutoModelForCausalLM
@@ -33,6 +33,10 @@ def job(
     num_samples: int = 1,
     prompt_logprobs: bool = False,
     last_n: int | None = None,
+    topk_prompt: int = 0,
+    topk_sample: int = 0,
+    targets: Sequence[Sequence[int]] | np.ndarray | None = None,
+    alt_tokens: int = 0,
     request_id: str | None = None,
     **params: Any,
 ) -> SampleJob:
@@ -46,6 +50,10 @@ def job(
         num_samples=num_samples,
         prompt_logprobs=prompt_logprobs,
         prompt_logprobs_last_n=last_n,
+        topk_prompt_logprobs=topk_prompt,
+        topk_sample_logprobs=topk_sample,
+        target_prompt_logprobs=None if targets is None else np.asarray(targets, np.int64),
+        prompt_alt_tokens_k=alt_tokens,
     )
 
 
@@ -86,9 +94,19 @@ def ask(sampler: Sampler, job: SampleJob) -> SampleOutcome:
 def bits(outcome: SampleOutcome) -> str:
     """All of a result that must not depend on company or caches."""
     assert outcome.error is None, outcome.error
-    sequences = [(s.tokens.tolist(), s.logprobs.tolist(), s.stopped) for s in outcome.sequences]
-    scores = None if outcome.prompt_logprobs is None else outcome.prompt_logprobs.tolist()
-    return repr((sequences, scores))
+    sequences = [
+        (s.tokens.tolist(), s.logprobs.tolist(), s.stopped, _lists(s.topk_logprobs)) for s in outcome.sequences
+    ]
+    about_prompt = (outcome.prompt_logprobs, outcome.topk_prompt_logprobs, outcome.target_prompt_logprobs)
+    return repr((sequences, [_lists(part) for part in (*about_prompt, outcome.prompt_alt_tokens)]))
+
+
+def _lists(part: np.ndarray | TopkLogprobs | AltTokens | None) -> object:
+    if isinstance(part, TopkLogprobs):
+        return part.token_ids.tolist(), part.logprobs.tolist()
+    if isinstance(part, AltTokens):
+        return part.tokens.tolist(), part.logprobs.tolist()
+    return None if part is None else part.tolist()
 
 
 def random_adapter(
@@ -121,9 +139,14 @@ def _untie(plain: Any) -> None:
     plain.lm_head.weight = torch.nn.Parameter(plain.lm_head.weight.detach().clone(), requires_grad=False)
 
 
-@torch.no_grad()
 def full_logprobs(plain: Any, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
     """Of each token but the first, by one forward over all of them: `[len(tokens) - 1]`."""
+    following = np.asarray(tokens, np.int64)[1:, None]
+    return np.take_along_axis(all_logprobs(plain, tokens), following, axis=1)[:, 0]
+
+
+@torch.no_grad()
+def all_logprobs(plain: Any, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Of every token of the vocabulary at each position but the first: `[len(tokens) - 1, vocab]`."""
     ids = torch.tensor(np.asarray(tokens, np.int64))[None]
-    logprobs = torch.log_softmax(plain(input_ids=ids).logits[0].float(), -1)
-    return logprobs[:-1].gather(-1, ids[0, 1:, None])[:, 0].numpy()
+    return torch.log_softmax(plain(input_ids=ids).logits[0].float(), -1)[:-1].numpy()

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import tinker
-from support.servers import API_KEY, ServedInstallation
+from support.servers import API_KEY
 from tinker import types
 
 QUESTION = (5, 9, 2, 14, 7)
 ANSWER = (11, 3, 8)
 
 
+class Served(Protocol):
+    """A server, or whatever stands before several."""
+
+    @property
+    def url(self) -> str: ...
+
+
 @contextmanager
-def service_client(server: ServedInstallation, **options: Any) -> Iterator[tinker.ServiceClient]:
+def service_client(server: Served, **options: Any) -> Iterator[tinker.ServiceClient]:
     """A session of its own; finished at the end."""
     client = tinker.ServiceClient(base_url=server.url, api_key=API_KEY, **options)
     try:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from support.ports import free_port
 
 TESTS = Path(__file__).parents[1]
 API_KEY = "tml-test-key"
 START_SECONDS = 60.0
+RETRIEVALS = 5
 HTTP_OPTIONS: dict[str, Any] = {"trust_env": False, "timeout": 60.0}
 REFERENCE_ENGINE = "support.reference_engine:build_reference"
 REFERENCE_MODEL = "reference/model"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+OF_LOCAL_WORKERS = {"local": {"TINSMITH_DETERMINISTIC_SAMPLING": "true"}}
+"""By fleet: TrainingSessions say it themselves."""
 
 
 @dataclass(slots=True)
@@ -38,6 +36,8 @@ class ServedInstallation:
     settings: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[str] | None = None
+    temporary: Path | None = None
+    """Where a life of it makes its temporary files: one that is killed leaves them. With a short path, for sockets."""
 
     @property
     def url(self) -> str:
@@ -47,16 +47,18 @@ class ServedInstallation:
         """Returns when the URL was printed: from then on it answers."""
         models = [flag for name, path in self.models.items() for flag in ("--model", f"{name}={path}")]
         command = [str(Path(sys.executable).with_name("tinsmith")), "serve", "--port", str(self.port), *models]
+        self.temporary = Path(tempfile.mkdtemp(prefix="serve-"))
         settings = {f"TINSMITH_{name.upper()}": value for name, value in self.settings.items()}
         environment = {
             **os.environ,
             "PYTHONPATH": str(TESTS),
+            "TMPDIR": str(self.temporary),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "TINSMITH_DATA": str(self.data),
             "TINSMITH_API_KEY": API_KEY,
-            "TINSMITH_DETERMINISTIC_SAMPLING": "true",
             "TINSMITH_LOG_LEVEL": "warning",
+            **OF_LOCAL_WORKERS.get(self.settings.get("fleet", "local"), {}),
             **settings,
         }
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -80,6 +82,8 @@ class ServedInstallation:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self.process = None
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
         return code
 
     def worker_pids(self) -> list[int]:
@@ -97,6 +101,14 @@ class ServedInstallation:
 
     def post(self, path: str, body: object) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, headers={"X-API-Key": API_KEY}, **HTTP_OPTIONS)
+
+    def retrieve(self, request_id: str) -> httpx.Response:
+        """As the SDK does: 408 means that the worker is still starting, and that it is to be asked again."""
+        for _ in range(RETRIEVALS):
+            answer = self.post("/api/v1/retrieve_future", {"request_id": request_id, "allow_metadata_only": False})
+            if answer.status_code != httpx.codes.REQUEST_TIMEOUT:
+                break
+        return answer
 
     def metric(self, name: str) -> float:
         """The sum over a metric's series on /metrics."""

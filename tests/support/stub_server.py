@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,13 +28,15 @@ WELL: Mapping[str, Answer] = {
 
 
 @contextmanager
-def stub_server(answers: Mapping[str, Answer] = WELL) -> Iterator[str]:
+def stub_server(answers: Mapping[str, Answer] = WELL, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Yields the base URL. Every path but healthz answers 401 to all keys but GOOD_KEY."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(answers))
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()

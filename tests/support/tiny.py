@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
+from support.temporary_files import folder_of_whole_run
 from tinsmith_trainer.tiny_model import Family, TinyShape, make_tiny_model
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 
@@ -28,9 +26,7 @@ def tiny_model(family: Family = "qwen3", shape: TinyShape = SMALL, dtype: torch.
 # Cached with all arguments given: a cache takes a default and the same value spelled out for two keys.
 @functools.cache
 def _made(family: Family, shape: TinyShape) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="tiny-model-"))
-    atexit.register(shutil.rmtree, folder)
-    return make_tiny_model(folder, family=family, shape=shape)
+    return make_tiny_model(folder_of_whole_run("tiny-model-"), family=family, shape=shape)
 
 
 @functools.cache

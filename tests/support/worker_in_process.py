@@ -9,29 +9,33 @@ from support.workers import AWAIT_SECONDS, MODEL, Call, create
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints import CheckpointRoot
 from tinsmith_trainer.operations import StoredResult
-from tinsmith_trainer.scheduler import SnapshotPolicy
+from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.service import WorkerParts, WorkerService
+from tinsmith_trainer.snapshotting import SnapshotPolicy
 from tinsmith_trainer.volume import Volume
 
 
 class Worker:
-    """A service on the volume and the checkpoints below a folder."""
+    """A service on the volume, and the checkpoints unless they are elsewhere, below a folder."""
 
     def __init__(
         self,
         folder: Path,
         *,
         slots: int = 8,
+        max_rank: int = 16,
         reserved_bytes: int = 0,
         seed: int = 0,
         policy: SnapshotPolicy | None = None,
         journal_vfs: str | None = None,
+        checkpoints: str | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
-        self.engine = ReferenceEngine(adapter_slots=slots, seed=seed)
+        self.engine = ReferenceEngine(adapter_slots=slots, max_rank=max_rank, seed=seed)
         parts = WorkerParts(
             engine=self.engine,
-            sampler=None,
-            checkpoints=CheckpointRoot(f"file://{folder / 'checkpoints'}"),
+            sampler=sampler,
+            checkpoints=CheckpointRoot(checkpoints or f"file://{folder / 'checkpoints'}"),
             volume=Volume(folder / "volume", reserved_bytes=reserved_bytes),
             policy=policy or SnapshotPolicy(),
             journal_vfs=journal_vfs,

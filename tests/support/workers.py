@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 MODEL = "sess:train:0"
 TESTS = Path(__file__).parents[1]
 AWAIT_SECONDS = 30.0
+START_SECONDS = 100.0
+"""A process that takes longer to answer first hangs. On a busy machine, imports alone take long."""
+RECONNECTS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+"""By default the pauses grow to many seconds while a process starts."""
 Kind = worker_pb2.OperationKind.ValueType
 
 
@@ -72,6 +77,7 @@ class WorkerProcess:
     folder: Path
     flags: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    start_seconds: float = START_SECONDS
     epoch: int = 0
     process: subprocess.Popen[bytes] | None = None
     stub: worker_pb2_grpc.WorkerAsyncStub | None = None
@@ -79,20 +85,26 @@ class WorkerProcess:
 
     async def start(self, **environment: str) -> worker_pb2.DescribeReply:
         """Starts a life and activates it under the next epoch."""
-        socket = f"/tmp/tinsmith-test-{os.getpid()}-{id(self):x}.sock"
         command = [
-            *(sys.executable, "-m", "tinsmith_trainer", "--model", "reference", "--socket", socket),
+            *(sys.executable, "-m", "tinsmith_trainer", "--model", "reference", "--socket", str(self._socket)),
             *("--volume", str(self.folder / "volume"), "--checkpoint-root", f"file://{self.folder / 'checkpoints'}"),
             *("--engine", "support.reference_engine:build_reference", "--log-level", "error", *self.flags),
         ]
         inherited = {**os.environ, "PYTHONPATH": str(TESTS), **self.environment, **environment}
         self.process = subprocess.Popen(command, env=inherited)
-        self._channel = grpc.aio.insecure_channel(f"unix:{socket}")
+        self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=RECONNECTS)
         self.stub = worker_pb2_grpc.WorkerStub(self._channel)  # type: ignore[assignment]
-        described = await self.rpc.Describe(worker_pb2.DescribeRequest(), wait_for_ready=True, timeout=AWAIT_SECONDS)
+        described = await self.rpc.Describe(
+            worker_pb2.DescribeRequest(), wait_for_ready=True, timeout=self.start_seconds
+        )
         self.epoch += 1
         await self.rpc.Activate(worker_pb2.ActivateRequest(epoch=self.epoch))
         return described
+
+    @property
+    def _socket(self) -> Path:
+        """Not in the test's own folder: its path has at most 107 bytes."""
+        return Path(tempfile.gettempdir(), f"worker-{os.getpid()}-{id(self):x}.sock")
 
     @property
     def rpc(self) -> worker_pb2_grpc.WorkerAsyncStub:
@@ -135,6 +147,8 @@ class WorkerProcess:
         code = await self.wait_dead()
         if self._channel is not None:
             await self._channel.close()
+        # One that was killed leaves it.
+        self._socket.unlink(missing_ok=True)
         self.process = None
         return code
 

@@ -15,7 +15,8 @@ LONGEST_FILE_LINES = 500
 GENERATED = "_pb2"
 
 REGISTRY = re.compile(r"//[\w.-]*(pypi|pythonhosted|npmjs|rubygems|crates)\.(org|io)|//proxy\.golang", re.IGNORECASE)
-MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root|home/\w+)/\w")
+# The home of the images' user is no machine's.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root|home/(?!tinsmith/)\w+)/\w")
 
 
 def repository_files() -> list[Path]:

@@ -1,0 +1,188 @@
+"""One replica of the API server over a worker that runs already: `api_replica.py SOCKET DATA [DATABASE_URL]`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+from pydantic import SecretStr
+from tinsmith_server.app import create_app
+from tinsmith_server.cli.serving import BACKLOG, KEEP_ALIVE_SECONDS, listen, url_of
+from tinsmith_server.cli.stopping import StoppingServer
+from tinsmith_server.errors import WorkerAbsent
+from tinsmith_server.fleet.activation import activate
+from tinsmith_server.fleet.base import (
+    Changes,
+    EpochRegistry,
+    Fleet,
+    HomeRow,
+    SamplerHandle,
+    ServedModel,
+    WorkerClient,
+    WorkerHandle,
+)
+from tinsmith_server.fleet.client import GrpcWorkerClient
+from tinsmith_server.logs import configure_logs
+from tinsmith_server.settings import Settings
+from typing_extensions import override
+
+API_KEY = "tml-benchmark"
+MODEL = "bench/reference"
+WORKER_ID = "bench-worker"
+
+
+class OneWorker(WorkerHandle):
+    """Reached by its Unix socket, and activated before anything else."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._opened: GrpcWorkerClient | None = None
+        self._epochs: EpochRegistry | None = None
+
+    async def open(self, epochs: EpochRegistry) -> None:
+        # A channel belongs to the event loop in which it was made.
+        self._opened = GrpcWorkerClient(f"unix:{self._socket}")
+        self._epochs = epochs
+        await self.renew()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    @property
+    def _client(self) -> GrpcWorkerClient:
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    @override
+    def worker_id(self) -> str:
+        return WORKER_ID
+
+    @property
+    @override
+    def name(self) -> str:
+        return WORKER_ID
+
+    @property
+    @override
+    def base_model(self) -> str:
+        return MODEL
+
+    @property
+    @override
+    def accepting(self) -> bool:
+        return True
+
+    @property
+    @override
+    def slots(self) -> int | None:
+        return None
+
+    @property
+    @override
+    def leaving(self) -> bool:
+        return False
+
+    @override
+    async def connection(self, timeout_seconds: float) -> WorkerClient:
+        return self._client
+
+    @override
+    def running(self) -> WorkerClient | None:
+        return self._client
+
+    @override
+    async def renew(self) -> None:
+        assert self._epochs is not None
+        await activate(self._client, WORKER_ID, self._epochs)
+
+
+class OneWorkerFleet(Fleet):
+    """A fleet in which nothing ever happens."""
+
+    def __init__(self, socket: str) -> None:
+        self._worker = OneWorker(socket)
+        self._served = ServedModel(MODEL, WORKER_ID)
+        self._changes = Changes()
+
+    @override
+    async def open(self, epochs: EpochRegistry) -> None:
+        await self._worker.open(epochs)
+
+    @override
+    async def close(self) -> None:
+        await self._worker.close()
+
+    @property
+    @override
+    def changes(self) -> Changes:
+        return self._changes
+
+    @property
+    @override
+    def models(self) -> Sequence[ServedModel]:
+        return [self._served]
+
+    @override
+    def model(self, name: str) -> ServedModel | None:
+        return self._served if name == MODEL else None
+
+    @property
+    @override
+    def workers(self) -> Sequence[WorkerHandle]:
+        return [self._worker]
+
+    @override
+    def worker(self, worker_id: str) -> WorkerHandle:
+        if worker_id != WORKER_ID:
+            raise WorkerAbsent(f"there is no worker {worker_id}")
+        return self._worker
+
+    @override
+    def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
+        return self.workers
+
+    @override
+    def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
+        return self.workers
+
+    @property
+    @override
+    def all_samplers(self) -> Sequence[SamplerHandle]:
+        return self.workers
+
+    @override
+    async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
+        return "there will be no more"
+
+    @override
+    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+        return None
+
+    @property
+    @override
+    def problem(self) -> str | None:
+        return None
+
+
+def main(socket: str, data: str, database_url: str | None = None) -> None:
+    """Prints its URL once it answers, and serves until it is ended."""
+    settings = Settings(
+        data=Path(data), database_url=database_url, api_key=SecretStr(API_KEY), checkpoint_root=f"file://{data}/root"
+    )
+    configure_logs("warning", "json")
+    listener = listen("127.0.0.1", 0)
+    app = create_app(settings, OneWorkerFleet(socket))
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="on", timeout_keep_alive=KEEP_ALIVE_SECONDS, backlog=BACKLOG
+    )
+    # uvicorn repeats the signal after a clean stop.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    StoppingServer(config, announce=lambda: print(url_of(listener), flush=True)).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,66 @@
+"""What a program that builds images must be able to do, and which of them this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from images.errors import ImageError
+from images.sources import Image
+
+BASE = "docker.io/library/debian:trixie-slim"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command to run in an image as a pod would: its user, a read-only root, an empty /tmp and home."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[Path, str] = field(default_factory=dict)
+    """Directories of this machine that it can read, and where: below /tmp."""
+
+
+class Builder(Protocol):
+    """docker or buildah. Every method raises ImageError when the program fails."""
+
+    def has_base(self) -> bool: ...
+
+    def pull_base(self) -> None: ...
+
+    def import_base(self, directory: Path) -> None:
+        """Gives the file system in `directory` the base image's name."""
+
+    def build(self, image: Image, tag: str, secrets: Mapping[str, Path], log: Path, stage: str | None = None) -> None:
+        """Builds it, or its stage alone, reusing the layers of earlier builds."""
+
+    def save(self, reference: str, archive: Path) -> None:
+        """Writes the image into a docker-archive, which docker, containerd and podman import."""
+
+    def has(self, reference: str) -> bool: ...
+
+    def command(self, reference: str, program: Program) -> list[str]:
+        """The command on this machine that runs `program` in the image."""
+
+    def prune(self) -> None:
+        """Removes layers that no named image or stage uses."""
+
+    def clean(self, references: Sequence[str]) -> None:
+        """Removes the images named, and everything else that this tool alone has made."""
+
+
+def find_builder(cache: Path) -> Builder:
+    """docker where its daemon answers, else buildah; raises ImageError where there is neither."""
+    from images.buildah import Buildah
+    from images.docker import Docker
+
+    if Docker.works():
+        return Docker()
+    if Buildah.works():
+        return Buildah(cache / "containers")
+    raise ImageError(
+        "There is nothing to build images with: start a docker daemon (with buildx), or install buildah and "
+        "debootstrap: `apt-get install buildah debootstrap`."
+    )

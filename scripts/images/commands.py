@@ -1,0 +1,51 @@
+"""Runs a program, and says in one sentence when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from images.errors import ImageError
+
+TAIL_LINES = 25
+
+
+def run(*command: str | Path, seconds: float | None = None) -> str:
+    """Its standard output. Raises ImageError when it fails, is missing or takes longer than `seconds`."""
+    try:
+        finished = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except FileNotFoundError as error:
+        raise ImageError(f"{command[0]} is not installed.") from error
+    except subprocess.TimeoutExpired as error:
+        raise ImageError(f"{_readable(command)} did not end within {seconds:.0f} s.") from error
+    _check(command, finished.returncode, finished.stderr)
+    return finished.stdout
+
+
+def run_logged(log: Path, *command: str | Path) -> None:
+    """For what takes long: all that it writes goes to the end of `log`. Raises ImageError with the log's end."""
+    with log.open("a") as file:
+        finished = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, check=False)
+    _check(command, finished.returncode, log.read_text(errors="replace"))
+
+
+def succeeds(*command: str | Path, seconds: float = 60.0) -> bool:
+    """For questions: False when it fails, is missing or takes too long."""
+    try:
+        run(*command, seconds=seconds)
+    except ImageError:
+        return False
+    return True
+
+
+def _check(command: Sequence[str | Path], status: int, said: str) -> None:
+    if status != 0:
+        tail = "\n".join(said.strip().splitlines()[-TAIL_LINES:])
+        raise ImageError(f"{_readable(command)} failed with status {status}:\n{tail}")
+
+
+def _readable(command: Sequence[str | Path]) -> str:
+    return " ".join(str(word) for word in command[:3])

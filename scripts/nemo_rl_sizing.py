@@ -1,0 +1,133 @@
+"""How many GPUs a model takes under the nemo-rl engine: a formula, and the table of docs/nemo-rl.md from it.
+
+Computed, not measured: nobody has run this. What is counted is in `Layout.gpu_bytes`; docs/nemo-rl.md says it in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import LOGPROB_CHUNK_TOKENS
+
+GIB = 1024**3
+GPU_GIB = 80
+ROOM = 0.9
+"""Of a GPU's memory; the rest is the allocator's, whose pieces never fit together without gaps."""
+OTHERS_GIB = 5
+"""CUDA's context, NCCL's buffers, TransformerEngine's workspaces: a guess, on the generous side."""
+GPUS_PER_NODE = 8
+
+BASE_BYTES = 2
+"""bfloat16, frozen: neither gradients nor optimizer."""
+ADAPTER_BYTES = 2 + 4 + 4 + 8
+"""In the model: bfloat16, float32 gradients, float32 masters, Adam's two moments."""
+SLOT_BYTES = 4 + 8 + 4
+"""In host memory while another adapter is in the model: masters, moments, gradients of an open step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a transformers model with gated feed-forward layers and grouped queries."""
+
+    name: str
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocab: int
+    tied: bool = False
+
+    def projections(self) -> list[tuple[int, int]]:
+        """Input and output of each linear layer of one transformer layer."""
+        query, key_value = self.heads * self.head, self.kv_heads * self.head
+        attention = [(self.hidden, query), (self.hidden, key_value), (self.hidden, key_value), (query, self.hidden)]
+        return [*attention, (self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden)]
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
+        return self.layers * sum(given * out for given, out in self.projections()) + embeddings
+
+    def adapter_parameters(self, rank: int) -> int:
+        """On every linear layer, the unembedding included, at the highest rank: what a slot takes."""
+        layer = sum(given + out for given, out in self.projections())
+        return rank * (self.layers * layer + self.hidden + self.vocab)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One copy of a model: `tensor` x `pipeline` GPUs."""
+
+    tensor: int
+    pipeline: int
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor * self.pipeline
+
+    def fits(self, sizes: Sizes) -> bool:
+        """Whether the ranks' parts come out even. Tensor ranks stay in a node: they talk in every layer."""
+        whole = (sizes.kv_heads % self.tensor, sizes.layers % self.pipeline, sizes.vocab % self.tensor)
+        return whole == (0, 0, 0) and self.tensor <= GPUS_PER_NODE and not (sizes.tied and self.pipeline > 1)
+
+    def gpu_bytes(self, sizes: Sizes, rank: int, tokens: int) -> float:
+        """Of the fullest GPU, `tokens` being those of a microbatch."""
+        base = BASE_BYTES * sizes.parameters / self.gpus
+        adapter = ADAPTER_BYTES * sizes.adapter_parameters(rank) / self.gpus
+        # Recomputed in backward: a layer keeps its input alone. The first stage of a pipeline has as many microbatches
+        # under way as there are stages, each for its share of the layers.
+        kept = 2 * tokens * sizes.hidden * sizes.layers / self.tensor
+        # One layer computed anew, and its gradients: two values for each of the projections' inputs and outputs.
+        working = 2 * 2 * tokens * sum(given + out for given, out in sizes.projections()) / self.tensor
+        # bfloat16 logits and their gradient, and float32 ones of a chunk with what softmax needs.
+        logits = (2 * 2 * tokens + 3 * 4 * min(tokens, LOGPROB_CHUNK_TOKENS)) * sizes.vocab / self.tensor
+        return base + adapter + kept + max(working, logits) + OTHERS_GIB * GIB
+
+
+def smallest(sizes: Sizes, rank: int, tokens: int) -> Layout | None:
+    """Fewest GPUs that it fits on; of equally many, the one with fewest pipeline stages, which wait for each other."""
+    layouts = [Layout(tensor, pipeline) for tensor, pipeline in product((1, 2, 4, 8), (1, 2, 4))]
+    fitting = [
+        layout
+        for layout in layouts
+        if layout.fits(sizes) and layout.gpu_bytes(sizes, rank, tokens) <= ROOM * GPU_GIB * GIB
+    ]
+    return min(fitting, key=lambda layout: (layout.gpus, layout.pipeline), default=None)
+
+
+MODELS = (
+    Sizes("Qwen3-0.6B", 28, 1024, 3072, 16, 8, 128, 151_936, tied=True),
+    Sizes("Qwen3-8B", 36, 4096, 12_288, 32, 8, 128, 151_936),
+    Sizes("Llama-3.1-8B", 32, 4096, 14_336, 32, 8, 128, 128_256),
+    Sizes("Qwen3-14B", 40, 5120, 17_408, 40, 8, 128, 151_936),
+    Sizes("Qwen3-32B", 64, 5120, 25_600, 64, 8, 128, 151_936),
+    Sizes("Llama-3.1-70B", 80, 8192, 28_672, 64, 8, 128, 128_256),
+)
+RANKS = (32, 128)
+TOKENS = (8192, 32_768)
+
+HEADER = (
+    "Model",
+    "Highest rank",
+    "Tokens",
+    "GPUs for a copy",
+    "tensor x pipeline",
+    "GiB on each",
+    "GiB of host memory a slot",
+)
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    for sizes, rank, tokens in product(MODELS, RANKS, TOKENS):
+        layout = smallest(sizes, rank, tokens)
+        slot = f"{SLOT_BYTES * sizes.adapter_parameters(rank) / GIB:.1f}"
+        if layout is None:
+            yield sizes.name, str(rank), str(tokens), "more than 32", "", "", slot
+            continue
+        used = layout.gpu_bytes(sizes, rank, tokens) / GIB
+        shape = f"{layout.tensor} x {layout.pipeline}"
+        yield sizes.name, str(rank), str(tokens), str(layout.gpus), shape, f"{used:.0f}", slot

@@ -1,0 +1,116 @@
+"""Real servers of vLLM and SGLang, as the child that a sampler makes of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.gpus import require_gpus, require_package
+from support.sampling import all_logprobs, ask, ask_all, full_logprobs, job, plain_model, prompt_of, random_adapter
+from tinsmith_trainer.options import parse_options
+from tinsmith_trainer.running import load_sampler
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.tiny_model import TinyShape, make_tiny_model
+from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+
+# Kernels are compiled and servers start within a test; libraries warn of machines that nobody here has seen.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
+
+# Their attention kernels have heads of 64 and more.
+SHAPE = TinyShape(hidden_size=256, intermediate_size=512, heads=4, kv_heads=2, max_sequence_length=512)
+ATOL = 0.1
+PROMPT = prompt_of(24)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
+    """On the CPU in float32, to compare with."""
+    return load_torch_model(str(make_tiny_model(tmp_path_factory.mktemp("model"), shape=SHAPE)))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(["vllm"], id="vllm"),
+        pytest.param(["sglang", "--server-argument=--enable-deterministic-inference"], id="sglang"),
+    ],
+)
+def sampler(
+    request: pytest.FixtureRequest, model: TorchModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sampler]:
+    require_gpus()
+    package, *arguments = request.param
+    require_package(package, "docs/gpu-samplers.md says which image has it.")
+    scratch: Path = tmp_path_factory.mktemp("scratch")
+    flags = ["--role", "sampler", "--engine", package, *arguments, "--scratch", str(scratch), "--max-rank", "8"]
+    needed = ["--model", model.info.path, "--socket", "none", "--checkpoint-root", "file:///none"]
+    _, sampler = load_sampler(parse_options([*needed, *flags]))
+    yield sampler
+    sampler.close()
+
+
+def test_logprobs_of_samples_are_those_of_the_model(sampler: Sampler, model: TorchModel) -> None:
+    (sequence,) = ask(sampler, job(PROMPT, max_tokens=16)).sequences
+    expected = full_logprobs(plain_model(model), [*PROMPT, *sequence.tokens])[len(PROMPT) - 1 :]
+    assert len(sequence.tokens) == 16
+    np.testing.assert_allclose(sequence.logprobs, expected, atol=ATOL)
+
+
+def test_prompt_logprobs_are_those_of_the_model(sampler: Sampler, model: TorchModel) -> None:
+    scores = ask(sampler, job(PROMPT, max_tokens=1, prompt_logprobs=True)).prompt_logprobs
+    assert scores is not None
+    np.testing.assert_allclose(scores[1:], full_logprobs(plain_model(model), PROMPT), atol=ATOL)
+
+
+def test_an_adapter_is_loaded_while_it_serves_and_changes_what_is_sampled(sampler: Sampler, model: TorchModel) -> None:
+    adapter = random_adapter(model, families=("attn", "mlp"))
+    sampler.load_adapter("version-1", adapter)
+    (sequence,) = ask(sampler, job(PROMPT, adapter="version-1", max_tokens=16)).sequences
+    tokens = [*PROMPT, *sequence.tokens]
+    np.testing.assert_allclose(
+        sequence.logprobs, full_logprobs(plain_model(model, adapter), tokens)[len(PROMPT) - 1 :], atol=ATOL
+    )
+    assert np.abs(full_logprobs(plain_model(model), tokens)[len(PROMPT) - 1 :] - sequence.logprobs).max() > 2 * ATOL
+
+
+def test_a_seed_draws_the_same_tokens_again(sampler: Sampler) -> None:
+    one, other = (ask(sampler, job(PROMPT, max_tokens=16, seed=7)).sequences[0].tokens.tolist() for _ in range(2))
+    assert one == other
+
+
+def test_the_likeliest_tokens_are_those_of_the_model(sampler: Sampler, model: TorchModel) -> None:
+    outcome = ask(sampler, job(PROMPT, max_tokens=4, temperature=0.5, topk_prompt=5, topk_sample=3))
+    (sequence,) = outcome.sequences
+    expected = -np.sort(-all_logprobs(plain_model(model), [*PROMPT, *sequence.tokens]), axis=1)
+    assert outcome.topk_prompt_logprobs is not None
+    assert sequence.topk_logprobs is not None
+    np.testing.assert_allclose(outcome.topk_prompt_logprobs.logprobs[1:], expected[: len(PROMPT) - 1, :5], atol=ATOL)
+    np.testing.assert_allclose(sequence.topk_logprobs.logprobs, expected[len(PROMPT) - 1 :, :3], atol=ATOL)
+
+
+def test_named_tokens_have_the_logprobs_of_the_model_whatever_else_is_in_the_batch(
+    sampler: Sampler, model: TorchModel
+) -> None:
+    targets = np.random.default_rng(1).integers(0, 512, (len(PROMPT) - 1, 3))
+    asked = job(PROMPT, max_tokens=1, targets=targets)
+    company = [job(PROMPT, max_tokens=64, topk_sample=4), job(PROMPT, max_tokens=64, prompt_logprobs=True)]
+    found, *others = ask_all(sampler, [asked, *company])
+    assert found.target_prompt_logprobs is not None
+    expected = np.take_along_axis(all_logprobs(plain_model(model), PROMPT), targets, axis=1)
+    np.testing.assert_allclose(found.target_prompt_logprobs, expected, atol=ATOL)
+    assert [len(outcome.sequences[0].tokens) for outcome in others] == [64, 64]
+
+
+def test_alternatives_to_a_prompt_have_the_logprobs_of_the_model(sampler: Sampler, model: TorchModel) -> None:
+    drawn = ask(sampler, job(PROMPT, max_tokens=1, temperature=2.0, alt_tokens=2)).prompt_alt_tokens
+    assert drawn is not None
+    expected = np.take_along_axis(all_logprobs(plain_model(model), PROMPT), drawn.tokens, axis=1)
+    np.testing.assert_allclose(drawn.logprobs, expected, atol=ATOL)
+
+
+def test_a_sequence_fills_the_context_to_its_last_token(sampler: Sampler) -> None:
+    """Servers keep back some of it."""
+    (sequence,) = ask(sampler, job(prompt_of(SHAPE.max_sequence_length - 5), max_tokens=None)).sequences
+    assert len(sequence.tokens) == 5

@@ -1,0 +1,121 @@
+"""A server whose checkpoints are in a bucket, through the unmodified SDK: nothing a program sees is different."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import fsspec
+import pytest
+import tinker
+from support.s3 import s3_server, used_here
+from support.sdk import adam, exact_logprobs, next_token_datum, service_client
+from support.servers import API_KEY, ServedInstallation
+from tinker import types
+from tinsmith_trainer.tiny_model import make_tiny_model
+
+MODEL = "Qwen/Qwen3-8B"
+TOKENS = [5, 9, 2, 14, 7, 11, 3, 8]
+DATA = [next_token_datum(TOKENS)]
+
+
+@dataclass(frozen=True)
+class Served:
+    server: ServedInstallation
+    root: str
+
+    def objects(self, area: str) -> list[str]:
+        fs, path = fsspec.core.url_to_fs(f"{self.root}/{area}", use_listings_cache=False)
+        return sorted(fs.find(path))
+
+    def alter(self, file: str) -> None:
+        fs, _ = fsspec.core.url_to_fs(self.root)
+        content = fs.cat_file(file)
+        fs.pipe_file(file, content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("bucket")
+    model = make_tiny_model(folder / "model")
+    with s3_server() as s3, used_here(s3):
+        root = f"{s3.bucket()}/tinsmith"
+        server = ServedInstallation(folder / "data", {MODEL: model}, {"checkpoint_root": root})
+        server.start()
+        yield Served(server, root)
+        server.stop()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[tinker.ServiceClient]:
+    with service_client(served.server) as client:
+        yield client
+
+
+@pytest.fixture
+def model(client: tinker.ServiceClient) -> tinker.TrainingClient:
+    model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
+    train(model)
+    return model
+
+
+def train(model: tinker.TrainingClient) -> None:
+    model.forward_backward(DATA, "cross_entropy")
+    model.optim_step(adam()).result()
+
+
+def logprobs(model: tinker.TrainingClient) -> list[list[float]]:
+    return exact_logprobs(model.forward(DATA, "cross_entropy").result())
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(client: tinker.ServiceClient, model: tinker.TrainingClient) -> None:
+    path = model.save_state("middle").result().path
+    resumed = client.create_training_client_from_state_with_optimizer(path).result()
+    for run in (model, resumed):
+        train(run)
+    assert logprobs(resumed) == logprobs(model)
+
+
+def test_a_worker_that_is_new_samples_what_an_older_one_saved(
+    served: Served, client: tinker.ServiceClient, model: tinker.TrainingClient
+) -> None:
+    path = model.save_weights_for_sampler("kept").result().path
+    trainer = model.forward(DATA, "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data
+    served.server.kill_workers()
+    sampler = client.create_sampling_client(model_path=path).result()
+    scores = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
+    assert scores[1:] == pytest.approx(trainer, abs=1e-4)
+
+
+def test_an_object_that_was_altered_is_refused(
+    served: Served, client: tinker.ServiceClient, model: tinker.TrainingClient
+) -> None:
+    path = model.save_state("altered").result().path
+    run = path.split("/")[2].replace(":", ".")
+    [weights] = [file for file in served.objects(f"weights/{run}") if file.endswith("adapter_model.safetensors")]
+    served.alter(weights)
+    with pytest.raises(tinker.RequestFailedError, match="damaged") as failure:
+        client.create_training_client_from_state(path).result()
+    assert failure.value.category == "user"
+
+
+def test_a_checkpoint_is_listed_downloaded_and_deleted(served: Served, model: tinker.TrainingClient) -> None:
+    rest = tinker.RestClient(base_url=served.server.url, api_key=API_KEY)
+    run = model.save_weights_external("export").result().path.split("/")[2]
+    model.save_state("listed").result()
+    assert len(rest.list_checkpoints(run).result().checkpoints) == 2
+
+    links = f"/api/v1/training_runs/{run}/checkpoints/external_weights/export/external_weights_urls"
+    sizes = {}
+    for name, url in served.server.get(links).json()["urls"].items():
+        with urllib.request.urlopen(url) as answer:  # plain GET, no key
+            sizes[name] = len(answer.read())
+    assert sizes.keys() == {"adapter_config.json", "adapter_model.safetensors"}
+    assert sizes["adapter_model.safetensors"] > 10_000
+
+    folder = run.replace(":", ".")
+    assert served.objects(f"weights/{folder}") != []
+    rest.delete_checkpoint(run, "weights/listed").result()
+    assert served.objects(f"weights/{folder}") == []
+    assert served.objects(f"external_weights/{folder}") != []

@@ -1,0 +1,83 @@
+"""Image archives made here: of a program that needs nothing around it, and of an image with a digest of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+PAUSE_IMAGE = "docker.io/tinsmith/test-pause:1"
+_MEDIA = "application/vnd.oci.image"
+
+
+def write_archive(file: Path, image: str, program: Path) -> Path:
+    """A docker archive of one layer: `program` alone, as /<its name>, and as the entry point.
+
+    The same program gives the same image: no time enters it.
+    """
+    layer = _tar({program.name: (program.read_bytes(), 0o755)})
+    architecture = "arm64" if program.read_bytes()[18:20] == b"\xb7\x00" else "amd64"
+    settings = {
+        "architecture": architecture,
+        "os": "linux",
+        "config": {"Entrypoint": [f"/{program.name}"], "User": "65532:65532"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    encoded = json.dumps(settings).encode()
+    name = f"{hashlib.sha256(encoded).hexdigest()}.json"
+    manifest = [{"Config": name, "RepoTags": [image], "Layers": ["layer.tar"]}]
+    contents = {name: encoded, "layer.tar": layer, "manifest.json": json.dumps(manifest).encode()}
+    file.write_bytes(_tar({path: (content, 0o644) for path, content in contents.items()}))
+    return file
+
+
+def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
+    """An OCI archive called `image` that does what the docker archive `original` does; each mark has its own digest.
+
+    Its layers are not in it: only a node that has loaded the original can load it, in no time.
+    """
+    with tarfile.open(original) as archive:
+        [contained] = json.loads(_read(archive, "manifest.json"))
+        settings = json.loads(_read(archive, contained["Config"]))
+        sizes = [archive.getmember(layer).size for layer in contained["Layers"]]
+    settings["config"] = {**settings["config"], "Labels": {"tinsmith.test/mark": mark}}
+    layers = [
+        {"mediaType": f"{_MEDIA}.layer.v1.tar", "digest": digest, "size": size}
+        for digest, size in zip(settings["rootfs"]["diff_ids"], sizes, strict=True)
+    ]
+    config, blobs = _blob(f"{_MEDIA}.config.v1+json", settings, {})
+    manifest, blobs = _blob(
+        f"{_MEDIA}.manifest.v1+json", {"schemaVersion": 2, "config": config, "layers": layers}, blobs
+    )
+    named = {**manifest, "annotations": {"io.containerd.image.name": image}}
+    index = json.dumps({"schemaVersion": 2, "manifests": [named]}).encode()
+    contents = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}', "index.json": index, **blobs}
+    file.write_bytes(_tar({path: (content, 0o644) for path, content in contents.items()}))
+    return file
+
+
+def _read(archive: tarfile.TarFile, name: str) -> bytes:
+    member = archive.extractfile(name)
+    assert member is not None, f"{name} is no file"
+    return member.read()
+
+
+def _blob(media_type: str, document: object, others: Mapping[str, bytes]) -> tuple[dict[str, object], dict[str, bytes]]:
+    """Its descriptor, and all blobs by their paths."""
+    content = json.dumps(document).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    descriptor = {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)}
+    return descriptor, {**others, f"blobs/sha256/{digest}": content}
+
+
+def _tar(contents: dict[str, tuple[bytes, int]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path, (content, mode) in contents.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(content), mode
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()

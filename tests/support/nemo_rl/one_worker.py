@@ -1,0 +1,92 @@
+"""Tinsmith's NeMo RL worker on the CPU: its own class, mixed into a stand-in that builds Megatron's real model."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+from support.nemo_rl.bridge import adapted_by_bridge
+from support.tiny import tiny_model
+from tinsmith_trainer.engines.nemo_rl.cpu_megatron import cpu_megatron
+from tinsmith_trainer.engines.nemo_rl.groups import RankGroup, agreed
+from tinsmith_trainer.engines.nemo_rl.megatron_model import build_megatron_model
+from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import NemoModel, policy_config
+from tinsmith_trainer.engines.nemo_rl.nemo.registry import WORKER
+from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.nemo_rl.step_setup import wrap_for_training
+from typing_extensions import override
+
+ONE = Parallelism()
+
+
+def worker_class() -> Any:
+    """The class that NeMo RL would find by its dotted name; Ray's decoration taken off again."""
+    module, _, name = WORKER.rpartition(".")
+    actor = getattr(importlib.import_module(module), name)
+    return actor.__ray_metadata__.modified_class
+
+
+def built_by_nemo_rl(directory: Path, dim: int, parallelism: Parallelism) -> Mapping[str, Any]:
+    """Model and optimizer as `setup_model_and_optimizer` leaves them: DDP that ends a rank at a NaN included."""
+    with cpu_megatron():
+        chunk = build_megatron_model(directory, parallelism, max_rank=dim).chunk
+        adapted_by_bridge(chunk, dim, parallelism.tensor)
+        ddp, optimizer = wrap_for_training(chunk, distributed_optimizer=parallelism.distributed_optimizer)
+        ddp.ddp_config.check_for_nan_in_grad = True
+    return {"model": ddp, "optimizer": optimizer}
+
+
+def tiny_sizes(max_rank: int) -> NemoModel:
+    model = tiny_model("qwen3")
+    return NemoModel(
+        directory=model.directory,
+        vocab_size=model.info.vocab_size,
+        kv_heads=2,
+        tied_embeddings=False,
+        max_rank=max_rank,
+        max_tokens=model.info.max_sequence_length,
+        token_budget=4096,
+    )
+
+
+def one_worker(model: NemoModel, parallelism: Parallelism = ONE) -> Any:
+    """In the process group of this process, which is `parallelism`'s."""
+    assert torch.distributed.get_world_size() == parallelism.world_size
+    worker = worker_class()(
+        policy_config(model, parallelism), lambda _lora: built_by_nemo_rl(model.directory, model.max_rank, parallelism)
+    )
+    worker.rank = torch.distributed.get_rank()
+    return worker
+
+
+class OneWorker(RankGroup):
+    """Calls it as NeMo RL's worker group would, by keyword."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+        self.calls: list[str] = []
+
+    @property
+    @override
+    def parallelism(self) -> Parallelism:
+        return ONE
+
+    @override
+    def all(self, method: str, *args: Any) -> list[Any]:
+        self.calls.append(method)
+        with cpu_megatron():
+            return agreed([self.worker.ts_call(method=method, arguments=args)])
+
+    @override
+    def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
+        self.calls.append(method)
+        [shard] = shards
+        with cpu_megatron():
+            return agreed([self.worker.ts_call_sharded(shard=shard, method=method, arguments=args)])
+
+    @override
+    def close(self) -> None:
+        """Nothing runs beside this process."""

@@ -1,0 +1,162 @@
+"""The mathematics of the stand-ins: plain transformers, with adapters that PEFT itself has read and merged."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+CACHE_BLOCK = 16
+
+
+class NotAllowed(Exception):
+    """What the server would refuse, in its words."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One sequence, as a request of either kind asks for it. `stop_ids` end it whatever they are."""
+
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    stop_ids: frozenset[int]
+    stop_strings: tuple[str, ...]
+    generator_of: Callable[[int], torch.Generator | None]  # by the position of the token
+
+
+@dataclass
+class Computed:
+    """`matched` is the id or the string that ended it, or None. `temperature_logprobs` are those after temperature.
+
+    `rows` are all logprobs at each token, `prompt_rows` at each token of the prompt but the first.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    temperature_logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)  # of all tokens but the first
+    rows: list[torch.Tensor] = field(default_factory=list)
+    prompt_rows: list[torch.Tensor] = field(default_factory=list)
+    matched: int | str | None = None
+    cached_tokens: int = 0
+
+
+class Computer:
+    """A base model and the adapters that were loaded. Nothing is computed while `may_go_on` is not set.
+
+    Where it does not `score_heads`, prompts are scored without what an adapter adds to the unembedding.
+    """
+
+    def __init__(self, directory: Path, *, scores_heads: bool = True) -> None:
+        self._scores_heads = scores_heads
+        self.with_head: set[str] = set()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+        self._base: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self.context: int = self._base.config.max_position_embeddings
+        self.eos_ids: frozenset[int] = _as_set(self._base.generation_config.eos_token_id)
+        self._merged: dict[str | None, Any] = {None: self._base}
+        self._prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    @property
+    def adapters(self) -> list[str]:
+        return [name for name in self._merged if name is not None]
+
+    async def load(self, name: str, folder: Path, max_rank: int) -> None:
+        await self.may_go_on.wait()
+        if name in self._merged:
+            raise NotAllowed(f"The lora adapter '{name}' has already been loaded.")
+        loaded = PeftModel.from_pretrained(copy.deepcopy(self._base), str(folder))
+        rank = loaded.peft_config["default"].r
+        if rank > max_rank:
+            raise NotAllowed(f"LoRA rank {rank} is greater than max_lora_rank {max_rank}.")
+        if "lm_head" in loaded.targeted_module_names:
+            self.with_head.add(name)
+        self._merged[name] = loaded.merge_and_unload().eval()
+
+    def unload(self, name: str) -> None:
+        if self._merged.pop(name, None) is None:
+            raise NotAllowed(f"The lora adapter '{name}' cannot be found.")
+
+    async def compute(self, adapter: str | None, wanted: Wanted) -> Computed:
+        """Gives way after each token, so that other requests go on, and this one can be cancelled."""
+        computed = Computed(cached_tokens=self._cached_tokens(adapter, wanted.prompt))
+        for _ in self._steps(self._merged[adapter], wanted, computed):
+            await self.may_go_on.wait()
+            await asyncio.sleep(0)
+        return computed
+
+    @torch.inference_mode()
+    def _steps(self, model: Any, wanted: Wanted, computed: Computed) -> Iterator[None]:
+        cache = DynamicCache()
+        fed = torch.tensor([wanted.prompt])
+        text = ""
+        yield
+        while len(computed.tokens) < wanted.max_tokens:
+            output = model(input_ids=fed, past_key_values=cache, use_cache=True, output_hidden_states=True)
+            logits = output.logits[0].float()
+            if not computed.tokens:
+                head = model.lm_head if self._scores_heads else self._base.lm_head
+                rows = torch.log_softmax(head(output.hidden_states[-1][0, :-1]).float(), -1)
+                computed.prompt_rows = list(rows)
+                computed.prompt_logprobs = rows.gather(-1, fed[0, 1:, None])[:, 0].tolist()
+            self._draw(logits[-1], wanted, computed)
+            token = computed.tokens[-1]
+            fed = torch.tensor([[token]])
+            if token in wanted.stop_ids:
+                computed.matched = token
+                return
+            if wanted.stop_strings:
+                text = self.tokenizer.decode(computed.tokens, clean_up_tokenization_spaces=False)
+                computed.matched = next((stop for stop in wanted.stop_strings if stop in text), None)
+                if computed.matched is not None:
+                    return
+            yield
+
+    def _draw(self, logits: torch.Tensor, wanted: Wanted, computed: Computed) -> None:
+        scaled = logits / (wanted.temperature or 1.0)
+        token = int(logits.argmax())
+        if wanted.temperature > 0:
+            probabilities = _filtered(torch.softmax(scaled, -1), wanted.top_k, wanted.top_p)
+            generator = wanted.generator_of(len(wanted.prompt) + len(computed.tokens))
+            token = int(torch.multinomial(probabilities, 1, generator=generator))
+        computed.tokens.append(token)
+        computed.rows.append(torch.log_softmax(logits, -1))
+        computed.logprobs.append(float(computed.rows[-1][token]))
+        computed.temperature_logprobs.append(float(torch.log_softmax(scaled, -1)[token]))
+
+    def _cached_tokens(self, adapter: str | None, prompt: list[int]) -> int:
+        """Whole blocks of it that an earlier prompt began with, never all of it."""
+        blocks = [tuple(prompt[:end]) for end in range(CACHE_BLOCK, len(prompt), CACHE_BLOCK)]
+        hits = [block for block in blocks if (adapter, block) in self._prefixes]
+        self._prefixes.update((adapter, block) for block in blocks)
+        return max((len(block) for block in hits), default=0)
+
+
+def top_of(row: torch.Tensor, k: int) -> list[tuple[int, float]]:
+    """The likeliest tokens of a position with their logprobs."""
+    values, ids = row.topk(k)
+    return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def _filtered(probabilities: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    ordered, ids = probabilities.sort(descending=True)
+    if top_k > 0:
+        ordered[top_k:] = 0
+    ordered[(ordered.cumsum(-1) - ordered) >= top_p * ordered.sum()] = 0
+    return torch.zeros_like(probabilities).scatter(0, ids, ordered)
+
+
+def _as_set(ids: int | list[int] | None) -> frozenset[int]:
+    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])

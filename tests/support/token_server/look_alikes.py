@@ -1,0 +1,98 @@
+"""Programs by the names of the real ones that start the stand-ins, and stand-ins that run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.ports import free_port
+from tinsmith_trainer.sampling.token_server.launch import ServerSettings
+
+TESTS = Path(__file__).parents[2]
+START_FAILURE = "STAND_IN_FAILS_WITH"
+"""A variable with words that vLLM's says, at once, instead of starting."""
+FAIL_IF_TOLD = f'if [ -n "${START_FAILURE}" ]; then echo "${START_FAILURE}"; exit 1; fi\n'
+
+
+def environment_with_look_alikes(folder: Path) -> dict[str, str]:
+    """PATH and PYTHONPATH by which `vllm` and `python -m sglang.launch_server` are the stand-ins."""
+    programs, packages = folder / "bin", folder / "packages"
+    (packages / "sglang").mkdir(parents=True)
+    programs.mkdir()
+    vllm = programs / "vllm"
+    vllm.write_text(f'#!/bin/sh\n{FAIL_IF_TOLD}exec {sys.executable} -m support.token_server.vllm "$@"\n')
+    vllm.chmod(0o755)
+    (packages / "sglang" / "__init__.py").write_text("")
+    (packages / "sglang" / "launch_server.py").write_text("from support.token_server.sglang import main\n\nmain()\n")
+    python_path = os.pathsep.join([str(packages), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": python_path}
+
+
+@contextmanager
+def variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """Of this process, as long as the context lasts."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def settings_for(model: Path, max_sequence_length: int, *extra: str) -> ServerSettings:
+    return ServerSettings(
+        model=model,
+        port=free_port(),
+        gpus=1,
+        max_sequence_length=max_sequence_length,
+        max_rank=64,
+        max_loaded=16,
+        extra=extra,
+    )
+
+
+class StandInHand:
+    """What tests do to a stand-in that runs."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is computed meanwhile."""
+        self._call("/stand-in/hold", b"")
+        try:
+            yield
+        finally:
+            self._call("/stand-in/release", b"")
+
+    @contextmanager
+    def sick(self) -> Iterator[None]:
+        """It is neither healthy nor does it complete anything meanwhile."""
+        self._call("/stand-in/sicken", b"")
+        try:
+            yield
+        finally:
+            self._call("/stand-in/heal", b"")
+
+    def state(self) -> dict[str, Any]:
+        """How many requests run, how many clients left before their answer, and which adapters are loaded."""
+        state: dict[str, Any] = json.loads(self._call("/stand-in/state"))
+        return state
+
+    def _call(self, path: str, data: bytes | None = None) -> bytes:
+        request = urllib.request.Request(self._address + path, data, method="GET" if data is None else "POST")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=30) as response:
+            content: bytes = response.read()
+            return content

@@ -1,0 +1,105 @@
+"""What both stand-ins are made of: flags, a web server that sees clients leave, and a hand for tests to hold it by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+
+from .computing import Computer
+
+Body = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Hand:
+    """Routes for tests: who asks whom to wait, and what is going on."""
+
+    def __init__(self, computer: Computer) -> None:
+        self._computer = computer
+        self.running = 0
+        self.cancelled = 0
+        self.is_sick = False
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/stand-in/hold", self._hold),
+            web.post("/stand-in/release", self._release),
+            web.post("/stand-in/sicken", self._sicken),
+            web.post("/stand-in/heal", self._heal),
+            web.get("/health", self._health),
+            web.get("/stand-in/state", self._state),
+        ]
+
+    def counted(self, handler: Handler) -> Handler:
+        async def counting(request: web.Request) -> web.StreamResponse:
+            self.running += 1
+            try:
+                if self.is_sick:
+                    raise web.HTTPInternalServerError(text="EngineDeadError")
+                return await handler(request)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            finally:
+                self.running -= 1
+
+        return counting
+
+    async def _hold(self, request: web.Request) -> web.Response:
+        self._computer.may_go_on.clear()
+        return web.Response()
+
+    async def _release(self, request: web.Request) -> web.Response:
+        self._computer.may_go_on.set()
+        return web.Response()
+
+    async def _sicken(self, request: web.Request) -> web.Response:
+        self.is_sick = True
+        return web.Response()
+
+    async def _heal(self, request: web.Request) -> web.Response:
+        self.is_sick = False
+        return web.Response()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.is_sick else 200)
+
+    async def _state(self, request: web.Request) -> web.Response:
+        state = {"running": self.running, "cancelled": self.cancelled, "adapters": self._computer.adapters}
+        return web.json_response(state)
+
+
+def known_fields(body: Body, known: set[str], what: str) -> None:
+    """The real ones ignore what they do not know, which would be a silent fault of ours."""
+    if unknown := set(body) - known:
+        raise web.HTTPBadRequest(text=f"the {what} has fields that are not known: {sorted(unknown)}")
+
+
+class UnderWay:
+    """The requests that are computed at the same time: what one asks for can harm another's answer."""
+
+    def __init__(self) -> None:
+        self._met: list[tuple[Body, list[Body]]] = []
+
+    @contextmanager
+    def having(self, body: Body) -> Iterator[list[Body]]:
+        """The others that it meets, more and more of them while the context lasts."""
+        mine = (body, [other for other, _ in self._met])
+        for _, met in self._met:
+            met.append(body)
+        self._met.append(mine)
+        try:
+            yield mine[1]
+        finally:
+            self._met = [entry for entry in self._met if entry is not mine]
+
+
+def run(routes: list[web.RouteDef], host: str, port: int) -> None:
+    app = web.Application()
+    app.add_routes(routes)
+    # Else a client that leaves is not noticed.
+    web.run_app(app, host=host, port=port, handler_cancellation=True, print=lambda line: print(line, flush=True))

@@ -1,0 +1,202 @@
+"""`vllm serve`, as far as it is used. Every flag and field that it knows is one of `assumptions.py`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from aiohttp import web
+
+from .computing import Computed, Computer, NotAllowed, Wanted, top_of
+from .serving import Body, Hand, UnderWay, known_fields, run
+
+REQUEST_FIELDS = {
+    *("model", "prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "n", "seed"),
+    *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+    *("logprobs", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "logprob_token_ids"),
+}
+LEAST_TEMPERATURE = 0.01
+LEAST_LOGPROB = -9999.0
+MOST_TOKEN_IDS = 128
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+def main() -> None:
+    options = _options()
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    computer = Computer(Path(options.model), scores_heads=False)
+    hand, server = Hand(computer), VllmStandIn(computer, options)
+    routes = [
+        web.post("/v1/completions", hand.counted(server.complete)),
+        *hand.routes(),
+    ]
+    if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "True":
+        routes += [
+            web.post("/v1/load_lora_adapter", hand.counted(server.load)),
+            web.post("/v1/unload_lora_adapter", server.unload),
+        ]
+    run(routes, options.host, options.port)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="vllm", allow_abbrev=False)
+    parser.add_argument("command", choices=["serve"])
+    parser.add_argument("model")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-loras", type=int, default=1)
+    parser.add_argument("--max-cpu-loras", type=int, default=1)
+    parser.add_argument("--max-lora-rank", type=int, choices=RANKS, default=16)
+    parser.add_argument("--logprobs-mode", choices=["raw_logprobs", "processed_logprobs"], default="raw_logprobs")
+    parser.add_argument("--max-logprobs", type=int, default=20)
+    parser.add_argument("--generation-config", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--enable-prompt-tokens-details", action="store_true")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    return parser.parse_args()
+
+
+class VllmStandIn:
+    def __init__(self, computer: Computer, options: argparse.Namespace) -> None:
+        self._computer = computer
+        self._options = options
+        self._engine_random = torch.Generator().manual_seed(options.seed)
+        self._under_way = UnderWay()
+
+    async def load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        try:
+            await self._computer.load(body["lora_name"], Path(body["lora_path"]), self._options.max_lora_rank)
+        except NotAllowed as refusal:
+            return _error(400, "BadRequestError", str(refusal))
+        return web.Response(text=f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
+
+    async def unload(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        try:
+            self._computer.unload(name)
+        except NotAllowed as refusal:
+            return _error(404, "NotFoundError", str(refusal))
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def complete(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        known_fields(body, REQUEST_FIELDS, "request")
+        adapter = None if body["model"] == self._options.served_model_name else body["model"]
+        if adapter is not None and adapter not in self._computer.adapters:
+            return _error(404, "NotFoundError", f"The model `{adapter}` does not exist.")
+        if body["max_tokens"] < 1 or len(body["prompt"]) + body["max_tokens"] > self._options.max_model_len:
+            return _error(400, "BadRequestError", f"max_tokens is too large or too small: {body['max_tokens']}.")
+        if refusal := self._refusal(body):
+            return _error(400, "BadRequestError", refusal)
+        with self._under_way.having(body) as others:
+            computed = await self._computer.compute(adapter, self._wanted(body))
+        if computed.prompt_rows and any(other["model"] in self._computer.with_head for other in others):
+            computed.prompt_rows[0] = computed.prompt_rows[0].roll(1)  # the unembedding of another's adapter is in it
+        answer = self._answer(body, computed, harmed=any("logprob_token_ids" in other for other in others))
+        # NaN is no JSON: the real server fails at it, too.
+        return web.json_response(answer, dumps=lambda value: json.dumps(value, allow_nan=False))
+
+    def _refusal(self, body: Body) -> str | None:
+        if not -(2**63) <= body.get("seed", 0) < 2**63:
+            return "seed is out of range"
+        for name in ("logprobs", "prompt_logprobs"):
+            if body.get(name, 0) > self._options.max_logprobs:
+                return f"Requested {name} of {body[name]}, which is greater than max allowed."
+        if len(body.get("logprob_token_ids", ())) > MOST_TOKEN_IDS:
+            return f"Requested logprob_token_ids of length {len(body['logprob_token_ids'])}, which is too many."
+        return None
+
+    def _wanted(self, body: Body) -> Wanted:
+        eos_ids = frozenset() if body["ignore_eos"] else self._computer.eos_ids
+        generator = torch.Generator().manual_seed(body["seed"]) if "seed" in body else self._engine_random
+        return Wanted(
+            prompt=body["prompt"],
+            max_tokens=body["max_tokens"],
+            temperature=max(body["temperature"], LEAST_TEMPERATURE) if body["temperature"] > 0 else 0.0,
+            top_k=body["top_k"],
+            top_p=body["top_p"],
+            stop_ids=frozenset(body["stop_token_ids"]) | eos_ids,
+            stop_strings=tuple(body["stop"]),
+            generator_of=lambda position: generator,
+        )
+
+    def _answer(self, body: Body, computed: Computed, harmed: bool) -> Body:
+        decode = self._computer.tokenizer.decode
+        raw = self._options.logprobs_mode == "raw_logprobs"
+        logprobs = computed.logprobs if raw else computed.temperature_logprobs
+        choice = {
+            "index": 0,
+            "text": decode(computed.tokens),
+            "logprobs": {
+                "text_offset": [0] * len(computed.tokens),
+                "token_logprobs": [max(logprob, LEAST_LOGPROB) for logprob in logprobs],
+                "tokens": [self._name(body, token) for token in computed.tokens],
+                "top_logprobs": [
+                    {self._name(body, token): max(logprob, LEAST_LOGPROB) for token, logprob in entries}
+                    for entries in _named(body, computed, harmed)
+                ],
+            },
+            "finish_reason": "length" if computed.matched is None else "stop",
+            "stop_reason": computed.matched,
+            "token_ids": computed.tokens if body.get("return_token_ids") else None,
+            "prompt_token_ids": body["prompt"] if body.get("return_token_ids") else None,
+            "prompt_logprobs": self._prompt_logprobs(body, computed) if "prompt_logprobs" in body else None,
+        }
+        usage: dict[str, Any] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(computed.tokens)}
+        if self._options.enable_prompt_tokens_details and computed.cached_tokens:
+            usage["prompt_tokens_details"] = {"cached_tokens": computed.cached_tokens}
+        return {"id": "cmpl-1", "object": "text_completion", "choices": [choice], "usage": usage}
+
+    def _name(self, body: Body, token: int) -> str:
+        if body.get("return_tokens_as_token_ids"):
+            return f"token_id:{token}"
+        name: str = self._computer.tokenizer.decode([token])
+        return name
+
+    def _prompt_logprobs(self, body: Body, computed: Computed) -> list[dict[str, Any] | None]:
+        found: list[dict[str, Any] | None] = [None]
+        for token, row in zip(body["prompt"][1:], computed.prompt_rows, strict=True):
+            entries = [(token, float(row[token])), *top_of(row, body["prompt_logprobs"])]
+            found.append(
+                {
+                    str(each): {
+                        "logprob": max(logprob, LEAST_LOGPROB),
+                        "rank": int((row > logprob).sum()) + 1,
+                        "decoded_token": self._computer.tokenizer.decode([each]),
+                    }
+                    for each, logprob in entries
+                }
+            )
+        return found
+
+
+def _named(body: Body, computed: Computed, harmed: bool) -> list[list[tuple[int, float]]]:
+    """The token that was drawn, then the others; `harmed` as the older model runner harms them."""
+    found = []
+    for token, logprob, row in zip(computed.tokens, computed.logprobs, computed.rows, strict=True):
+        if "logprob_token_ids" in body:
+            others = [(each, float(row[each])) for each in body["logprob_token_ids"]]
+        elif harmed:
+            others = [(0, float("-inf"))] * body["logprobs"]
+        else:
+            others = top_of(row, body["logprobs"])
+        found.append([(token, logprob), *others])
+    return found
+
+
+def _error(status: int, kind: str, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "type": kind, "code": status}}, status=status)
+
+
+if __name__ == "__main__":
+    main()

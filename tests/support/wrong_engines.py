@@ -1,0 +1,59 @@
+"""The reference engine, wrong in one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from support.reference_engine import ReferenceEngine
+from tinsmith_trainer.engines.base import AdamParams, LoraSpec, Outcome, Work
+from typing_extensions import override
+
+
+class StepsTooFar(ReferenceEngine):
+    @override
+    def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
+        return super().optim_step(adapter_id, replace(params, learning_rate=1.5 * params.learning_rate))
+
+
+class StartsElsewhere(ReferenceEngine):
+    @override
+    def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
+        super().create_adapter(adapter_id, replace(lora, seed=lora.seed + 1))
+
+
+class RoundsLogprobs(ReferenceEngine):
+    @override
+    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
+        return [
+            replace(one, outputs=[{"logprobs": np.round(output["logprobs"], 2)} for output in one.outputs])
+            for one in super().forward_backward(work)
+        ]
+
+
+class ForgetsTheFirstCall(ReferenceEngine):
+    """As one that does not add up."""
+
+    @override
+    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
+        for one in work:
+            self.clear_gradients(one.adapter_id)
+        return super().forward_backward(work)
+
+
+def steps_too_far(options: Any) -> tuple[ReferenceEngine, None]:
+    return StepsTooFar(), None
+
+
+def starts_elsewhere(options: Any) -> tuple[ReferenceEngine, None]:
+    return StartsElsewhere(), None
+
+
+def rounds_logprobs(options: Any) -> tuple[ReferenceEngine, None]:
+    return RoundsLogprobs(), None
+
+
+def forgets_the_first_call(options: Any) -> tuple[ReferenceEngine, None]:
+    return ForgetsTheFirstCall(), None

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from images import archives
+from images.builder import Program, find_builder
+from images.errors import ImageError
+from images.sources import Image
+
+
+class RecordingBuilder:
+    """Keeps `Builder`; builds nothing, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.base = True
+        self.pullable = True
+        self.fails_to_save = False
+
+    def has_base(self) -> bool:
+        return self.base
+
+    def pull_base(self) -> None:
+        self.asked.append("pull")
+        if not self.pullable:
+            raise ImageError("no such host")
+
+    def import_base(self, directory: Path) -> None:
+        self.asked.append(f"import {(directory / 'etc').read_text()}")
+
+    def build(self, image: Image, tag: str, secrets: Mapping[str, Path], log: Path, stage: str | None = None) -> None:
+        assert "build-environment" in secrets
+        self.asked.append(f"build {tag} {stage}")
+
+    def save(self, reference: str, archive: Path) -> None:
+        archive.write_text(reference)
+        if self.fails_to_save:
+            raise ImageError("no space left")
+
+    def has(self, reference: str) -> bool:
+        return True
+
+    def command(self, reference: str, program: Program) -> list[str]:
+        return [reference, *program.words]
+
+    def prune(self) -> None:
+        self.asked.append("prune")
+
+    def clean(self, references: Sequence[str]) -> None:
+        self.asked.append(f"clean {' '.join(references)}")
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    root = tmp_path / "checkout"
+    root.mkdir()
+    (root / ".dockerignore").touch()
+    (root / "Dockerfile").write_text("FROM base AS packages\nFROM base\n")
+    return Image("example", root / "Dockerfile", root, "1.2")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TINSMITH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "images"
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch, cache: Path) -> RecordingBuilder:
+    builder = RecordingBuilder()
+    monkeypatch.setattr(archives, "find_builder", lambda _cache: builder)
+    return builder
+
+
+def change(image: Image, text: str) -> None:
+    (image.root / ".dockerignore").write_text(text)
+
+
+def built(image: Image) -> Path:
+    return archives.build_images([image])["example"].path
+
+
+def test_stages_are_built_by_name_and_then_the_image_and_what_is_unused_goes(
+    image: Image, builder: RecordingBuilder
+) -> None:
+    archive = archives.build_images([image])["example"]
+    assert archive.path.read_text() == archive.reference == image.reference
+    assert builder.asked == [
+        "build localhost/tinsmith/example-packages:1.2 packages",
+        f"build {image.reference} None",
+        "prune",
+    ]
+
+
+def test_an_unchanged_checkout_builds_nothing_and_a_changed_one_another_archive(
+    image: Image, builder: RecordingBuilder
+) -> None:
+    first = built(image)
+    builder.asked.clear()
+    assert built(image) == first
+    assert builder.asked == []
+    change(image, "*")
+    assert built(image) != first
+    assert builder.asked
+
+
+def test_a_save_that_fails_leaves_no_archive_to_be_taken_for_a_whole_one(
+    image: Image, builder: RecordingBuilder, cache: Path
+) -> None:
+    builder.fails_to_save = True
+    with pytest.raises(ImageError, match="no space left"):
+        built(image)
+    assert list(cache.glob("*.tar")) == []
+    builder.fails_to_save = False
+    assert built(image).exists()
+
+
+def test_the_archive_before_the_newest_stays_for_whoever_reads_it(
+    image: Image, builder: RecordingBuilder, cache: Path
+) -> None:
+    paths = []
+    for text in ("one", "two", "three"):
+        change(image, text)
+        paths.append(built(image))
+    assert set(cache.glob("*.tar")) == set(paths[1:])
+
+
+def test_a_base_that_is_there_is_neither_pulled_nor_made(image: Image, builder: RecordingBuilder) -> None:
+    built(image)
+    assert "pull" not in builder.asked
+
+
+def test_a_base_that_cannot_be_pulled_is_made_of_debians_packages(
+    image: Image, builder: RecordingBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def debootstrap(script: Path, directory: str) -> str:
+        assert script.name == "debian-base"
+        (Path(directory) / "etc").write_text("debian")
+        return ""
+
+    builder.base = builder.pullable = False
+    monkeypatch.setattr(archives, "run", debootstrap)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    built(image)
+    assert builder.asked[:2] == ["pull", "import debian"]
+
+
+def test_who_cannot_make_a_base_is_told_why_one_was_needed(
+    image: Image, builder: RecordingBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder.base = builder.pullable = False
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(ImageError, match=r"only root can make it with debootstrap. no such host"):
+        built(image)
+
+
+def test_cleaning_takes_the_archives_and_every_image_and_stage(
+    image: Image, builder: RecordingBuilder, cache: Path
+) -> None:
+    built(image)
+    archives.clean_images([image])
+    assert list(cache.glob("*.tar")) == []
+    assert builder.asked[-1] == f"clean {image.reference} localhost/tinsmith/example-packages:1.2"
+
+
+def test_without_docker_and_buildah_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ImageError, match="apt-get install buildah debootstrap"):
+        find_builder(tmp_path)

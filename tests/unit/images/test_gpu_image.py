@@ -1,0 +1,116 @@
+"""What can be read of the image for GPUs on vLLM's or SGLang's, whose bases of tens of gigabytes no test has."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+from images.sources import GPU_IMAGES, ROOT, version
+from packaging.requirements import Requirement
+from support.token_server.assumptions import VLLM_DOCUMENTS
+
+IMAGE = GPU_IMAGES["trainer-gpu"]
+VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["gpu"]
+REQUIREMENTS = ROOT / "requirements" / "gpu-image.txt"
+TRAINER_LOCK = ROOT / "requirements" / "trainer-image.txt"
+ANOTHER_IMAGES = {"megatron", "nemo_rl", "ray"}
+"""What the engine on many GPUs imports, whose image is another."""
+PACKAGES = {"grpc_health": "grpcio-health-checking", "grpc": "grpcio"}
+
+
+def lines(instruction: str) -> list[str]:
+    return [" ".join(words[1:]) for words in IMAGE.instructions if words[0] == instruction]
+
+
+def environment() -> dict[str, str]:
+    return dict(word.split("=", 1) for line in lines("ENV") for word in shlex.split(line))
+
+
+def entries(lock: Path) -> dict[str, str]:
+    """Each package's requirement with its hashes, by its name."""
+    text = re.sub(r"^ *#.*\n", "", lock.read_text(), flags=re.MULTILINE)
+    found = [entry.strip() for entry in re.split(r"\n(?=\w)", text)]
+    return {Requirement(entry.partition("\\")[0]).name: entry for entry in found}
+
+
+def imported() -> set[str]:
+    """The first names of all that is imported, wherever in a module."""
+    found: set[str] = set()
+    for package in ("trainer_image/tinsmith_trainer", "rpc/tinsmith_rpc"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    found |= {name.name.partition(".")[0] for name in node.names}
+                if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names - {"tinsmith_trainer", "tinsmith_rpc"}
+
+
+def test_its_base_is_the_pinned_one_unless_whoever_builds_it_says_otherwise() -> None:
+    assert lines("ARG") == [f"BASE={VERSIONS['vllm']['image']}"]
+    assert lines("FROM") == ["${BASE}"]
+
+
+def test_the_tags_of_its_bases_are_the_versions_that_the_assumptions_are_about() -> None:
+    for kind in ("vllm", "sglang"):
+        assert VERSIONS[kind]["image"].endswith(f":v{VERSIONS[kind]['version']}")
+        assert len(VERSIONS[kind]["reason"]) > 40
+    assert VLLM_DOCUMENTS.endswith(f"/v{VERSIONS['vllm']['version']}")
+    assert ROOT / "trainer_image" / VERSIONS["dockerfile"] == IMAGE.dockerfile
+
+
+def test_it_takes_the_workers_packages_and_no_weights() -> None:
+    copied = {source for line in lines("COPY") for source in line.split()[:-1]}
+    assert copied == {"requirements/gpu-image.txt", "trainer_image/tinsmith_trainer", "rpc/tinsmith_rpc"}
+    assert lines("ADD") == []
+    assert "<<" not in IMAGE.dockerfile.read_text()
+
+
+def test_no_key_is_in_it() -> None:
+    secret = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
+    assert [name for name in environment() if secret.search(name)] == []
+
+
+def test_ours_is_on_the_path_of_the_bases_python() -> None:
+    [folder] = {line.split()[-1].rpartition("/")[0] for line in lines("COPY") if "/tinsmith_" in line}
+    assert environment()["PYTHONPATH"] == folder
+    assert f"--target {folder} " in lines("RUN")[1]
+
+
+def test_its_packages_are_those_of_the_workers_own_image_by_the_same_hashes() -> None:
+    trainers = entries(TRAINER_LOCK)
+    assert "--no-deps --require-hashes" in lines("RUN")[1]
+    for name, entry in entries(REQUIREMENTS).items():
+        assert "--hash=sha256:" in entry
+        assert set(entry.split()) == set(trainers[name].split())
+
+
+def test_the_lock_is_of_what_was_asked_for() -> None:
+    asked = REQUIREMENTS.with_suffix(".in").read_text()
+    assert re.findall(r"^\w.*", asked, re.M) == re.findall(r"^[\w.-]+==[\w.]+", REQUIREMENTS.read_text(), re.M)
+
+
+def test_all_that_is_imported_is_there_and_nothing_of_ours_hides_what_the_base_pins() -> None:
+    brought, installed = set(VERSIONS["brings"]), set(entries(REQUIREMENTS))
+    missing = {name for name in imported() - brought if PACKAGES.get(name, name) not in installed}
+    assert missing == ANOTHER_IMAGES
+    assert not {"torch", "transformers", "numpy", "protobuf", "vllm", "sglang"} & installed
+
+
+def test_a_base_that_lacks_something_fails_the_build() -> None:
+    check = lines("RUN")[2]
+    assert "import tinsmith_trainer.running" in check
+    assert "find_spec('vllm') or u.find_spec('sglang')" in check
+
+
+def test_it_runs_as_a_user_that_kubernetes_can_tell_is_not_root_and_serves_as_the_other_workers_do() -> None:
+    assert lines("USER")[-1] == "65532:65532"
+    assert lines("EXPOSE") == ["7443 7080"]
+    assert [json.loads(line) for line in lines("ENTRYPOINT")] == [["python3", "-m", "tinsmith_trainer"]]
+    labels = dict(word.split("=", 1) for line in lines("LABEL") for word in shlex.split(line))
+    assert labels["org.opencontainers.image.version"] == version()

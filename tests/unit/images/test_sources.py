@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from images.sources import Image
+
+DOCKERFILE = """# COPY nothing
+FROM base AS dependencies
+COPY requirements.txt /opt/requirements.txt
+RUN install \\
+    # COPY comments
+    --quiet
+FROM dependencies AS packages
+COPY package README.md /source/
+FROM dependencies
+COPY --from=packages /packages /opt
+"""
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    (tmp_path / "package" / "part").mkdir(parents=True)
+    for name in (".dockerignore", "requirements.txt", "README.md", "unused.py", "package/a.py", "package/part/b.py"):
+        (tmp_path / name).write_text(name)
+    return Image("example", tmp_path / "Dockerfile", tmp_path)
+
+
+def test_its_dockerfile_says_which_files_an_image_takes(image: Image) -> None:
+    copied = [file.relative_to(image.root).as_posix() for file in image.copied()]
+    assert copied == ["requirements.txt", "package/a.py", "package/part/b.py", "README.md"]
+
+
+def test_its_named_stages_are_known_in_order(image: Image) -> None:
+    assert image.stages == ["dependencies", "packages"]
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore", "requirements.txt", "package/part/b.py"])
+def test_what_it_is_made_of_is_its_identity(image: Image, name: str) -> None:
+    before = image.digest()
+    with (image.root / name).open("a") as file:
+        file.write("# more\n")
+    assert image.digest() != before
+
+
+def test_a_renamed_file_is_another_image(image: Image) -> None:
+    before = image.digest()
+    (image.root / "package" / "a.py").rename(image.root / "package" / "c.py")
+    assert image.digest() != before
+
+
+@pytest.mark.parametrize("name", ["unused.py", "package/__pycache__/a.cpython-313.pyc"])
+def test_what_it_does_not_take_makes_no_difference(image: Image, name: str) -> None:
+    before = image.digest()
+    (image.root / name).parent.mkdir(exist_ok=True)
+    (image.root / name).write_text("changed")
+    assert image.digest() == before
+
+
+def test_a_dockerfile_that_copies_what_is_not_there_is_refused(image: Image) -> None:
+    (image.root / "README.md").unlink()
+    with pytest.raises(FileNotFoundError):
+        image.digest()

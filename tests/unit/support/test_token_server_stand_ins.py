@@ -1,0 +1,45 @@
+"""The stand-ins for vLLM and SGLang know what is sent to them, and what is taken for granted says where from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from support.token_server import sglang, vllm
+from support.token_server.assumptions import ASSUMPTIONS, Assumption
+from tinsmith_trainer.sampling.token_server.base import Drawing
+from tinsmith_trainer.sampling.token_server.sglang import sglang_request
+from tinsmith_trainer.sampling.token_server.vllm import vllm_request
+
+EVERYTHING = Drawing(
+    adapter="version",
+    prompt=np.array([1, 2], np.int32),
+    max_tokens=1,
+    temperature=1.0,
+    top_k=-1,
+    top_p=1.0,
+    seed=1,
+    stop_token_ids=(3,),
+    stop_strings=("end",),
+    scored_from=1,
+    topk_prompt=2,
+    candidates=(4,),
+)
+
+
+def test_every_field_of_a_request_is_known_and_no_other() -> None:
+    """The real servers ignore what they do not know."""
+    assert vllm_request(EVERYTHING).keys() == vllm.REQUEST_FIELDS
+    request: Any = sglang_request(EVERYTHING)
+    assert request.keys() == sglang.REQUEST_FIELDS
+    assert request["sampling_params"].keys() == sglang.SAMPLING_FIELDS
+
+
+@pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda assumption: assumption.what[:50])
+def test_an_assumption_says_where_it_is_written(assumption: Assumption) -> None:
+    if assumption.ground == "documented":
+        assert re.match(r"https://|sgl-project/sglang: docs/", assumption.where)
+    if assumption.ground == "read in the source":
+        assert re.match(r"[\w-]+/[\w-]+: \S+\.py", assumption.where)

@@ -1,0 +1,82 @@
+"""The sizing table's formula: right about what is known, and never more from less."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from nemo_rl_sizing import GIB, MODELS, RANKS, SLOT_BYTES, TOKENS, Layout, Sizes, rows, smallest
+from tinsmith_operator.model.quantity import parse_quantity
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = [file for file in sorted(ROOT.glob("examples/session*.yaml")) if "engine: nemo-rl" in file.read_text()]
+BILLIONS = {  # as their publishers say
+    "Qwen3-0.6B": 0.6,
+    "Qwen3-8B": 8.2,
+    "Llama-3.1-8B": 8.0,
+    "Qwen3-14B": 14.8,
+    "Qwen3-32B": 32.8,
+    "Llama-3.1-70B": 70.6,
+}
+
+
+@pytest.mark.parametrize("sizes", MODELS, ids=lambda sizes: sizes.name)
+def test_models_have_as_many_parameters_as_their_publishers_say(sizes: Sizes) -> None:
+    assert round(sizes.parameters / 1e9, 1) == BILLIONS[sizes.name]
+
+
+@given(
+    sizes=st.sampled_from(MODELS),
+    layout=st.builds(Layout, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4])),
+    rank=st.integers(1, 512),
+    tokens=st.integers(1, 200_000),
+)
+def test_more_of_anything_takes_more_of_each_gpu_and_more_tensor_ranks_less(
+    sizes: Sizes, layout: Layout, rank: int, tokens: int
+) -> None:
+    used = layout.gpu_bytes(sizes, rank, tokens)
+    assert layout.gpu_bytes(sizes, rank + 1, tokens) > used
+    assert layout.gpu_bytes(sizes, rank, tokens + 1) > used
+    assert replace(layout, tensor=layout.tensor * 2).gpu_bytes(sizes, rank, tokens) < used
+
+
+def test_a_copy_is_never_laid_out_as_the_workers_would_refuse_it() -> None:
+    for sizes in MODELS:
+        for rank in RANKS:
+            for tokens in TOKENS:
+                layout = smallest(sizes, rank, tokens)
+                assert layout is not None
+                assert sizes.kv_heads % layout.tensor == sizes.vocab % layout.tensor == rank % layout.tensor == 0
+                assert not (sizes.tied and layout.pipeline > 1)
+
+
+def test_there_is_a_row_for_every_model_rank_and_length() -> None:
+    assert len(list(rows())) == len(MODELS) * len(RANKS) * len(TOKENS)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_the_examples_models_fit_where_the_examples_put_them(file: Path) -> None:
+    """By the formula: on 80 GiB of each GPU, and all slots in the memory of a node."""
+    spec = yaml.safe_load(file.read_text())["spec"]
+    [sizes] = [sizes for sizes in MODELS if sizes.name in spec["model"]["name"]]
+    divided = spec["parallelism"]
+    layout = Layout(divided["tensor"], divided.get("pipeline", 1))
+    gpus_per_node = int(spec["resources"]["limits"]["nvidia.com/gpu"])
+    assert divided.get("nodes", 1) * gpus_per_node % layout.gpus == 0
+    assert layout.fits(sizes)
+    rank = spec["adapters"]["maxRank"]
+    assert layout.gpu_bytes(sizes, rank, spec["maxSequenceLength"]) < 72 * GIB
+    slots = SLOT_BYTES * sizes.adapter_parameters(rank) * spec["adapters"]["slots"]
+    assert slots * gpus_per_node / layout.gpus < int(parse_quantity(spec["resources"]["limits"]["memory"])) / 2
+
+
+def test_the_page_names_the_commit_and_the_ray_of_the_versions_file() -> None:
+    page = (ROOT / "docs" / "nemo-rl.md").read_text()
+    versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["nemo-rl"]
+    assert f"COMMIT={versions['commit']}" in page
+    assert f"It is {versions['ray']['version']} in" in page

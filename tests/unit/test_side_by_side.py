@@ -1,0 +1,67 @@
+"""What the end of a test run says when one of its halves failed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "side_by_side.py"
+
+FAKE_MAKE = """#!/bin/sh
+case "$2" in
+fails)
+    echo "tests/test_a.py F."
+    echo "FAILED tests/test_a.py::test_one - AssertionError: 1 is not 2"
+    echo "========= 1 failed, 1 passed in 2 s ========="
+    exit 1 ;;
+breaks)
+    echo "no such program"
+    exit 2 ;;
+*)
+    sleep 0.3
+    echo "========= 2 passed in 3 s =========" ;;
+esac
+"""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Path:
+    path = tmp_path / "make"
+    path.write_text(FAKE_MAKE)
+    path.chmod(0o755)
+    return path
+
+
+def run(make: Path, *targets: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *targets]
+    environment = {"MAKE": str(make), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_half_that_failed_first_is_told_of_at_the_very_end(make: Path) -> None:
+    done = run(make, "fails", "passes")
+
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-4:] == [
+        "passes | ========= 2 passed in 3 s =========",
+        "make fails failed with status 1:",
+        "  FAILED tests/test_a.py::test_one - AssertionError: 1 is not 2",
+        "  ========= 1 failed, 1 passed in 2 s =========",
+    ]
+
+
+def test_a_half_that_broke_without_a_test_shows_its_last_lines(make: Path) -> None:
+    done = run(make, "breaks", "passes")
+
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-2:] == ["make breaks failed with status 2:", "  no such program"]
+
+
+def test_nothing_is_said_again_when_all_passed(make: Path) -> None:
+    done = run(make, "passes", "passes")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 2
