@@ -16,6 +16,9 @@ from tinsmith_server.store.records import Checkpoint
 
 log = get_logger(__name__)
 
+# A worker repeats what it could not hand over when a server died; a week later it has.
+TOMBSTONE_RETENTION = timedelta(days=7)
+
 
 class Retention:
     """Expired checkpoints, ephemeral weights past their session, and files that no name points to."""
@@ -34,6 +37,7 @@ class Retention:
             self._note(await self._store.delete_expired_checkpoint(one.run_id, one.type, one.name, now))
         for checkpoint in await self._store.ephemeral_of_finished_sessions(now - self._ephemeral_retention):
             await self.forget(checkpoint)
+        await self._store.forget_deleted_checkpoints(now - TOMBSTONE_RETENTION)
         await self.collect_garbage()
 
     async def enforce_ephemeral_cap(self, tenant: str) -> None:

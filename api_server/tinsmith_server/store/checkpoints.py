@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, select, update
+from sqlalchemy import ColumnElement, Select, delete, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
-from tinsmith_server.store.records import Checkpoint, CheckpointType, Page
+from tinsmith_server.store.records import LIVE, Checkpoint, CheckpointType, Page
 from tinsmith_server.store.rows import insert_unless_there, newest_first, select_records, to_record, values
-from tinsmith_server.store.tables import checkpoints, garbage, models, sessions
+from tinsmith_server.store.tables import TOMBSTONE, UNNAMED, checkpoints, garbage, models, sessions
 
 _NOT_DELETED = checkpoints.c.deleted_at.is_(None)
 _EPHEMERAL = checkpoints.c.type == "ephemeral"
@@ -47,14 +47,14 @@ class CheckpointQueries(Queries):
     async def _entomb(self, which: ColumnElement[bool], now: datetime) -> Checkpoint | None:
         entomb = update(checkpoints).where(which, _NOT_DELETED).values(deleted_at=now).returning(*checkpoints.c)
 
-        async def delete(connection: AsyncConnection) -> Checkpoint | None:
+        async def bury(connection: AsyncConnection) -> Checkpoint | None:
             row = (await connection.execute(entomb)).one_or_none()
             if row is None:
                 return None
             await _discard(connection, row.directory)
             return to_record(Checkpoint, row)
 
-        return await self._database.write(delete)
+        return await self._database.write(bury)
 
     async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None:
         present = _named(run_id, type, name) & _NOT_DELETED
@@ -71,7 +71,7 @@ class CheckpointQueries(Queries):
         return await self._read_all(Checkpoint, query)
 
     async def ephemeral_checkpoints(self, tenant: str) -> Sequence[Checkpoint]:
-        query = _select().where(checkpoints.c.tenant == tenant, _EPHEMERAL)
+        query = select_records(checkpoints, Checkpoint).where(checkpoints.c.tenant == tenant, UNNAMED)
         return await self._read_all(Checkpoint, query.order_by(*_AGE))
 
     async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]:
@@ -84,6 +84,11 @@ class CheckpointQueries(Queries):
             .order_by(*_AGE)
         )
         return await self._read_all(Checkpoint, query)
+
+    async def forget_deleted_checkpoints(self, deleted_before: datetime) -> None:
+        # A model ends by its worker's last event about it: nothing older can be applied after that.
+        ended = exists().where(models.c.model_id == checkpoints.c.run_id, models.c.state.not_in(LIVE))
+        await self._write(delete(checkpoints).where(TOMBSTONE, checkpoints.c.deleted_at < deleted_before, ended))
 
 
 def _select() -> Select[Any]:

@@ -9,11 +9,9 @@ from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
-from tinsmith_server.store.records import FinalState, Model, ModelState, Page
+from tinsmith_server.store.records import LIVE, FinalState, Model, ModelState, Page
 from tinsmith_server.store.rows import changes_rows, newest_first, select_records, values
 from tinsmith_server.store.tables import models, placements
-
-_LIVE: tuple[ModelState, ...] = ("accepted", "bound")
 
 
 class ModelQueries(Queries):
@@ -28,13 +26,13 @@ class ModelQueries(Queries):
         return await self._read_one(Model, select_records(models, Model).where(models.c.model_id == model_id))
 
     async def bind_model(self, model_id: str, worker_id: str) -> bool:
-        there = (models.c.model_id == model_id) & (models.c.worker_id == worker_id) & models.c.state.in_(_LIVE)
+        there = (models.c.model_id == model_id) & (models.c.worker_id == worker_id) & models.c.state.in_(LIVE)
         return await self._write(update(models).where(there).values(state="bound"))
 
     async def end_model(
         self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
     ) -> bool:
-        living = (models.c.model_id == model_id) & models.c.state.in_(_LIVE)
+        living = (models.c.model_id == model_id) & models.c.state.in_(LIVE)
         if only_unplaced:
             living &= models.c.worker_id == ""
 

@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 ModelState = Literal["accepted", "bound", "released", "failed", "corrupted"]
 FinalState = Literal["released", "failed", "corrupted"]
+LIVE: tuple[ModelState, ...] = ("accepted", "bound")
 FinishType = Literal["success", "errored", "interrupted", "reaped"]
 CheckpointType = Literal["training", "sampler", "external", "ephemeral"]
 

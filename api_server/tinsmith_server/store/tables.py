@@ -18,6 +18,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     UniqueConstraint,
+    text,
 )
 
 from tinsmith_server.store.columns import Int64, JsonObject, JsonStrings, PlainText, UtcTime
@@ -140,6 +141,10 @@ sampling_sessions = Table(
     Index(None, "model_id", "sampling_session_seq_id"),
 )
 
+# Written out, not as parameters: a database takes a partial index only for what it can read in the statement.
+UNNAMED = text("type = 'ephemeral' AND deleted_at IS NULL")
+TOMBSTONE = text("deleted_at IS NOT NULL")
+
 checkpoints = Table(
     "checkpoints",
     metadata,
@@ -169,6 +174,9 @@ checkpoints = Table(
     PrimaryKeyConstraint("run_id", "type", "name"),
     Index(None, "tenant", "created_at"),
     Index(None, "expires_at"),
+    # Looked through at each unnamed save, of which all but the newest few are tombstones.
+    Index("ix_checkpoints_unnamed", "tenant", "created_at", sqlite_where=UNNAMED, postgresql_where=UNNAMED),
+    Index("ix_checkpoints_tombstones", "deleted_at", sqlite_where=TOMBSTONE, postgresql_where=TOMBSTONE),
 )
 
 garbage = Table(

@@ -84,6 +84,29 @@ async def test_a_replayed_event_does_not_bring_a_deleted_checkpoint_back(store: 
     assert await store.get_checkpoint(RUN, "training", "first") is None
 
 
+async def test_what_is_left_of_deleted_checkpoints_goes_a_while_after_its_model(store: Store) -> None:
+    await store.create_session(a_session(), None)
+    for number, state in enumerate(("released", "bound")):
+        await store.add_model(a_model(model_seq_id=number, state=state))
+    deleted = {
+        (number, name): a_checkpoint(name, "ephemeral", run_id=f"session-1:train:{number}")
+        for number in (0, 1)
+        for name in ("long ago", "just now")
+    }
+    for (_, name), checkpoint in deleted.items():
+        await store.put_checkpoint(checkpoint)
+        await store.delete_checkpoint(checkpoint.run_id, "ephemeral", name, later(1 if name == "long ago" else 2))
+    await store.put_checkpoint(a_checkpoint("kept", "ephemeral"))
+
+    await store.forget_deleted_checkpoints(later(2))
+
+    for checkpoint in deleted.values():
+        await store.put_checkpoint(checkpoint)
+    # Only what is forgotten can come back by its old event.
+    assert await names(store.ephemeral_checkpoints("ada")) == ["kept", "long ago"]
+    assert await store.get_checkpoint("session-1:train:0", "ephemeral", "long ago") is not None
+
+
 async def test_a_name_can_be_saved_again_after_its_deletion(store: Store) -> None:
     await store.put_checkpoint(a_checkpoint(event_id=1))
     await store.delete_checkpoint(RUN, "training", "first", NOW)

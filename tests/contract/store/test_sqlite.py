@@ -1,12 +1,13 @@
 """What only a SQLite store can do wrong."""
 
 import asyncio
+import contextlib
 import fcntl
 import sqlite3
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, Engine, event, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from support.store_records import a_session
 from tinsmith_server.store import database, migrate
@@ -55,6 +56,27 @@ async def test_transactions_that_read_before_they_write_wait_for_each_other(url:
     assert sorted(seen) == list(range(20))
     for one in databases:
         await one.close()
+
+
+async def test_an_unnamed_save_does_not_read_what_is_left_of_all_before_it(url: str) -> None:
+    """A program that saves at each step leaves thousands of tombstones; it must not slow down with them."""
+    store = await open_store(url)
+    asked: list[tuple[str, tuple[object, ...]]] = []
+
+    def note(_connection: object, _cursor: object, statement: str, parameters: tuple[object, ...], *_: object) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        await store.ephemeral_checkpoints("ada")
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+        await store.close()
+
+    statement, parameters = next(one for one in asked if one[0].startswith("SELECT"))
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+        plan = [row[-1] for row in file.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+    assert "USING INDEX ix_checkpoints_unnamed" in plan[0]
 
 
 async def test_readers_do_not_wait_for_a_writer(url: str) -> None:
