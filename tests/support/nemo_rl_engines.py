@@ -6,6 +6,7 @@ import atexit
 import functools
 import itertools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def engine_over(ranks: RankGroup, model: TorchModel, settings: NemoRlSettings) -
 
 
 def over_ray_engine(settings: NemoRlSettings) -> NemoRlEngine:
-    """A new engine on ranks that all engines of this run share: actors take many seconds to start."""
+    """A new engine on ranks that all engines share until `close_shared_ranks`: actors take many seconds to start."""
     model = tiny_model()
     return engine_over(AsIfNew(_two_actors(settings.max_rank)), model, settings)
 
@@ -44,8 +45,14 @@ def _two_actors(max_rank: int) -> RankGroup:
     from tinsmith_trainer.engines.nemo_rl.over_ray import start_ray_ranks
 
     ranks = start_ray_ranks(RankModel(tiny_model().directory, Parallelism(2), max_rank), nodes=1, address=None)
-    atexit.register(ranks.close)
+    _closing.callback(_two_actors.cache_clear)
+    _closing.callback(ranks.close)
     return ranks
+
+
+_closing = ExitStack()
+close_shared_ranks = _closing.close
+atexit.register(close_shared_ranks)
 
 
 class AsIfNew(RankGroup):

@@ -38,7 +38,7 @@ class OwnPlace:
         """
         before = {name: os.environ.get(name) for name in (FOR_TEMPORARY_FILES, FOR_FOLDERS_OF_TESTS)}
         os.environ.setdefault(FOR_FOLDERS_OF_TESTS, tempfile.gettempdir())
-        folder = Path(tempfile.mkdtemp(prefix="tinsmith-"))
+        folder = Path(tempfile.mkdtemp(prefix="tin-"))
         # As the machine's own: a database runs under another user.
         folder.chmod(0o1777)
         # After everybody else has tidied up: multiprocessing, too, has files in it until the end.

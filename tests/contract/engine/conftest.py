@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from support.engines import ENGINES, EngineFactory, spec
 from support.gpus import GPU_ENGINES
 from tinsmith_trainer.engines.base import Engine
+
+FOLDER = Path(__file__).parent
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ranks that the tests here share end with the last of them: a Ray that nobody uses keeps a machine busy."""
+    if nextitem is None or not nextitem.path.is_relative_to(FOLDER):
+        # Only who asked for them has imported what starts them.
+        engines = sys.modules.get("support.nemo_rl_engines")
+        if engines is not None:
+            engines.close_shared_ranks()
 
 
 @pytest.fixture(params=[*ENGINES, *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_ENGINES)])

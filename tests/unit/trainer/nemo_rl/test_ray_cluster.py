@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ def test_ranks_get_what_they_compute_with(name: str) -> None:
 
 def test_folders_of_dead_processes_go_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "RAY_FOLDER", str(tmp_path))
-    left = [f"tinsmith-ray-{2**30}-dead", f"tinsmith-ray-{os.getpid()}-earlier"]
-    others = [f"tinsmith-ray-{os.getppid()}-alive", "tinsmith-test-1-x", "tinsmith-ray-x-y", "session_latest"]
+    left = [f"tinray-{2**30}-dead", f"tinray-{os.getpid()}-earlier"]
+    others = [f"tinray-{os.getppid()}-alive", "tinsmith-test-1-x", "tinray-x-y", "session_latest"]
     for name in (*left, *others):
         (tmp_path / name).mkdir()
 
@@ -31,3 +32,19 @@ def test_folders_of_dead_processes_go_and_no_others(tmp_path: Path, monkeypatch:
 
     assert made.parent == tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {made.name, *others}
+
+
+@pytest.mark.parametrize(("prefix", "stays"), [("tin-", True), ("what-a-cluster-gives-to-one-user-", False)])
+def test_sockets_of_ray_have_names_that_the_kernel_takes(
+    prefix: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine on which nobody has run Ray by hand has no /tmp/ray, and many have a long $TMPDIR."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=ray_cluster.SHORT_FOLDER) as usual:
+        monkeypatch.setattr(ray_cluster, "RAY_FOLDER", "/nowhere")
+        monkeypatch.setattr(tempfile, "tempdir", usual)
+
+        made = Path(new_folder())
+
+        made.rmdir()
+        assert (made.parent == Path(usual)) is stays
+        assert len(f"{made}{ray_cluster.BELOW_FOLDER}") <= ray_cluster.LONGEST_SOCKET_BYTES

@@ -32,7 +32,11 @@ ALWAYS = {
 }
 RAY_FOLDER = "/tmp/ray"
 """Where Ray keeps its logs and sockets by itself, and pods have a volume for them."""
-FOLDER_PREFIX = "tinsmith-ray-"
+FOLDER_PREFIX = "tinray-"
+SHORT_FOLDER = "/tmp"
+LONGEST_SOCKET_BYTES = 107
+BELOW_FOLDER = "/session_2026-01-02_03-04-05_678901_4194304/sockets/plasma_store"
+"""The longest path that Ray makes a socket at, below its folder."""
 
 
 def prepare_for_ray() -> None:
@@ -67,13 +71,22 @@ class RayCluster:
 
 def new_folder() -> str:
     """Named after this process, without what others of its kind left when they were killed; short, as sockets want."""
-    parent = Path(RAY_FOLDER if os.access(RAY_FOLDER, os.W_OK) else tempfile.gettempdir())
+    parent = _parent()
     for folder in parent.glob(f"{FOLDER_PREFIX}*-*"):
         owner = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         # In a container every life has the same number.
         if owner.isdigit() and (owner == str(os.getpid()) or not Path("/proc", owner).exists()):
             shutil.rmtree(folder, ignore_errors=True)
     return tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=parent)
+
+
+def _parent() -> Path:
+    """Where the longest socket still has a name that the kernel takes: many machines have a long $TMPDIR."""
+    if os.access(RAY_FOLDER, os.W_OK):
+        return Path(RAY_FOLDER)
+    usual = Path(tempfile.gettempdir())
+    longest = f"{usual}/{FOLDER_PREFIX}4194304-abcdefgh{BELOW_FOLDER}"
+    return usual if len(os.fsencode(longest)) <= LONGEST_SOCKET_BYTES else Path(SHORT_FOLDER)
 
 
 def _attach(address: str) -> None:
