@@ -20,6 +20,7 @@ from tinsmith_operator.resources import (
     POLICIES,
     RAY_CLUSTERS,
     SERVICES,
+    USED_CLAIM,
     WORKLOADS,
     Group,
     Key,
@@ -62,7 +63,7 @@ class Cache:
 
     def read_group(self, group: Group, reader: Key) -> list[Manifest]:
         """What is in it, by name. The reader is enqueued when one changes, comes or goes."""
-        if group.label not in OWNER_LABELS:
+        if group.label not in (*OWNER_LABELS, USED_CLAIM):
             raise AssertionError(f"objects are not grouped by {group.label}")
         self._note_reader(group, reader)
         return [self._objects[ref] for ref in sorted(self._members.get(group, ()))]

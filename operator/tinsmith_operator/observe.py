@@ -29,6 +29,8 @@ from tinsmith_operator.resources import (
     RAY_CLUSTERS,
     SECRETS,
     SERVICES,
+    SESSIONS,
+    USED_CLAIM,
     WORKLOADS,
     Group,
     Key,
@@ -58,11 +60,16 @@ class _Reading:
         owner = self._owner
         return self._cache.read_group(Group(resource.kind, owner.namespace, owner.LABEL, owner.name), self._reader)
 
+    def sessions_with(self, claim_name: str) -> list[Manifest]:
+        """All that name it, the owner among them."""
+        return self._cache.read_group(Group(SESSIONS.kind, self._owner.namespace, USED_CLAIM, claim_name), self._reader)
+
 
 def observe_session(cache: Cache, reader: Key, session: TrainingSession, authority_fingerprint: str | None) -> Observed:
     """Whatever has the names of the session's children."""
     reading, name = _Reading(cache, reader, session), session.workload_name
     secret = reading.one(SECRETS, certificate_secret_name(name))
+    claim = reading.one(CLAIMS, session.claim_name)
     labelled = reading.labelled(PODS)
     group = _pods_of_a_group(session, labelled)
     return Observed(
@@ -71,7 +78,8 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
         workload=reading.one(RAY_CLUSTERS if session.spec.is_group else WORKLOADS, name),
         service=reading.one(SERVICES, name),
         policy=reading.one(POLICIES, name),
-        claim=reading.one(CLAIMS, session.claim_name),
+        claim=claim,
+        claim_holder=_holder(session, claim, reading.sessions_with(session.claim_name)),
         certificate_secret=secret,
         conversion=reading.one(JOBS, conversion_name(session.name)),
         converters=tuple(pod for pod in labelled if _is_converter(session, pod)),
@@ -79,6 +87,19 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
         members=tuple(pod for pod in group if _is_member(pod)),
         certificate=facts_of(secret) if secret is not None else None,
     )
+
+
+def _holder(session: TrainingSession, claim: Manifest | None, users: list[Manifest]) -> str | None:
+    """The one whose worker has the claim, or that was made first, until it is gone."""
+    uid = claim["metadata"]["uid"] if claim is not None else None
+    first = min(users, key=lambda user: _precedence(user, uid), default=None)
+    return None if first is None or first["metadata"]["uid"] == session.uid else str(first["metadata"]["name"])
+
+
+def _precedence(user: Manifest, claim_uid: str | None) -> tuple[bool, str, str]:
+    """Times are in whole seconds: of two that were made within one, who has begun tells, and else the UIDs do."""
+    has_begun = claim_uid is not None and (user.get("status") or {}).get("workerId") == claim_uid
+    return not has_begun, str(user["metadata"].get("creationTimestamp")), str(user["metadata"]["uid"])
 
 
 def _pods_of_a_group(session: TrainingSession, labelled: list[Manifest]) -> list[Manifest]:

@@ -16,6 +16,7 @@ from tinsmith_operator.model.names import (
     SESSION_KIND,
     SESSION_LABEL,
     SESSION_PLURAL,
+    claim_name,
 )
 
 
@@ -103,10 +104,12 @@ class Key(NamedTuple):
 
 
 OWNER_LABELS = (SESSION_LABEL, POOL_LABEL)
+USED_CLAIM = "spec.storage"
+"""As the label of a group: the sessions that name the same claim, said or by default."""
 
 
 class Group(NamedTuple):
-    """All objects of a kind in a namespace with this label, which is one of `OWNER_LABELS`."""
+    """All objects of a kind in a namespace with this label, which is one of `OWNER_LABELS` or USED_CLAIM."""
 
     kind: str
     namespace: str
@@ -121,7 +124,13 @@ def labels_of(manifest: dict[str, Any]) -> dict[str, str]:
 def groups_of(manifest: dict[str, Any]) -> list[Group]:
     """Every group that it is in."""
     kind, namespace, labels = manifest["kind"], manifest["metadata"]["namespace"], labels_of(manifest)
-    return [Group(kind, namespace, label, labels[label]) for label in OWNER_LABELS if label in labels]
+    groups = [Group(kind, namespace, label, labels[label]) for label in OWNER_LABELS if label in labels]
+    return [*groups, Group(kind, namespace, USED_CLAIM, _claim_used_by(manifest))] if kind == SESSION_KIND else groups
+
+
+def _claim_used_by(session: dict[str, Any]) -> str:
+    storage = (session.get("spec") or {}).get("storage") or {}
+    return str(storage.get("existingClaim") or claim_name(session["metadata"]["name"]))
 
 
 def ref_of(manifest: dict[str, Any]) -> Ref:

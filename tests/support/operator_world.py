@@ -29,6 +29,7 @@ class World(ModelCluster):
     def __init__(self, session: Manifest) -> None:
         super().__init__(session)
         self.workload_kind = "StatefulSet"
+        self.claim_holder: str | None = None  # an earlier session that names the same claim
         self.pod_name = pod_name(self.name)
         self.report: WorkerReport | None = None
         self.snapshot: SnapshotAnswer | None = None
@@ -56,6 +57,7 @@ class World(ModelCluster):
             service=self.get("Service", self.name),
             policy=self.get("NetworkPolicy", self.name),
             claim=self.get("PersistentVolumeClaim", session.claim_name),
+            claim_holder=self.claim_holder,
             certificate_secret=secret,
             conversion=self.get("Job", conversion_name(self.name)),
             converters=tuple(copy.deepcopy(self.converters())),

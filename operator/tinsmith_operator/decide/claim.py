@@ -21,7 +21,7 @@ def keep_claim(situation: Situation) -> tuple[Action, ...]:
     annotations = situation.image_plan.pins.annotations()
     wanted = build_claim(session, annotations)
     if situation.observed.claim is None:
-        return () if wanted is None else (Create(wanted),)
+        return () if wanted is None or situation.observed.claim_holder is not None else (Create(wanted),)
     if live is None or is_going(live):
         return ()
     if wanted is None:

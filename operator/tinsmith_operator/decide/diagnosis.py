@@ -107,6 +107,11 @@ def terminating_claim(situation: Situation) -> Finding | None:
 
 def _claim_trouble(situation: Situation) -> Finding | None:
     session, claim = situation.session, situation.observed.claim
+    if (holder := situation.observed.claim_holder) is not None:
+        return found(
+            Reason.CLAIM_IN_USE,
+            f"{CLAIM} {session.claim_name} is session {holder}'s, which named it first: one worker writes to a volume.",
+        )
     if claim is None:
         if session.spec.storage.existing_claim is None:
             return _refusal(situation) or found(Reason.CREATING_OBJECTS, "The volume's claim is being made.")

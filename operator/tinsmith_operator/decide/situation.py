@@ -100,6 +100,8 @@ def claim_mismatch(session: TrainingSession, claim: Manifest) -> str | None:
 
 def _usable_claim(observed: Observed) -> Manifest | None:
     session, claim = observed.session, observed.claim
+    if observed.claim_holder is not None:
+        return None
     if claim is None or session.spec.storage.existing_claim is not None:
         return claim
     return claim if claim_is_ours(session, claim) and claim_mismatch(session, claim) is None else None

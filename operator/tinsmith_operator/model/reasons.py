@@ -165,6 +165,13 @@ class Reason(StrEnum):
         "A PersistentVolumeClaim that the spec names is not there.",
         "Create the claim in the same namespace.",
     )
+    CLAIM_IN_USE = (
+        "ClaimInUse",
+        Progress.STUCK,
+        "An earlier session names the same PersistentVolumeClaim, and one worker writes to a volume.",
+        "Delete this session and make it with another `spec.storage.existingClaim`, or delete the other one: then this "
+        "one goes on.",
+    )
     CLAIM_MISMATCH = (
         "ClaimMismatch",
         Progress.STUCK,

@@ -165,6 +165,29 @@ async def test_a_worker_whose_stateful_set_was_orphaned_is_adopted_and_not_resta
     assert after["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
+async def test_of_two_sessions_that_name_one_claim_the_later_waits_until_the_other_is_gone(
+    hands: ApiHands, kubelet: Kubelet
+) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest("first"))
+        await comes_to_rest(hands, "WorkerReady", name="first")
+        before = await hands.get(PODS, "first-0")
+        await hands.create(SESSIONS, session_manifest("later", storage={"existingClaim": "first-journal"}))
+        await comes_to_rest(hands, "ClaimInUse", name="later")
+        assert await hands.get(WORKLOADS, "later") is None
+        during = await hands.get(PODS, "first-0")
+        await hands.delete(SESSIONS, "first")
+        await comes_to_rest(hands, "WorkerReady", name="later")
+        claim = await hands.get(CLAIMS, "first-journal")
+        later = await hands.get(SESSIONS, "later")
+    assert before is not None
+    assert during is not None
+    assert during["metadata"]["uid"] == before["metadata"]["uid"], "nobody has touched the first one"
+    assert claim is not None
+    assert later is not None
+    assert later["status"]["workerId"] == claim["metadata"]["uid"]
+
+
 async def test_a_namespace_with_retained_volumes_goes_without_the_operators_help(
     hands: ApiHands, kubelet: Kubelet
 ) -> None:

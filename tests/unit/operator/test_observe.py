@@ -12,13 +12,16 @@ from tinsmith_operator.cache import Cache
 from tinsmith_operator.observe import observe_pool, observe_session
 from tinsmith_operator.resources import (
     BUDGETS,
+    CLAIMS,
     DEPLOYMENTS,
     JOBS,
     PODS,
     RAY_CLUSTERS,
     SERVICES,
+    SESSIONS,
     WORKLOADS,
     Key,
+    Ref,
     Resource,
 )
 
@@ -76,6 +79,56 @@ def test_a_pod_that_comes_later_brings_the_pool_back_into_the_queue(cache: Cache
 SESSION_KEY = Key("research", "qwen", "TrainingSession")
 ONE_POD = make_session()
 GROUP = make_session(**NEMO_RL, parallelism={"nodes": 3}, modelCache={"claimName": "models"})
+
+
+def using(claim: str, name: str, made_at: str) -> dict[str, Any]:
+    uid = ONE_POD.uid if name == ONE_POD.name else f"uid-{name}"
+    session = manifest(SESSIONS, name, uid, creationTimestamp=made_at)
+    return session | {"spec": {"storage": {"existingClaim": claim}}}
+
+
+def by_default(made_at: str) -> dict[str, Any]:
+    """Session qwen, with the claim that the operator makes for it."""
+    return using("qwen-journal", "qwen", made_at) | {"spec": {}}
+
+
+@pytest.mark.parametrize(
+    ("other", "holder"),
+    [
+        (using("qwen-journal", "ada", "2026-01-01T00:00:00Z"), "ada"),
+        (using("qwen-journal", "ada", "2026-01-03T00:00:00Z"), None),
+        (using("another", "ada", "2026-01-01T00:00:00Z"), None),
+        (using("qwen-journal", "ada", "2026-01-02T00:00:00Z"), None),
+    ],
+    ids=["made earlier", "made later", "another claim", "made in the same second, later by its uid"],
+)
+def test_of_the_sessions_that_name_one_claim_the_first_holds_it(
+    cache: Cache, other: dict[str, Any], holder: str | None
+) -> None:
+    for session in (by_default("2026-01-02T00:00:00Z"), other):
+        cache.note(session)
+    assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder == holder
+
+
+def test_a_session_whose_worker_has_the_claim_keeps_it(cache: Cache) -> None:
+    """Of two that were made within a second, the one that was seen later may have the smaller UID."""
+    cache.note(manifest(CLAIMS, "qwen-journal", "uid-claim"))
+    now = "2026-01-02T00:00:00Z"
+    for session in (by_default(now), using("qwen-journal", "zoe", now) | {"status": {"workerId": "uid-claim"}}):
+        cache.note(session)
+    assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder == "zoe"
+
+
+def test_the_end_of_the_session_that_holds_the_claim_brings_the_next_one_back_into_the_queue(
+    cache: Cache, enqueued: list[Key]
+) -> None:
+    for session in (by_default("2026-01-02T00:00:00Z"), using("qwen-journal", "ada", "2026-01-01T00:00:00Z")):
+        cache.note(session)
+    assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder == "ada"
+    enqueued.clear()
+    cache.note_end(Ref(SESSIONS.kind, "research", "ada"), "uid-ada", 2)
+    assert SESSION_KEY in enqueued
+    assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder is None
 
 
 def ray_pod(name: str, application: str, cluster: str = "qwen") -> dict[str, Any]:

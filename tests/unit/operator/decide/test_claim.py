@@ -10,6 +10,7 @@ from support.training_sessions import session_manifest
 from tinsmith_operator.decide.actions import Apply, Create
 
 CLAIM = ("PersistentVolumeClaim", "qwen-journal")
+PLAIN_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {"volumeName": "disk-1"}}
 
 
 def settled_world(**storage: object) -> World:
@@ -136,11 +137,54 @@ def test_a_claim_that_lacks_one_of_our_labels_is_a_strangers(label: str) -> None
     assert world.session["status"]["conditions"][0]["reason"] == "NameConflict"
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_session_that_names_anothers_claim_waits_and_touches_nothing(is_there: bool) -> None:
+    """Two workers on one volume would take each other for one that had been lost."""
+    world = World(session_manifest(storage={"existingClaim": "mine"} if is_there else {}))
+    if is_there:
+        world.add({**PLAIN_CLAIM, "metadata": {"name": "mine"}})
+    world.claim_holder = "ada"
+    world.settle()
+    claims = [place for place in world.objects if place[0] == "PersistentVolumeClaim"]
+    assert claims == ([("PersistentVolumeClaim", "mine")] if is_there else [])
+    assert all("annotations" not in world.objects[claim]["metadata"] for claim in claims)
+    assert world.get("StatefulSet", "qwen") is None
+    assert world.session is not None
+    ready = world.session["status"]["conditions"][0]
+    assert (ready["reason"], "session ada" in ready["message"]) == ("ClaimInUse", True)
+    assert "workerId" not in world.session["status"]
+
+
+def test_a_session_gets_the_claim_when_the_one_before_it_is_gone() -> None:
+    world = World(session_manifest(storage={"existingClaim": "mine"}))
+    world.add({**PLAIN_CLAIM, "metadata": {"name": "mine"}})
+    world.claim_holder = "ada"
+    world.settle()
+    world.claim_holder = None
+    world.settle()
+    assert world.session is not None
+    assert world.session["status"]["workerId"] == world.objects["PersistentVolumeClaim", "mine"]["metadata"]["uid"]
+    assert world.get("Pod", "qwen-0") is not None
+
+
+def test_a_session_that_waits_for_its_claim_leaves_it_behind_when_it_is_deleted() -> None:
+    """Another one named it first, whatever the labels say."""
+    world = settled_world(storage={"retentionPolicy": {"whenDeleted": "Delete"}})
+    claim = world.objects[CLAIM]
+    world = World(session_manifest(storage={"retentionPolicy": {"whenDeleted": "Delete"}}))
+    world.objects[CLAIM] = claim
+    world.claim_holder = "ada"
+    world.settle()
+    world.user_deletes_owner()
+    world.settle()
+    assert world.session is None
+    assert "deletionTimestamp" not in world.objects[CLAIM]["metadata"]
+
+
 def test_an_existing_claim_is_only_annotated() -> None:
     world = World(session_manifest(storage={"existingClaim": "mine"}))
     labels = {"team": "a"}
-    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "mine", "labels": labels}}
-    world.add({**claim, "spec": {"volumeName": "disk-1"}})
+    world.add({**PLAIN_CLAIM, "metadata": {"name": "mine", "labels": labels}})
     world.settle()
     mine = world.objects["PersistentVolumeClaim", "mine"]
     assert (mine["metadata"]["labels"], mine["spec"]) == (labels, {"volumeName": "disk-1"})
