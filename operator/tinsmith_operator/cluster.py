@@ -90,6 +90,15 @@ class Cluster:
         named = [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
         return named, int(answer["metadata"]["resourceVersion"])
 
+    async def kinds_of(self, api_version: str) -> frozenset[str]:
+        """The plurals that the API server tells to whoever asks, first for all groups, which kinds there are."""
+        groups = (await self._send("GET", "/apis"))["groups"]
+        told = {str(version["groupVersion"]) for group in groups for version in group["versions"]}
+        if api_version not in told:
+            return frozenset()
+        answer = await self._send("GET", f"/apis/{api_version}")
+        return frozenset(str(kind["name"]) for kind in answer["resources"])
+
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
         """Raises AlreadyExists, and leaves what is there as it is; and Refused for a field that the kind does not have,
         which the API server would drop otherwise.

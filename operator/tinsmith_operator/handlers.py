@@ -8,6 +8,7 @@ of its loop that it did not know when it began.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -144,8 +145,9 @@ class Watch:
         self._tell(self._deliver, param, event["type"], dict(event["object"]))
 
     def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Nobody listens any more where the operator ended without waiting for this thread."""
         assert self._home is not None
-        if not self._home.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._home.call_soon_threadsafe(callback, *arguments)
 
     def _end(self, error: BaseException | None) -> None:

@@ -18,6 +18,7 @@ from tinsmith_operator.cache import Cache
 from tinsmith_operator.cluster import Cluster
 from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailable
 from tinsmith_operator.logs import get_logger
+from tinsmith_operator.model.names import API_VERSION
 from tinsmith_operator.resources import OWNERS, WATCHED, Resource
 from tinsmith_operator.scope import Scope
 
@@ -98,7 +99,7 @@ class Sync:
         """
         while True:
             readable = [await self._can_read(part) for part in self._scope.parts]
-            if any(readable):
+            if any(readable) and await self._are_told():
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -137,6 +138,15 @@ class Sync:
                 log.warning("waiting for the API server", error=str(error))
                 return False
         return True
+
+    async def _are_told(self) -> bool:
+        """A kind that is new can be listed a moment before the API server tells of it, and Kopf asks what it tells."""
+        try:
+            told = await self._cluster.kinds_of(API_VERSION)
+        except (NotFound, Unavailable) as error:
+            log.warning("waiting for the API server to tell of the kinds", error=str(error))
+            return False
+        return all(resource.plural in told for resource in OWNERS)
 
     async def _list(self, place: Place) -> None:
         part, plural = place

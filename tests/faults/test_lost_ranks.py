@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from support.workers import Call, WorkerProcess, create, save, step, train
 
 FLAGS = ("--engine=nemo-rl", "--ranks=2", "--no-sampling", "--max-rank=8", "--snapshot-replay-seconds=0")
 START_SECONDS = 240.0
-GONE_SECONDS = 30.0
+GONE_SECONDS = 120.0
 UNDISTURBED, DISTURBED = "sess:train:0", "sess:train:1"
 FIRST_HALF = [create(), train(1), train(2, (9, 2, 6)), step(3), train(4, (5, 3, 5))]
 SECOND_HALF = [step(5), train(6, (8, 9, 7)), step(7), train(8), step(9), save(10, "final")]
@@ -70,8 +71,14 @@ def kill_the_rank(worker: int, rank: int) -> None:
 def kill_the_head(worker: int, rank: int) -> None:
     for program in ("gcs_server", "raylet"):
         for process in children(worker, program):
-            os.kill(process, signal.SIGKILL)
-    os.kill(rank, signal.SIGCONT)
+            _send(process, signal.SIGKILL)
+    _send(rank, signal.SIGCONT)
+
+
+def _send(process: int, number: signal.Signals) -> None:
+    """It may have ended by itself, with what it belongs to."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
 
 
 def children(ancestor: int, program: str) -> list[int]:

@@ -6,6 +6,7 @@ The program does not notice, and leaves behind what an undisturbed run leaves be
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from support.sdk import QUESTION, Served, service_client
 from support.served_replicas import ServedReplicas, readiness, served_replicas
 
 # The first test waits for a cluster, a database, a worker and two servers.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SAMPLES = 8
 DISTURBANCES = 4
@@ -74,7 +75,8 @@ def restart_the_database(replicas: ServedReplicas) -> None:
     try:
         answers = [readiness(server) for server in replicas.servers]
         assert [answer.status_code for answer in answers] == [503, 503]
-        assert "is not available" in answers[0].json()["detail"]
+        # The second where its own patience is over before the refusal has reached it.
+        assert re.search("is not available|has not answered", answers[0].json()["detail"])
     finally:
         replicas.postgres.start()
     replicas.until_ready()

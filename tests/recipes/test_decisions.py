@@ -11,7 +11,7 @@ from support.offline_hub import QWEN, OfflineHub
 from support.sdk import service_client
 from support.servers import ServedInstallation
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(700)
 
 CHOICES = [("billing", "Invoices and prices"), ("sdk", "The package and its calls"), ("console", "Signing in")]
 

@@ -12,7 +12,7 @@ from support.offline_hub import LLAMA, QWEN, VOCAB_SIZE, OfflineHub
 from support.recipes import RecipeRunner
 from support.servers import ServedInstallation
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 STEPS = 6
 GROUPS, GROUP_SIZE = 8, 8

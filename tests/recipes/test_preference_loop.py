@@ -8,7 +8,7 @@ import pytest
 from support.offline_hub import LLAMA
 from support.recipes import RecipeRun, RecipeRunner
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(700)
 
 STEPS = 6
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 
 import pytest
 from support.offline_hub import LLAMA, VOCAB_SIZE
 from support.recipes import RecipeRun, RecipeRunner
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(700)
 
 # Samples are drawn without a seed: the first well-formed answers come early or late, and then learning is quick. In
 # groups of 16 few have one at first, and at a rate of 1e-2 their gradients once led away from all answers for good.
@@ -41,9 +43,14 @@ def test_the_model_learns_what_is_rewarded(run: RecipeRun) -> None:
 
     assert len(well_formed) == STEPS
     assert well_formed[0] < 0.2
-    assert well_formed[-1] > 0.6
-    assert reward[-1] > reward[0]
-    assert tokens[-1] < tokens[0]
+    assert ending(well_formed) > 0.6
+    assert ending(reward) > reward[0]
+    assert ending(tokens) < tokens[0]
+
+
+def ending(series: Sequence[float]) -> float:
+    """Where it has come to: one step of random samples says little."""
+    return statistics.median(series[-5:])
 
 
 def test_sampler_and_trainer_agree_on_every_sampled_token(run: RecipeRun) -> None:

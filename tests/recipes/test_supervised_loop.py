@@ -6,7 +6,7 @@ import pytest
 from support.offline_hub import QWEN
 from support.recipes import RecipeRun, RecipeRunner
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(700)
 
 STEPS = 12
 SAVES = 4  # two periodic ones, and "final" for training and for sampling

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from tinsmith_operator.model.base import format_time
@@ -108,7 +109,7 @@ class Kubelet:
     async def _run(self) -> None:
         while True:
             # An API server that is slow for a while is asked again: a kubelet that ends leaves every test waiting.
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, HandsError, aiohttp.ClientError):
                 await self._look()
             await asyncio.sleep(0.05)
 

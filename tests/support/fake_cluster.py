@@ -8,14 +8,14 @@ from typing import Any
 
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, Refused
 from tinsmith_operator.model.names import CONFIGURATION_ANNOTATION
-from tinsmith_operator.resources import Ref, Resource
+from tinsmith_operator.resources import OWNERS, Ref, Resource
 
 Manifest = dict[str, Any]
 
 
 class FakeCluster:
     """`requests` are the ones that came, as (verb, kind, name). `failures` holds what the next one of a verb raises.
-    forbidden: namespaces in which nothing may be listed.
+    forbidden: namespaces in which nothing may be listed. told: the plurals of our kinds that are told to who asks.
     """
 
     def __init__(self) -> None:
@@ -23,6 +23,7 @@ class FakeCluster:
         self.requests: list[tuple[str, str, str]] = []
         self.failures: dict[str, list[Exception]] = {}
         self.forbidden: set[str | None] = set()
+        self.told = {resource.plural for resource in OWNERS}
         self._versions = itertools.count(1)
 
     def put(self, manifest: Manifest) -> Manifest:
@@ -42,6 +43,10 @@ class FakeCluster:
         within = [ref for ref in self.objects if ref.kind == resource.kind and namespace in (None, ref.namespace)]
         found = [self.objects[ref] for ref in within]
         return [copy.deepcopy(item) for item in found if resource.selects(item)], next(self._versions)
+
+    async def kinds_of(self, api_version: str) -> frozenset[str]:
+        self._begin("get", "APIResourceList", api_version)
+        return frozenset(self.told)
 
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
         metadata = manifest["metadata"]

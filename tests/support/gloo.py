@@ -58,7 +58,7 @@ RANK_ENVIRONMENT: Mapping[str, str] = {
     "PYTHONWARNINGS": "ignore",
 }
 
-START_SECONDS = 100.0
+START_SECONDS = 240.0
 CALL_SECONDS = 60.0
 # How long the other ranks may take to tell of their own errors, once one has failed.
 OTHERS_SECONDS = 10.0

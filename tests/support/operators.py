@@ -23,7 +23,7 @@ from tinsmith_operator.running import Operator
 from tinsmith_operator.settings import Settings
 from tinsmith_operator.workers import Target
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 100.0
 WRITES = ("create", "patch", "update", "delete")
 IMAGE = "docker.io/tinsmith/trainer:0.1.0"
 
@@ -123,11 +123,19 @@ async def eventually(
     """The first true answer. Raises AssertionError with the last one."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + seconds
-    while not (answer := await look()):
+    while not (answer := await _patiently(look)):
         if loop.time() > ends_at:
             raise AssertionError(f"not within {seconds:g} s: {what}; last seen: {answer!r}")
         await asyncio.sleep(pause_seconds)
     return answer
+
+
+async def _patiently(look: Callable[[], Awaitable[Any]]) -> Any:
+    """Nothing is seen of an API server that does not answer in time."""
+    try:
+        return await look()
+    except TimeoutError:
+        return None
 
 
 class OperatorProgram:

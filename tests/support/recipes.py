@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from support.servers import API_KEY, ServedInstallation
 
-RECIPE_SECONDS = 200
+RECIPE_SECONDS = 600
 """Recipes wait for a server without limit, so that a hang must end here."""
 
 LOOK_SECONDS = 20.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-START_SECONDS = 10.0
+START_SECONDS = 60.0
 # Above any hold of a poll.
 ANSWER_SECONDS = 60.0
 NOT_PASSED_ON = {"host", "connection", "content-length", "transfer-encoding"}

@@ -15,7 +15,7 @@ import pytest
 from s3fs import S3FileSystem
 from support.ports import free_port
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 _buckets = itertools.count()
 

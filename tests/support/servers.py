@@ -19,6 +19,8 @@ from support.ports import free_port
 TESTS = Path(__file__).parents[1]
 API_KEY = "tml-test-key"
 START_SECONDS = 60.0
+STOP_SECONDS = 120.0
+"""It gives its workers a minute, after a third of one for its own requests."""
 RETRIEVALS = 5
 HTTP_OPTIONS: dict[str, Any] = {"trust_env": False, "timeout": 60.0}
 REFERENCE_ENGINE = "support.reference_engine:build_reference"
@@ -78,7 +80,7 @@ class ServedInstallation:
         if self.process is None:
             return 0
         self.process.send_signal(number)
-        code = self.process.wait(START_SECONDS)
+        code = self.process.wait(STOP_SECONDS)
         if self.process.stdout is not None:
             self.process.stdout.close()
         self.process = None

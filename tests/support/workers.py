@@ -20,7 +20,7 @@ from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 MODEL = "sess:train:0"
 TESTS = Path(__file__).parents[1]
 AWAIT_SECONDS = 30.0
-START_SECONDS = 100.0
+START_SECONDS = 240.0
 """A process that takes longer to answer first hangs. On a busy machine, imports alone take long."""
 RECONNECTS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
 """By default the pauses grow to many seconds while a process starts."""
@@ -137,7 +137,7 @@ class WorkerProcess:
 
     async def wait_dead(self) -> int:
         assert self.process is not None
-        return await asyncio.to_thread(self.process.wait, AWAIT_SECONDS)
+        return await asyncio.to_thread(self.process.wait, START_SECONDS)
 
     async def _end(self, number: signal.Signals) -> int:
         if self.process is None:

@@ -21,7 +21,7 @@ breaks)
     echo "no such program"
     exit 2 ;;
 *)
-    sleep 0.3
+    sleep 3
     echo "========= 2 passed in 3 s =========" ;;
 esac
 """

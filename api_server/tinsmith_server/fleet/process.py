@@ -22,6 +22,8 @@ SENTENCE_PREFIX = "tinsmith-trainer: "
 SOCKET_POLL_SECONDS = 0.05
 # A worker snapshots every model on SIGTERM.
 STOP_TIMEOUT_SECONDS = 60.0
+# What it said is in the pipe already, but a busy host may read it late.
+LAST_WORDS_SECONDS = 10.0
 # The worker needs no key of ours, and its environment shows in /proc.
 SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
 
@@ -101,7 +103,7 @@ class WorkerProcess:
     async def wait(self) -> int:
         """The exit status, once everything that the process said has been read."""
         status = await self._process.wait()
-        await asyncio.wait({self._reading}, timeout=1)
+        await asyncio.wait({self._reading}, timeout=LAST_WORDS_SECONDS)
         return status
 
     @property

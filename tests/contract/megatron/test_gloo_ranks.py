@@ -65,8 +65,8 @@ def test_an_error_on_one_rank_ends_those_that_wait_for_it() -> None:
 
 def test_ranks_that_hang_are_killed_at_the_deadline(pair: GlooRanks) -> None:
     pair.run(_sum_of_ranks, 0.0)  # what a first call has to import is not of the hang
-    with pytest.raises(RanksHang, match=r"Ranks \[0\] of 2 did not answer within 3 s"):
-        pair.run(_wait_for_ever_on_rank_0, timeout_seconds=3)
+    with pytest.raises(RanksHang, match=r"Ranks \[0\] of 2 did not answer within 20 s"):
+        pair.run(_wait_for_ever_on_rank_0, timeout_seconds=20)
 
 
 def test_a_rank_that_ends_is_told_with_its_exit_code(pair: GlooRanks) -> None:

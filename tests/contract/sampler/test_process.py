@@ -13,7 +13,7 @@ import pytest
 from support.pod_process import describe
 from support.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler, decode_outcome, sample_request
 from support.sampling import ask, bits, job, prompt_of, random_adapter
-from support.workers import AWAIT_SECONDS
+from support.workers import AWAIT_SECONDS, START_SECONDS
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.checkpoints import CheckpointRoot
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
@@ -153,7 +153,7 @@ async def test_a_stop_refuses_what_is_new_and_loses_nothing_that_was_taken(own_r
     assert (await describe(stub)).draining
     assert (await result(stub, taken[-1], timeout=0)).HasField("pending")
 
-    replies = await asyncio.gather(*(result(stub, request_id) for request_id in taken))
+    replies = await asyncio.gather(*(result(stub, request_id, timeout=START_SECONDS) for request_id in taken))
     lengths = [len(decode_outcome(reply.result.payload).sequences[0].tokens) for reply in replies]
     assert lengths == [900] * len(taken)
     status, errors = await own_replica.ended()

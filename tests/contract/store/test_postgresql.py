@@ -59,8 +59,9 @@ async def test_times_mean_the_same_moment_whatever_the_servers_time_zone(postgre
 
 
 async def test_who_asks_while_the_server_restarts_waits_for_it(
-    postgres_server: PostgresServer, postgres_url: str
+    postgres_server: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(database, "PATIENCE_SECONDS", 90.0)  # whatever a busy machine takes for the start
     store = await open_store(postgres_url)
     try:
         await store.create_session(a_session(), None)
@@ -82,6 +83,7 @@ async def test_a_replica_that_stops_in_the_middle_of_a_write_holds_the_others_up
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(database._LIMITS, "idle_in_transaction_session_timeout", "2s")
+    monkeypatch.setitem(database._LIMITS, "lock_timeout", "60s")
     stopped, alive = await open_store(postgres_url), await open_store(postgres_url)
     in_the_middle, goes_on = asyncio.Event(), asyncio.Event()
 

@@ -59,6 +59,7 @@ async def test_trap_7_a_missing_gradient_fails_the_step_and_the_next_round_works
 
 async def test_trap_7_an_open_gap_says_what_it_waits_for(worker: Worker) -> None:
     await worker.submit(create(), train(2))
+    await worker.finished(0)  # before, it waits for its model
     assert await worker.is_pending(2)
     assert "operation 1" in worker.service.pending(MODEL, 2).reason
 

@@ -63,7 +63,7 @@ class Cluster:
         """A namespace that admits restricted pods alone; pods can be made in it when this returns."""
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _POD_SECURITY}}
         self.kubectl("apply", "--filename=-", stdin=json.dumps(document))
-        self.kubectl(f"--namespace={name}", "wait", "serviceaccount/default", "--for=create", "--timeout=30s")
+        self.kubectl(f"--namespace={name}", "wait", "serviceaccount/default", "--for=create", "--timeout=120s")
 
     def delete_namespace(self, name: str) -> None:
         """Returns when its pods are gone, on a cluster with nodes; what else was in it follows in seconds."""

@@ -16,6 +16,8 @@ from support.cluster.places import Places
 
 # Children that a process leaves behind, such as the shims of containers, still carry this.
 MARKER = "TINSMITH_CLUSTER_MEMBER"
+# All of them are written in Go, and would spend a good part of their time on collecting garbage; memory is there.
+_ENVIRONMENT = {"GOGC": "400"}
 _POLL_SECONDS = 0.05
 _END_SECONDS = 20.0
 
@@ -107,7 +109,7 @@ class ProcessTable:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env={**os.environ, **(environment or {}), MARKER: str(self.places.directory)},
+                env={**os.environ, **_ENVIRONMENT, **(environment or {}), MARKER: str(self.places.directory)},
                 start_new_session=True,
             )
         running = identify(child.pid)

@@ -8,7 +8,7 @@ from support.fake_cluster import FakeCluster
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.cache import Cache
 from tinsmith_operator.errors import NotFound, OperatorError, Unavailable
-from tinsmith_operator.resources import SERVICES, WATCHED, Key, Ref
+from tinsmith_operator.resources import POOLS, SERVICES, WATCHED, Key, Ref
 from tinsmith_operator.scope import Scope
 from tinsmith_operator.sync import RETRY_SECONDS, Sync
 
@@ -108,6 +108,19 @@ async def test_an_api_server_that_is_not_up_yet_is_waited_for() -> None:
     house.cluster.failures["list"] = [Unavailable("down")] * 100
     await house.sync.check_kinds()
     assert now() == 100 * RETRY_SECONDS
+
+
+@simulated_time
+async def test_a_kind_that_is_installed_and_not_told_of_yet_is_waited_for() -> None:
+    """Kopf looks for the kinds once, and a watch that found none would wait for ever and seem alive."""
+    house = House()
+    house.cluster.told.remove(POOLS.plural)
+    waiting = asyncio.create_task(house.sync.check_kinds())
+    await asyncio.sleep(100)
+    assert not waiting.done()
+    house.cluster.told.add(POOLS.plural)
+    await asyncio.sleep(RETRY_SECONDS)
+    assert waiting.done()
 
 
 # ---- several namespaces

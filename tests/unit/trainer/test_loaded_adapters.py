@@ -21,7 +21,7 @@ from tinsmith_trainer.loaded_adapters import AdapterInUse, AdapterLimits, Loaded
 from tinsmith_trainer.sampling.base import Sampler
 
 BASE = ReferenceEngine().base_model()
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 20.0
 STATE_BYTES = 100
 
 

@@ -21,7 +21,7 @@ from tinsmith_trainer.sample_codec import unpacked_bytes
 from tinsmith_trainer.samples import Samples, TooManySamples
 from tinsmith_trainer.sampling.base import SampleOutcome
 
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 20.0
 
 
 @pytest.fixture

@@ -78,7 +78,10 @@ def test_a_child_that_outlives_its_parent_is_still_known_as_the_clusters(table: 
 
 
 def test_a_process_that_ends_while_others_wait_for_it_is_quoted(table: ProcessTable) -> None:
-    table.start("failing", [sys.executable, "-c", "print('no such flag'); raise SystemExit(2)"])
+    table.start(
+        "failing",
+        [sys.executable, "-c", "import time; print('no such flag', flush=True); time.sleep(2); raise SystemExit(2)"],
+    )
     with pytest.raises(ClusterError, match=r"failing ended before it is ready(?s:.*)no such flag"):
         table.wait_until("it is ready", lambda: False, needs=["failing"], seconds=20)
 

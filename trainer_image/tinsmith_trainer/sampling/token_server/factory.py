@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ SGLANG = ServerKind(
     lambda settings: SglangServer(settings.address, deterministic=DETERMINISTIC in settings.extra),
 )
 KINDS = {"vllm": VLLM, "sglang": SGLANG}
+
+FIRST_PORT, LAST_PORT = 12_000, 29_999
+"""Below what Linux gives to outgoing connections, and below the ports of a cluster's nodes."""
 
 
 def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
@@ -158,8 +162,15 @@ def _allow_many_connections() -> None:
 
 
 def free_port() -> int:
-    """Of this machine, which nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
+    """Of this machine, which nobody listens on now.
+
+    The server binds it a minute later: a port that the system chose could be an outgoing connection's by then.
+    """
+    while True:
+        port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
         return port
