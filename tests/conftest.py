@@ -36,6 +36,9 @@ structlog.configure(
 UNIT_SECONDS = 120
 TESTS = Path(__file__).parent
 UNIT_FOLDER = TESTS / "unit"
+# The first test of a cluster waits until it is there, and the last until it is gone.
+CLUSTER_SECONDS = 1200
+CLUSTER_FOLDERS = (TESTS / "cluster" / "bare", TESTS / "cluster" / "node")
 # cluster/operator and cluster/node differ as much as unit and contract do.
 SPLIT_LAYERS = ("cluster",)
 
@@ -63,10 +66,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A unit test that takes this long hangs, or is no unit test."""
+    """A unit test that takes so long hangs, or is no unit test."""
     for item in items:
-        if item.path.is_relative_to(UNIT_FOLDER) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(UNIT_SECONDS))
+        if (seconds := _time_limit(item)) is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(seconds))
+
+
+def _time_limit(item: pytest.Item) -> int | None:
+    """Where a folder has one of its own."""
+    if item.path.is_relative_to(UNIT_FOLDER):
+        return UNIT_SECONDS
+    return CLUSTER_SECONDS if any(item.path.is_relative_to(folder) for folder in CLUSTER_FOLDERS) else None
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -11,6 +11,8 @@ POSTGRESQL_PORT, S3_PORT = 5432, 9000
 
 DATABASE_SECRET = {"name": "database", "key": "url"}
 STORAGE_SECRET = "checkpoint-storage"
+# By default a probe fails after a second, and three of them take a service away from everybody.
+PATIENT = {"periodSeconds": 3, "timeoutSeconds": 20, "failureThreshold": 6}
 
 Object = dict[str, Any]
 
@@ -18,7 +20,7 @@ Object = dict[str, Any]
 def postgresql(namespace: str) -> list[Object]:
     """With the Secret DATABASE_SECRET."""
     url = f"postgresql://tinsmith:{PASSWORD}@postgresql.{namespace}.svc:{POSTGRESQL_PORT}/postgres"
-    probe = {"exec": {"command": ["pg_isready", "--host=127.0.0.1"]}, "periodSeconds": 1}
+    probe = {"exec": {"command": ["pg_isready", "--host=127.0.0.1"]}, **PATIENT}
     container = _container("postgresql", ["postgresql"], POSTGRESQL_PORT, probe, POSTGRES_PASSWORD=PASSWORD)
     return [
         _secret(DATABASE_SECRET["name"], {DATABASE_SECRET["key"]: url}),
@@ -29,7 +31,7 @@ def postgresql(namespace: str) -> list[Object]:
 
 def s3() -> list[Object]:
     """With the bucket and the Secret STORAGE_SECRET."""
-    probe = {"httpGet": {"path": f"/{BUCKET}", "port": S3_PORT}, "periodSeconds": 1}
+    probe = {"httpGet": {"path": f"/{BUCKET}", "port": S3_PORT}, **PATIENT}
     container = _container("s3", ["s3", str(S3_PORT), BUCKET], S3_PORT, probe)
     keys = {"AWS_ACCESS_KEY_ID": "tinsmith", "AWS_SECRET_ACCESS_KEY": PASSWORD}
     return [_secret(STORAGE_SECRET, keys), _service("s3", S3_PORT), _deployment("s3", container)]

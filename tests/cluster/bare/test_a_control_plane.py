@@ -40,10 +40,10 @@ def test_controllers_make_pods_that_stay_pending_and_collect_what_loses_its_owne
 ) -> None:
     inside = f"--namespace={namespace}"
     api_cluster.kubectl(inside, "apply", "--filename=-", stdin=json.dumps(STATEFUL_SET))
-    api_cluster.kubectl(inside, "wait", "pod/set-0", "--for=create", "--timeout=30s")
+    api_cluster.kubectl(inside, "wait", "pod/set-0", "--for=create", "--timeout=120s")
     assert api_cluster.kubectl(inside, "get", "pod", "set-0", "--output=jsonpath={.status.phase}") == "Pending"
     api_cluster.kubectl(inside, "delete", "statefulset", "set")
-    api_cluster.kubectl(inside, "wait", "pod/set-0", "--for=delete", "--timeout=30s")
+    api_cluster.kubectl(inside, "wait", "pod/set-0", "--for=delete", "--timeout=120s")
 
 
 def test_a_namespace_of_a_test_refuses_a_pod_that_is_not_restricted(api_cluster: Cluster, namespace: str) -> None:

@@ -43,7 +43,7 @@ def inside(two_node_cluster: Cluster, namespace: str, tmp_path: Path) -> str:
     for node in two_node_cluster.nodes:
         pod = json.dumps(hello_pod(node))
         two_node_cluster.kubectl(f"--namespace={namespace}", "apply", "--filename=-", stdin=pod)
-    ready = ["wait", "pods", "--all", "--for=condition=Ready", "--timeout=60s"]
+    ready = ["wait", "pods", "--all", "--for=condition=Ready", "--timeout=180s"]
     two_node_cluster.kubectl(f"--namespace={namespace}", *ready)
     return f"--namespace={namespace}"
 
@@ -57,9 +57,9 @@ def test_pods_reach_those_of_the_other_node(asking: str, asked: str, two_node_cl
 
 def test_a_node_that_is_cut_off_is_not_ready_until_it_comes_back(two_node_cluster: Cluster, inside: str) -> None:
     two_node_cluster.cut_off(SECOND)
-    two_node_cluster.kubectl("wait", f"node/{SECOND}", "--for=condition=Ready=Unknown", "--timeout=60s")
+    two_node_cluster.kubectl("wait", f"node/{SECOND}", "--for=condition=Ready=Unknown", "--timeout=180s")
     two_node_cluster.reconnect(SECOND)
-    two_node_cluster.kubectl("wait", f"node/{SECOND}", "--for=condition=Ready", "--timeout=60s")
+    two_node_cluster.kubectl("wait", f"node/{SECOND}", "--for=condition=Ready", "--timeout=180s")
     started = two_node_cluster.kubectl(
         inside, "get", "pod", f"on-{SECOND}", "--output=jsonpath={.status.containerStatuses[0].restartCount}"
     )
@@ -69,5 +69,5 @@ def test_a_node_that_is_cut_off_is_not_ready_until_it_comes_back(two_node_cluste
 def test_a_node_that_lost_its_power_is_not_ready_either(two_node_cluster: Cluster, inside: str) -> None:
     """The last of this file: the node stays off."""
     two_node_cluster.power_off(SECOND)
-    two_node_cluster.kubectl("wait", f"node/{SECOND}", "--for=condition=Ready=Unknown", "--timeout=60s")
+    two_node_cluster.kubectl("wait", f"node/{SECOND}", "--for=condition=Ready=Unknown", "--timeout=180s")
     two_node_cluster.kubectl(inside, "delete", "pod", f"on-{SECOND}", "--grace-period=0", "--force")

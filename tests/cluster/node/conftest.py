@@ -58,10 +58,10 @@ def installation(node_cluster: Cluster) -> Iterator[Installation]:
     installation = Installation(node_cluster, NAMESPACE, SEVERAL)
     for manifest in postgresql(NAMESPACE):
         installation.apply(manifest)
-    installation.kubectl("rollout", "status", "deployment/postgresql", "--timeout=90s")
+    installation.kubectl("rollout", "status", "deployment/postgresql", "--timeout=300s")
     installation.install()
     installation.apply(EXAMPLES / "tiny-model.yaml")
-    installation.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=180s")
+    installation.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=420s")
     installation.wait_answering()
     yield installation
     node_cluster.delete_namespace(NAMESPACE)
@@ -96,5 +96,5 @@ def run_through_ingress(installation: Installation, disturb: Callable[[], None],
         return run_program(client, MODEL, disturb, fetch_checkpoint)
 
 
-def wait_gone(installation: Installation, kind: str, name: str, timeout_seconds: float = 120) -> None:
+def wait_gone(installation: Installation, kind: str, name: str, timeout_seconds: float = 420) -> None:
     wait_for(lambda: installation.get(kind, name) is None, timeout_seconds, lambda: f"{kind} {name} is still there")

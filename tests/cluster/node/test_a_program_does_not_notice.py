@@ -9,8 +9,6 @@ from cluster.node.conftest import API_SERVER, CHILDREN, OPERATORS, SESSION, Run
 from support.installation import Installation, wait_for
 from support.pipelined_program import Ending
 
-pytestmark = pytest.mark.timeout(600)
-
 POD = f"{SESSION}-0"
 
 

@@ -19,8 +19,6 @@ from support.pipelined_program import Ending, checkpoint_run_folder, run_program
 from support.sampling_load import sampling_load, wait_for_more
 from support.services_in_cluster import BUCKET, STORAGE_SECRET, s3, s3_environment
 
-pytestmark = pytest.mark.timeout(400)
-
 NAMESPACE = "tinsmith-bucket"
 POOL = "tiny"
 
@@ -60,10 +58,10 @@ def in_bucket(installation: Installation) -> Iterator[Installation]:
     for manifest in s3():
         beside.apply(manifest)
     beside.apply(EXAMPLES / "tiny-model.yaml")
-    beside.kubectl("rollout", "status", "deployment/s3", "--timeout=90s")
+    beside.kubectl("rollout", "status", "deployment/s3", "--timeout=300s")
     beside.install()
     beside.api_key = beside.key_in(f"{beside.release}-api-key")
-    beside.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=180s")
+    beside.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=420s")
     beside.apply(EXAMPLES / "session.yaml")
     beside.apply(small_pool())
     beside.wait_ready(SESSION)

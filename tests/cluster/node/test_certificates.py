@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import base64
 
-import pytest
 from cluster.node.conftest import API_SERVER, SESSION, Run
 from support.installation import Installation, wait_for
 from support.pipelined_program import Ending
-
-pytestmark = pytest.mark.timeout(300)
 
 WORKER = f"{SESSION}-0"
 
@@ -55,7 +52,7 @@ def renew(installation: Installation, secret: str, pods: list[str]) -> str:
         reading = (installation.kubectl("exec", pod, "--", "cat", "/etc/tinsmith/tls/tls.crt") for pod in pods)
         return all(content == after for content in reading)
 
-    wait_for(arrived, 90, lambda: f"not all of {', '.join(pods)} have got their new certificate")
+    wait_for(arrived, 180, lambda: f"not all of {', '.join(pods)} have got their new certificate")
     return after
 
 

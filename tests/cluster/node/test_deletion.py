@@ -10,8 +10,6 @@ from cluster.node.conftest import MODEL
 from support.installation import Installation, Object, wait_for
 from support.sdk import QUESTION, adam, exact_logprobs, next_token_datum
 
-pytestmark = pytest.mark.timeout(300)
-
 NAME = "short-lived"
 BASE_MODEL = "demo/short-lived"
 CHILDREN = "pod,statefulset,service,secret,networkpolicy,persistentvolumeclaim"
@@ -36,7 +34,7 @@ def short_lived() -> Object:
 def nothing_is_left_for_an_operator(installation: Installation) -> Iterator[None]:
     """A namespace cannot go while a session in it waits for an operator that is gone too."""
     yield
-    installation.kubectl("delete", "trainingsession", NAME, "--ignore-not-found", "--timeout=120s")
+    installation.kubectl("delete", "trainingsession", NAME, "--ignore-not-found", "--timeout=300s")
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def test_adapters_are_saved_before_the_volume_goes_and_nothing_is_left(serving: 
         model.optim_step(adam()).result()
         before = exact_logprobs(model.forward(data, "cross_entropy").result())
 
-        serving.kubectl("delete", "trainingsession", NAME, "--timeout=120s")
+        serving.kubectl("delete", "trainingsession", NAME, "--timeout=300s")
         wait_for(lambda: not left_of(serving), 90, lambda: f"left of {NAME}: {left_of(serving)}")
         gone = f"persistentvolume/{volume}"
         serving.cluster.kubectl("wait", gone, "--for=delete", "--timeout=60s")

@@ -8,8 +8,6 @@ from support.installation import Installation
 from support.sdk import ANSWER, QUESTION, adam, exact_logprobs, next_token_datum
 from tinker import types
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def test_an_unmodified_program_trains_saves_and_samples_through_the_ingress(
     installation: Installation, session: str

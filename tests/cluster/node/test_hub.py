@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from cluster.node.conftest import MODEL, wait_gone
 from support import tiny_hub
-from support.installation import Installation, Object
+from support.installation import Installation, Object, wait_for
 from support.sdk import QUESTION, adam, exact_logprobs, next_token_datum
-
-pytestmark = pytest.mark.timeout(300)
 
 NAME = "from-hub"
 BASE_MODEL = "demo/from-hub"
@@ -39,12 +37,17 @@ def no_session(hub: Installation) -> Iterator[None]:
     hub.kubectl("delete", "persistentvolumeclaim", f"{NAME}-journal", "--ignore-not-found")
 
 
+def reason_with(hub: Installation, words: str) -> str:
+    """The message of ModelNotFound with them. Before it, the hub's Service may not be known on the node yet."""
+    wait_for(lambda: words in hub.wait_reason(NAME, "ModelNotFound"), 300, lambda: str(hub.condition(NAME)))
+    return hub.wait_reason(NAME, "ModelNotFound")
+
+
 def test_a_token_that_is_refused_is_named_and_with_the_right_one_the_model_comes(hub: Installation) -> None:
     """Without a word to the session: the kubelet starts the worker again, with the Secret of now."""
     hub.apply(secret("hf_of_nobody"))
     hub.apply(session(REPOSITORY))
-    message = hub.wait_reason(NAME, "ModelNotFound")
-    assert f"refused the token for {REPOSITORY}" in message
+    message = reason_with(hub, f"refused the token for {REPOSITORY}")
     assert "hub.tokenSecretRef" in message
 
     hub.apply(secret(TOKEN))
@@ -64,8 +67,7 @@ def test_a_token_that_is_refused_is_named_and_with_the_right_one_the_model_comes
 def test_a_repository_that_is_not_there_is_named(hub: Installation) -> None:
     hub.apply(secret(TOKEN))
     hub.apply(session("demo/no-such-repository"))
-    message = hub.wait_reason(NAME, "ModelNotFound")
-    assert "no model repository demo/no-such-repository" in message
+    reason_with(hub, "no model repository demo/no-such-repository")
 
 
 def session(repository: str) -> Object:

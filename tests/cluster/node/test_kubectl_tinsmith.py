@@ -5,13 +5,10 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-import pytest
 from cluster.node.conftest import SESSION
 from cluster.plugin.conftest import Said, run_plugin
 from support.installation import API_KEY, Installation
 from support.services_in_cluster import PASSWORD
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def say(installation: Installation, *words: str) -> Said:

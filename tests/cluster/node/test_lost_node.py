@@ -16,8 +16,6 @@ from support.images import build_images
 from support.installation import Installation, Object, wait_for
 from support.pipelined_program import Ending
 
-pytestmark = pytest.mark.timeout(400)
-
 FIRST, SECOND = "node-1", "node-2"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 BOUND = "bound-to-node"
@@ -35,7 +33,7 @@ def installation(two_node_cluster: Cluster) -> Iterator[Installation]:
         if manifest["kind"] == "PersistentVolumeClaim":
             manifest["spec"]["storageClassName"] = "shared"
         installation.apply(manifest)
-    installation.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=180s")
+    installation.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=420s")
     two_node_cluster.kubectl("cordon", FIRST)
     for manifest in (session_manifest(SESSION, MODEL, "shared"), session_manifest(BOUND, "demo/bound", "local")):
         installation.apply(manifest)
@@ -69,7 +67,7 @@ def test_a_worker_whose_node_was_cut_off_for_a_while_goes_on(
             installation.cluster.reconnect(SECOND)
         assert SECOND in message
         assert "out-of-service" in message
-        installation.wait_ready(SESSION, 90)
+        installation.wait_ready(SESSION, 240)
         after = pod_of(installation)
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         assert after["status"]["containerStatuses"][0]["restartCount"] == 0
@@ -95,7 +93,7 @@ def test_a_worker_whose_node_is_dead_starts_on_another_once_somebody_says_so(
 
         installation.cluster.kubectl("taint", "node", SECOND, OUT_OF_SERVICE)
         wait_for(lambda: node_of(installation) == FIRST, 90, lambda: f"the worker is on {node_of(installation)}")
-        installation.wait_ready(SESSION, 120)
+        installation.wait_ready(SESSION, 240)
 
     ending = run(lose_the_node_and_say_so)
     assert ending.ran_each_step_once()

@@ -19,8 +19,6 @@ from support.images import build_images
 from support.installation import Installation, Object
 from support.pipelined_program import Ending, checkpoint_run_folder, run_program
 
-pytestmark = pytest.mark.timeout(900)
-
 IMAGE = "docker.io/tinsmith/trainer-megatron:0.1.0"
 RESOURCES = {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 NOTHING_TO_CONVERT = "ranks on CPUs read the model's own files: there is nothing to convert"

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
 import tinker
 import yaml
 from cluster.node.conftest import API_SERVER, EXAMPLES, MODEL, SESSION, Run, wait_gone
-from support.cluster.errors import ClusterError
 from support.installation import Installation, Object, wait_for
 from support.pipelined_program import Ending
 from support.sampling_load import Answers, Open, sampling_load, wait_for_more
 from support.sdk import adam, next_token_datum
-
-pytestmark = pytest.mark.timeout(600)
 
 A, B = "tiny-a", "tiny-b"
 POOL_LABEL = "tinsmith.dev/pool"
@@ -56,7 +52,7 @@ def scale_up(installation: Installation) -> None:
 def kill_a_replica(installation: Installation) -> None:
     [pod] = pods_of(installation, B)
     installation.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
-    wait_for(lambda: pods_of(installation, B) != [pod], 30, lambda: "the pod of the pool does not come back")
+    wait_for(lambda: pods_of(installation, B) != [pod], 120, lambda: "the pod of the pool does not come back")
     wait_replicas(installation, B, 1)
 
 
@@ -68,7 +64,7 @@ def roll_a_pool(installation: Installation) -> None:
     def rolled() -> bool:
         return not before & {pod["metadata"]["uid"] for pod in pods_of(installation, A)}
 
-    wait_for(rolled, 180, lambda: f"pool {A} keeps its old pods")
+    wait_for(rolled, 420, lambda: f"pool {A} keeps its old pods")
     wait_replicas(installation, A, 2)
 
 
@@ -151,10 +147,8 @@ def pool_manifest(name: str) -> Object:
 
 def pods_of(installation: Installation, pool: str) -> list[Object]:
     """Those that are to stay."""
-    with suppress(ClusterError):
-        pods = installation.list("pod", f"{POOL_LABEL}={pool}")
-        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    return []
+    pods = installation.list("pod", f"{POOL_LABEL}={pool}")
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 def wait_replicas(installation: Installation, pool: str, count: int) -> None:
@@ -162,4 +156,4 @@ def wait_replicas(installation: Installation, pool: str, count: int) -> None:
         status = (installation.get("samplerpool", pool) or {}).get("status") or {}
         return status.get("replicas") == status.get("readyReplicas") == status.get("updatedReplicas") == count
 
-    wait_for(settled, 180, lambda: f"{pool} is not at {count}: {installation.get('samplerpool', pool)}")
+    wait_for(settled, 420, lambda: f"{pool} is not at {count}: {installation.get('samplerpool', pool)}")

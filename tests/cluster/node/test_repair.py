@@ -6,8 +6,6 @@ import pytest
 from cluster.node.conftest import CHILDREN
 from support.installation import Installation, Object, wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
 IDS = [kind for kind, _, _ in CHILDREN]
 
 

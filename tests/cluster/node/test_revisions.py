@@ -15,8 +15,6 @@ from support.installation import Installation, wait_for
 from support.pipelined_program import Ending
 from support.revisions import Revision, unpack
 
-pytestmark = pytest.mark.timeout(600)
-
 POD = f"{SESSION}-0"
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.1.0"
 
@@ -53,7 +51,7 @@ def installation(old: Installation) -> Iterator[Installation]:
     old.install()
     old.api_key = old.key_in(f"{old.release}-api-key")
     old.apply(EXAMPLES / "tiny-model.yaml")
-    old.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=180s")
+    old.kubectl("wait", "job/make-tiny-model", "--for=condition=complete", "--timeout=420s")
     old.apply(EXAMPLES / "session.yaml")
     old.wait_ready(SESSION)
     old.wait_answering()

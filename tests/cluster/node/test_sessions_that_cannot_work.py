@@ -9,8 +9,6 @@ import pytest
 from cluster.node.conftest import wait_gone
 from support.installation import Installation, Object
 
-pytestmark = pytest.mark.timeout(300)
-
 NAME = "cannot-work"
 
 
@@ -66,6 +64,7 @@ def test_the_condition_names_the_cause_and_the_cure(
         quota: dict[str, Any] = {"hard": {"requests.memory": "8Gi"}}
         metadata = {"name": "small"}
         other_session.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": quota})
+        other_session.kubectl("wait", "resourcequota/small", "--for=jsonpath={.status.hard}", "--timeout=120s")
     other_session.apply(session_with(changes))
     message = other_session.wait_reason(NAME, reason, 180)
     assert cause in message

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from support.installation import Installation
 
-pytestmark = pytest.mark.timeout(180)
-
 # Runs in the API server's pod, which has grpc and a network path to the worker, without using its certificate.
 CALL_WITHOUT_CERTIFICATE = """
 import grpc, sys

@@ -14,8 +14,6 @@ from support.images import build_images
 from support.installation import Installation, wait_for
 from support.pipelined_program import Ending
 
-pytestmark = pytest.mark.timeout(300)
-
 POD, CLAIM = f"{SESSION}-0", f"{SESSION}-journal"
 REPOSITORY = "docker.io/tinsmith/trainer"
 
@@ -58,7 +56,7 @@ def test_a_tag_that_moves_changes_nothing_since_the_volume_holds_its_digest(
     assert load_variant(installation, next_image.name, tmp_path).digest != next_image.digest
     installation.kubectl("delete", "pod", POD)
     wait_for(lambda: installation.get("pod", POD), 60, lambda: "the pod does not come back")
-    installation.kubectl("wait", f"pod/{POD}", "--for=condition=Ready", "--timeout=120s")
+    installation.kubectl("wait", f"pod/{POD}", "--for=condition=Ready", "--timeout=240s")
     [status] = (installation.get("pod", POD) or {})["status"]["containerStatuses"]
     assert status["imageID"] == next_image.pinned
 
@@ -99,7 +97,7 @@ def wait_upgraded(installation: Installation, image: str) -> None:
         status = (installation.get("trainingsession", SESSION) or {})["status"]
         return status.get("image") == image and installation.condition(SESSION).get("status") == "True"
 
-    wait_for(upgraded, 180, lambda: f"{image} does not serve: {installation.condition(SESSION)}")
+    wait_for(upgraded, 420, lambda: f"{image} does not serve: {installation.condition(SESSION)}")
 
 
 def wait_pinned(installation: Installation, image: LoadedImage) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from cluster.node.conftest import EXAMPLES, MODEL, SESSION, wait_gone
 from support.installation import Installation, wait_for
 from support.sdk import QUESTION, adam, exact_logprobs, next_token_datum
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_session_deleted_with_retain_is_found_again_by_its_successor(

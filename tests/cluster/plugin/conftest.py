@@ -16,7 +16,7 @@ from support.cluster_fixtures import Cluster
 from support.crds import install_crds
 
 PLUGIN = Path(sys.executable).with_name("kubectl-tinsmith")
-_SECONDS = 60.0
+_SECONDS = 240.0
 
 
 @dataclass(frozen=True)

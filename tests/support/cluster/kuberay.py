@@ -16,7 +16,7 @@ from support.cluster.errors import ClusterError
 from support.cluster.established import wait_established
 
 MODULE = "github.com/ray-project/kuberay/ray-operator"
-STOP_SECONDS = 20.0
+STOP_SECONDS = 60.0
 
 Kubectl = Callable[..., str]
 Manifest = dict[str, Any]
@@ -75,4 +75,8 @@ def kuberay_operator(kubeconfig: Path, namespace: str, log: Path) -> Iterator[No
             yield
         finally:
             process.terminate()
-            process.wait(STOP_SECONDS)
+            try:
+                process.wait(STOP_SECONDS)
+            finally:
+                process.kill()
+                process.wait()

@@ -19,7 +19,7 @@ MARKER = "TINSMITH_CLUSTER_MEMBER"
 # All of them are written in Go, and would spend a good part of their time on collecting garbage; memory is there.
 _ENVIRONMENT = {"GOGC": "400"}
 _POLL_SECONDS = 0.05
-_END_SECONDS = 20.0
+_END_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,16 @@ class Running:
 
 
 def identify(pid: int) -> Running | None:
-    """Who has this pid now; None where nobody does, or only one that has ended and was not collected."""
+    """Who has this pid now; None where nobody does, or only one that has ended and was not collected.
+
+    The first thread of a killed process ends before the others, which may still be at a file."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name in parentheses may hold spaces and parentheses of its own.
     fields = stat.rpartition(")")[2].split()
-    if fields[0] in "ZX":
+    if fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1):
         return None
     return Running(pid, int(fields[19]), _boot())
 
@@ -141,7 +143,7 @@ class ProcessTable:
     def log(self, name: str) -> Path:
         return self.places.logs / f"{name}.log"
 
-    def wait_until(self, what: str, check: Callable[[], bool], *, needs: Sequence[str], seconds: float = 60.0) -> None:
+    def wait_until(self, what: str, check: Callable[[], bool], *, needs: Sequence[str], seconds: float = 240.0) -> None:
         """Polls `check`; raises ClusterError when a process it `needs` has ended, or when time is up."""
         deadline = time.monotonic() + seconds
         while not check():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from pathlib import Path
@@ -52,7 +53,7 @@ def _delete_containers(node: Node) -> None:
     table, name = ProcessTable(node.places), node.process("containerd")
     if name not in table.names() or not table.is_alive(name):
         return
-    ctr = ["ctr", f"--address={node.socket}", "--namespace=k8s.io", "--timeout=5s"]
+    ctr = ["ctr", f"--address={node.socket}", "--namespace=k8s.io", "--timeout=60s"]
     listed = attempt(*ctr, "tasks", "list", "--quiet")
     if listed.returncode == 0 and (tasks := listed.stdout.split()):
         attempt(*ctr, "tasks", "delete", "--force", *tasks)
@@ -91,8 +92,10 @@ def _remove_what_lies_elsewhere(directory: Path) -> None:
         Path(address.read_text().removeprefix("unix://")).unlink(missing_ok=True)
     if _LOG_LINKS.is_dir():
         for link in _LOG_LINKS.iterdir():
-            if link.is_symlink() and link.readlink().is_relative_to(directory):
-                link.unlink()
+            # The kubelet of another cluster removes those that point nowhere.
+            with contextlib.suppress(FileNotFoundError):
+                if link.is_symlink() and link.readlink().is_relative_to(directory):
+                    link.unlink()
     if not any(clusters_directory().glob("*/processes/kubelet-*.json")):
         _remove_kubelet_folder()
 
