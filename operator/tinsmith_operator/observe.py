@@ -12,6 +12,7 @@ from tinsmith_operator.model.base import Manifest
 from tinsmith_operator.model.names import (
     CONVERSION_APPLICATION,
     MEMBER_APPLICATION,
+    SESSION_LABEL,
     certificate_secret_name,
     conversion_name,
     pod_name,
@@ -60,9 +61,9 @@ class _Reading:
         owner = self._owner
         return self._cache.read_group(Group(resource.kind, owner.namespace, owner.LABEL, owner.name), self._reader)
 
-    def sessions_with(self, claim_name: str) -> list[Manifest]:
-        """All that name it, the owner among them."""
-        return self._cache.read_group(Group(SESSIONS.kind, self._owner.namespace, USED_CLAIM, claim_name), self._reader)
+    def using(self, claim_name: str, resource: Resource) -> list[Manifest]:
+        """The sessions that name this claim, the owner among them; or the pods that mount it."""
+        return self._cache.read_group(Group(resource.kind, self._owner.namespace, USED_CLAIM, claim_name), self._reader)
 
 
 def observe_session(cache: Cache, reader: Key, session: TrainingSession, authority_fingerprint: str | None) -> Observed:
@@ -79,7 +80,9 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
         service=reading.one(SERVICES, name),
         policy=reading.one(POLICIES, name),
         claim=claim,
-        claim_holder=_holder(session, claim, reading.sessions_with(session.claim_name)),
+        claim_holder=_holder(
+            session, claim, reading.using(session.claim_name, SESSIONS), reading.using(session.claim_name, PODS)
+        ),
         certificate_secret=secret,
         conversion=reading.one(JOBS, conversion_name(session.name)),
         converters=tuple(pod for pod in labelled if _is_converter(session, pod)),
@@ -89,11 +92,21 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
     )
 
 
-def _holder(session: TrainingSession, claim: Manifest | None, users: list[Manifest]) -> str | None:
-    """The one whose worker has the claim, or that was made first, until it is gone."""
+def _holder(
+    session: TrainingSession, claim: Manifest | None, users: list[Manifest], pods: list[Manifest]
+) -> str | None:
+    """The one whose worker has the claim, or that was made first, until it is gone, and its pod too."""
     uid = claim["metadata"]["uid"] if claim is not None else None
     first = min(users, key=lambda user: _precedence(user, uid), default=None)
-    return None if first is None or first["metadata"]["uid"] == session.uid else str(first["metadata"]["name"])
+    if first is not None and first["metadata"]["uid"] != session.uid:
+        return str(first["metadata"]["name"])
+    names = {user["metadata"]["name"] for user in users} | {session.name}
+    left = (labels_of(pod).get(SESSION_LABEL) for pod in pods if not _has_ended(pod))
+    return next((name for name in left if name is not None and name not in names), None)
+
+
+def _has_ended(pod: Manifest) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _precedence(user: Manifest, claim_uid: str | None) -> tuple[bool, str, str]:

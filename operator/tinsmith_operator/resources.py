@@ -105,7 +105,7 @@ class Key(NamedTuple):
 
 OWNER_LABELS = (SESSION_LABEL, POOL_LABEL)
 USED_CLAIM = "spec.storage"
-"""As the label of a group: the sessions that name the same claim, said or by default."""
+"""As the label of a group: the sessions that name the same claim, said or by default, and the pods that mount it."""
 
 
 class Group(NamedTuple):
@@ -125,12 +125,18 @@ def groups_of(manifest: dict[str, Any]) -> list[Group]:
     """Every group that it is in."""
     kind, namespace, labels = manifest["kind"], manifest["metadata"]["namespace"], labels_of(manifest)
     groups = [Group(kind, namespace, label, labels[label]) for label in OWNER_LABELS if label in labels]
-    return [*groups, Group(kind, namespace, USED_CLAIM, _claim_used_by(manifest))] if kind == SESSION_KIND else groups
+    return [*groups, *(Group(kind, namespace, USED_CLAIM, claim) for claim in _claims_of(manifest))]
 
 
-def _claim_used_by(session: dict[str, Any]) -> str:
-    storage = (session.get("spec") or {}).get("storage") or {}
-    return str(storage.get("existingClaim") or claim_name(session["metadata"]["name"]))
+def _claims_of(manifest: dict[str, Any]) -> set[str]:
+    spec = manifest.get("spec") or {}
+    if manifest["kind"] == SESSION_KIND:
+        storage = spec.get("storage") or {}
+        return {str(storage.get("existingClaim") or claim_name(manifest["metadata"]["name"]))}
+    if manifest["kind"] == PODS.kind:
+        mounted = (volume.get("persistentVolumeClaim") for volume in spec.get("volumes") or ())
+        return {str(claim["claimName"]) for claim in mounted if claim}
+    return set()
 
 
 def ref_of(manifest: dict[str, Any]) -> Ref:

@@ -47,12 +47,12 @@ def _two_actors(max_rank: int) -> RankGroup:
     ranks = start_ray_ranks(RankModel(tiny_model().directory, Parallelism(2), max_rank), nodes=1, address=None)
     _closing.callback(_two_actors.cache_clear)
     _closing.callback(ranks.close)
+    atexit.register(close_shared_ranks)  # behind Ray's own, and so before it
     return ranks
 
 
 _closing = ExitStack()
 close_shared_ranks = _closing.close
-atexit.register(close_shared_ranks)
 
 
 class AsIfNew(RankGroup):

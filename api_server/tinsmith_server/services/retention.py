@@ -16,7 +16,7 @@ from tinsmith_server.store.records import Checkpoint
 
 log = get_logger(__name__)
 
-# A worker repeats what it could not hand over when a server died; a week later it has.
+# For whoever looks for what became of a checkpoint; that no event can bring it back is the store's own care.
 TOMBSTONE_RETENTION = timedelta(days=7)
 
 
@@ -37,8 +37,8 @@ class Retention:
             self._note(await self._store.delete_expired_checkpoint(one.run_id, one.type, one.name, now))
         for checkpoint in await self._store.ephemeral_of_finished_sessions(now - self._ephemeral_retention):
             await self.forget(checkpoint)
-        await self._store.forget_deleted_checkpoints(now - TOMBSTONE_RETENTION)
         await self.collect_garbage()
+        await self._store.forget_deleted_checkpoints(now - TOMBSTONE_RETENTION)
 
     async def enforce_ephemeral_cap(self, tenant: str) -> None:
         """The oldest go first; sampling from them answers 410 from then on.

@@ -162,7 +162,7 @@ class Store(Protocol):
 
     async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]: ...
     async def forget_deleted_checkpoints(self, deleted_before: datetime) -> None:
-        """Removes the tombstones of models that have ended: no event that is still to come is about those."""
+        """Removes the tombstones of models that have ended, as far as their worker's events have been heard."""
 
     # ---- files that no name points to any more
     async def list_garbage(self) -> Sequence[str]: ...

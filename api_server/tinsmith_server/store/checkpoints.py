@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, exists, select, update
+from sqlalchemy import ColumnElement, Select, delete, exists, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import LIVE, Checkpoint, CheckpointType, Page
 from tinsmith_server.store.rows import insert_unless_there, newest_first, select_records, to_record, values
-from tinsmith_server.store.tables import TOMBSTONE, UNNAMED, checkpoints, garbage, models, sessions
+from tinsmith_server.store.tables import TOMBSTONE, UNNAMED, checkpoints, garbage, models, sessions, workers
+
+# So many that nobody waits long for the write lock of SQLite.
+TOMBSTONES_AT_ONCE = 1000
 
 _NOT_DELETED = checkpoints.c.deleted_at.is_(None)
 _EPHEMERAL = checkpoints.c.type == "ephemeral"
+_NAME = (checkpoints.c.run_id, checkpoints.c.type, checkpoints.c.name)
 _AGE = (checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, checkpoints.c.run_id)
 
 
@@ -86,9 +90,17 @@ class CheckpointQueries(Queries):
         return await self._read_all(Checkpoint, query)
 
     async def forget_deleted_checkpoints(self, deleted_before: datetime) -> None:
-        # A model ends by its worker's last event about it: nothing older can be applied after that.
-        ended = exists().where(models.c.model_id == checkpoints.c.run_id, models.c.state.not_in(LIVE))
-        await self._write(delete(checkpoints).where(TOMBSTONE, checkpoints.c.deleted_at < deleted_before, ended))
+        heard = exists().where(
+            models.c.model_id == checkpoints.c.run_id,
+            models.c.state.not_in(LIVE),
+            workers.c.worker_id == models.c.worker_id,
+            workers.c.event_cursor >= checkpoints.c.event_id,
+        )
+        old = (
+            select(*_NAME).where(TOMBSTONE, checkpoints.c.deleted_at < deleted_before, heard).limit(TOMBSTONES_AT_ONCE)
+        )
+        while await self._write(delete(checkpoints).where(tuple_(*_NAME).in_(old))):
+            pass
 
 
 def _select() -> Select[Any]:

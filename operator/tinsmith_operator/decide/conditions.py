@@ -33,7 +33,9 @@ def upgrade_state(situation: Situation) -> ConditionState:
 
 
 def is_ready(situation: Situation) -> bool:
-    """The worker serves, and it is ours alone that answers under its name and from behind its policy."""
+    """The worker serves, and it is ours alone that answers under its name, from behind its policy and on its volume."""
+    if situation.observed.claim_holder is not None:
+        return False
     return situation.pod is not None and situation.pod.is_ready and names_taken(situation) is None
 
 

@@ -110,7 +110,7 @@ def _claim_trouble(situation: Situation) -> Finding | None:
     if (holder := situation.observed.claim_holder) is not None:
         return found(
             Reason.CLAIM_IN_USE,
-            f"{CLAIM} {session.claim_name} is session {holder}'s, which named it first: one worker writes to a volume.",
+            f"{CLAIM} {session.claim_name} is in use by session {holder}: one worker writes to a volume.",
         )
     if claim is None:
         if session.spec.storage.existing_claim is None:

@@ -115,7 +115,7 @@ class Observed(Surroundings):
     """One session.
 
     claim: the one of `session.claim_name`, which may be a claim that somebody else made.
-    claim_holder: another session that names the same claim, and comes before this one.
+    claim_holder: another session that names the same claim and comes before this one, or whose pod still mounts it.
     pod: the one with the worker. members: the others of a session of several pods, by name.
     conversion: the Job that converts its model. converters: the pods of it, and of one before it while they are there.
     no_groups: why no session of several pods can be made here, as a sentence.

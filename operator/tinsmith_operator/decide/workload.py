@@ -6,7 +6,8 @@ from tinsmith_operator.build.plan import grace_seconds
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.decide.actions import Action, Delete
 from tinsmith_operator.decide.keeper import KEEPERS, is_known
-from tinsmith_operator.decide.ownership import controller_of, is_ours, orphaned_pods
+from tinsmith_operator.decide.observed import Observed
+from tinsmith_operator.decide.ownership import controller_of, is_ours, orphaned_pods, own_workload
 from tinsmith_operator.decide.situation import Situation
 from tinsmith_operator.decide.upkeep import keep
 from tinsmith_operator.model.base import Manifest
@@ -16,12 +17,23 @@ from tinsmith_operator.model.names import pod_name
 def keep_workload(situation: Situation) -> tuple[Action, ...]:
     """Needs a claim that stays, since the worker is named after it; and a model that is converted."""
     observed = situation.observed
+    if observed.claim_holder is not None:
+        return _give_way(observed)
     if situation.worker is None or (situation.session.spec.is_group and observed.no_groups is not None):
         return ()
     wanted = build_workload(situation.session, situation.installation, situation.worker)
     if observed.workload is None and (situation.awaits_conversion or _has_another_keeper(observed.pod, wanted["kind"])):
         return ()
     return keep(situation.session, situation.observed.workload, wanted)
+
+
+def _give_way(observed: Observed) -> tuple[Delete, ...]:
+    """Of two that started within a moment, before either was seen by the other, one may have to stop again."""
+    live = own_workload(observed)
+    if live is None or "deletionTimestamp" in live["metadata"]:
+        return ()
+    metadata = live["metadata"]
+    return (Delete(live["kind"], metadata["name"], metadata["uid"], "its claim is in use by another session"),)
 
 
 def replace_pod(situation: Situation) -> tuple[Delete, ...]:

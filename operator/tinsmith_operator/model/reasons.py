@@ -168,9 +168,10 @@ class Reason(StrEnum):
     CLAIM_IN_USE = (
         "ClaimInUse",
         Progress.STUCK,
-        "An earlier session names the same PersistentVolumeClaim, and one worker writes to a volume.",
-        "Delete this session and make it with another `spec.storage.existingClaim`, or delete the other one: then this "
-        "one goes on.",
+        "An earlier session names the same PersistentVolumeClaim, or its pod still mounts it; one worker writes to a "
+        "volume.",
+        "Delete this session and make it with another claim; or delete the other one, with "
+        "`spec.storage.retentionPolicy.whenDeleted: Retain` if the claim was made for it: then this one goes on.",
     )
     CLAIM_MISMATCH = (
         "ClaimMismatch",

@@ -39,8 +39,12 @@ def no_session(hub: Installation) -> Iterator[None]:
 
 def reason_with(hub: Installation, words: str) -> str:
     """The message of ModelNotFound with them. Before it, the hub's Service may not be known on the node yet."""
-    wait_for(lambda: words in hub.wait_reason(NAME, "ModelNotFound"), 300, lambda: str(hub.condition(NAME)))
-    return hub.wait_reason(NAME, "ModelNotFound")
+
+    def message() -> str | None:
+        said = hub.wait_reason(NAME, "ModelNotFound")
+        return said if words in said else None
+
+    return wait_for(message, 300, lambda: str(hub.condition(NAME)))
 
 
 def test_a_token_that_is_refused_is_named_and_with_the_right_one_the_model_comes(hub: Installation) -> None:

@@ -89,19 +89,28 @@ async def either(*events: asyncio.Event) -> None:
 
 
 async def live(
-    hands: ApiHands, cut_before: int, expected: dict[str, str] | None = None, life: Life | None = None
+    hands: ApiHands,
+    cut_before: int,
+    expected: dict[str, str] | None = None,
+    life: Life | None = None,
+    counting_from: str | None = None,
 ) -> tuple[dict[str, str], int]:
     """The normalised namespace after each step of the life, and how many writes the first operator made.
 
     expected: what it must come to after each step; without it, whatever has not changed for a while.
+    counting_from: the step with which the count of writes begins, the cut's and the answer's.
     """
     states: dict[str, str] = {}
-    async with succession(hands, cut_before) as writes:
+    uncounted = 0
+    async with succession(hands, cut_before if counting_from is None else 0) as writes:
         for name, begin, rests in life or LIFE:
+            if name == counting_from:
+                uncounted = writes.count
+                writes.cut_before = uncounted + cut_before
             await begin(hands)
             await rests(hands)
             states[name] = await (quiet(hands) if expected is None else coming_to(hands, expected[name], name))
-    return states, writes.count
+    return states, writes.count - uncounted
 
 
 async def quiet(hands: ApiHands) -> str:

@@ -176,7 +176,12 @@ async def test_of_two_sessions_that_name_one_claim_the_later_waits_until_the_oth
         await comes_to_rest(hands, "ClaimInUse", name="later")
         assert await hands.get(WORKLOADS, "later") is None
         during = await hands.get(PODS, "first-0")
+        await hands.patch(PODS, "first-0", {"metadata": {"finalizers": ["example.com/held"]}})
         await hands.delete(SESSIONS, "first")
+        await eventually(lambda: is_stopping(hands, "first-0"), "the first one's pod stops")
+        await asyncio.sleep(1)
+        assert await hands.get(WORKLOADS, "later") is None, "that pod may still write"
+        await hands.patch(PODS, "first-0", {"metadata": {"finalizers": None}})
         await comes_to_rest(hands, "WorkerReady", name="later")
         claim = await hands.get(CLAIMS, "first-journal")
         later = await hands.get(SESSIONS, "later")
@@ -186,6 +191,11 @@ async def test_of_two_sessions_that_name_one_claim_the_later_waits_until_the_oth
     assert claim is not None
     assert later is not None
     assert later["status"]["workerId"] == claim["metadata"]["uid"]
+
+
+async def is_stopping(hands: ApiHands, pod: str) -> bool:
+    live = await hands.get(PODS, pod)
+    return live is not None and "deletionTimestamp" in live["metadata"]
 
 
 async def test_a_namespace_with_retained_volumes_goes_without_the_operators_help(

@@ -49,7 +49,7 @@ def processes(name: str) -> list[Running]:
 def delete(name: str) -> None:
     """Removes the group and those below it, once what still ends in them has ended.
 
-    Raises OSError where something stays.
+    Raises OSError where something stays, and ClusterError where a process does.
     """
     deadline = time.monotonic() + _DELETE_SECONDS
     while True:

@@ -70,7 +70,7 @@ def _boot() -> str:
 def end(processes: Iterable[Running], number: signal.Signals = signal.SIGKILL) -> None:
     """Sends the signal to each and waits until all are gone.
 
-    Raises ClusterError when one is still there after 20 seconds.
+    Raises ClusterError when one is still there after a minute.
     """
     waiting = [process for process in processes if process.is_alive()]
     for process in waiting:

@@ -119,6 +119,21 @@ def test_a_session_whose_worker_has_the_claim_keeps_it(cache: Cache) -> None:
     assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder == "zoe"
 
 
+def test_a_pod_that_outlives_its_session_keeps_the_claim(cache: Cache, enqueued: list[Key]) -> None:
+    """It stops in its own time, or runs on where a node is silent: a second one must not write beside it."""
+    cache.note(by_default("2026-01-02T00:00:00Z"))
+    own, left = numbered_pod(), numbered_pod()
+    left["metadata"] |= {"name": "ada-0", "uid": "uid-ada-0", "labels": {"tinsmith.dev/session": "ada"}}
+    for pod in (own, left):
+        pod["spec"] = {"volumes": [{"emptyDir": {}}, {"persistentVolumeClaim": {"claimName": "qwen-journal"}}]}
+        cache.note(pod)
+    assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder == "ada"
+    enqueued.clear()
+    cache.note_end(Ref(PODS.kind, "research", "ada-0"), "uid-ada-0", 2)
+    assert SESSION_KEY in enqueued
+    assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder is None
+
+
 def test_the_end_of_the_session_that_holds_the_claim_brings_the_next_one_back_into_the_queue(
     cache: Cache, enqueued: list[Key]
 ) -> None:

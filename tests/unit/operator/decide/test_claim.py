@@ -167,6 +167,17 @@ def test_a_session_gets_the_claim_when_the_one_before_it_is_gone() -> None:
     assert world.get("Pod", "qwen-0") is not None
 
 
+def test_of_two_that_have_started_at_once_the_later_stops_again() -> None:
+    """Neither had seen the other yet."""
+    world = settled_world()
+    world.claim_holder = "ada"
+    world.settle()
+    assert (world.get("StatefulSet", "qwen"), world.get("Pod", "qwen-0")) == (None, None)
+    assert world.get(*CLAIM) is not None
+    assert world.session is not None
+    assert world.session["status"]["conditions"][0]["reason"] == "ClaimInUse"
+
+
 def test_a_session_that_waits_for_its_claim_leaves_it_behind_when_it_is_deleted() -> None:
     """Another one named it first, whatever the labels say."""
     world = settled_world(storage={"retentionPolicy": {"whenDeleted": "Delete"}})

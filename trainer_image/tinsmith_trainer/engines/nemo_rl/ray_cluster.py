@@ -49,11 +49,12 @@ class RayCluster:
 
     def __init__(self, address: str | None, *, cpus: int) -> None:
         """Starts Ray with `cpus` where `address` is None. Raises ServerError where it cannot be reached or started."""
-        self._folder = None if address is not None else new_folder()
+        self._folder: str | None = None
         try:
-            if self._folder is None:
-                _attach(str(address))
+            if address is not None:
+                _attach(address)
             else:
+                self._folder = new_folder()
                 _start(self._folder, cpus)
         except Exception as error:
             self.close()

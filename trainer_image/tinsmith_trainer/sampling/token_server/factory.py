@@ -50,6 +50,7 @@ SGLANG = ServerKind(
 )
 KINDS = {"vllm": VLLM, "sglang": SGLANG}
 
+PORTS_TRIED = 1000
 FIRST_PORT, LAST_PORT = 12_000, 29_999
 """Below what Linux gives to outgoing connections, and below the ports of a cluster's nodes."""
 
@@ -162,11 +163,11 @@ def _allow_many_connections() -> None:
 
 
 def free_port() -> int:
-    """Of this machine, which nobody listens on now.
+    """Of this machine, which nobody listens on now. Raises ServerError.
 
     The server binds it a minute later: a port that the system chose could be an outgoing connection's by then.
     """
-    while True:
+    for _ in range(PORTS_TRIED):
         port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
         with socket.socket() as probe:
             try:
@@ -174,3 +175,4 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+    raise ServerError(f"No port of {HOST} can be had for the server: {PORTS_TRIED} were tried.")
