@@ -105,7 +105,7 @@ def test_a_fresh_adapter_has_the_logprobs_of_the_plain_model(family: Family, sha
 
 @pytest.mark.parametrize(("family", "shape"), TINY_MODELS)
 def test_twenty_steps_equal_a_hand_written_peft_loop_in_every_weight(family: Family, shape: TinyShape) -> None:
-    params = AdamParams(learning_rate=1e-3, eps=1e-8, weight_decay=0.01, grad_clip_norm=1.0)
+    params = AdamParams(learning_rate=1e-3, eps=1e-4, weight_decay=0.01, grad_clip_norm=1.0)
     engine = new_engine(family, shape)
     twin = peft_twin(tiny_directory(family, shape), engine.state("a"))
 

@@ -31,9 +31,9 @@ LAYOUTS = {
 SFT = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12, 33, 7))]
 POLICY = [policy_datum(length, seed) for seed, length in enumerate((7, 19, 4))]
 STEPS = (
-    AdamParams(learning_rate=1e-3, eps=1e-6),
-    AdamParams(learning_rate=2e-3, beta1=0.5, beta2=0.99, eps=1e-6, weight_decay=0.1, grad_clip_norm=0.5),
-    AdamParams(learning_rate=1e-3, eps=1e-6, grad_clip_norm=1e6),
+    AdamParams(learning_rate=1e-3, eps=1e-3),
+    AdamParams(learning_rate=2e-3, beta1=0.5, beta2=0.99, eps=1e-3, weight_decay=0.1, grad_clip_norm=0.5),
+    AdamParams(learning_rate=1e-3, eps=1e-3, grad_clip_norm=1e6),
 )
 ONLY_ATTENTION = LoraSpec(rank=3, alpha=16.0, seed=5, train_mlp=False, train_unembed=False)
 
