@@ -5,13 +5,14 @@ from __future__ import annotations
 from tinsmith_operator.build.claim import build_claim, build_claim_annotations
 from tinsmith_operator.decide.actions import Action, Apply, Create
 from tinsmith_operator.decide.difference import holds
+from tinsmith_operator.decide.managed_fields import spec_fields_of_ours
 from tinsmith_operator.decide.pins import PIN_ANNOTATIONS
 from tinsmith_operator.decide.situation import Situation
 from tinsmith_operator.decide.upkeep import apply_to
 from tinsmith_operator.model.base import Manifest
 from tinsmith_operator.model.quantity import parse_quantity
 
-FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode", "volumeName")
+FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
 """Of a claim's spec, once it is there."""
 
 
@@ -55,9 +56,14 @@ def with_size(claim: Manifest, size: str) -> Manifest:
 
 
 def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
-    """With all of the live claim that nobody can change any more. What an apply of ours leaves out that an earlier one
-    named would be taken away, and the API server refuses that: a storage class that the spec no longer names."""
-    fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"]}
+    """With what is ours of the live claim and cannot be changed any more. What an apply of ours leaves out that an
+    earlier one named would be taken away, and the API server refuses that: a storage class that the spec names no more.
+
+    Nothing of others': a default class that we named would be ours, and an operator from before a rollback, which does
+    not name it, would be refused.
+    """
+    named = wanted["spec"].keys() | spec_fields_of_ours(live)
+    fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"] and name in named}
     return {**wanted, "spec": {**wanted["spec"], **fixed}}
 
 

@@ -27,6 +27,13 @@ def others_hold_content(manifest: Manifest) -> bool:
     return any(_is_others(entry) and CONTENT & entry.get("fieldsV1", {}).keys() for entry in managed)
 
 
+def spec_fields_of_ours(manifest: Manifest) -> frozenset[str]:
+    """Those that we have named, in a POST or in an apply, and that an apply without them would take away."""
+    managed = manifest["metadata"].get("managedFields", [])
+    spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_ours(entry))
+    return frozenset(name.removeprefix("f:") for fields in spec for name in fields)
+
+
 def taken_over(manifest: Manifest) -> list[Manifest]:
     """The managed fields as they must be before an apply: all that is ours in one entry, of an apply.
 

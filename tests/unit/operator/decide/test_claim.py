@@ -8,6 +8,8 @@ import pytest
 from support.operator_world import World
 from support.training_sessions import session_manifest
 from tinsmith_operator.decide.actions import Apply, Create
+from tinsmith_operator.model.base import Manifest
+from tinsmith_operator.model.names import MANAGER
 
 CLAIM = ("PersistentVolumeClaim", "qwen-journal")
 PLAIN_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {"volumeName": "disk-1"}}
@@ -85,8 +87,17 @@ def kept_in_class_fast(**spec: object) -> World:
     world.objects[CLAIM]["spec"]["volumeName"] = "disk-1"
     world.user_deletes_owner()
     world.settle()
+    world.objects[CLAIM]["metadata"]["managedFields"] = [
+        booked(MANAGER, "accessModes", "resources", "volumeMode", "storageClassName"),
+        booked("kube-controller-manager", "volumeName"),
+    ]
     world.session = session_manifest(**spec)
     return world
+
+
+def booked(manager: str, *fields: str) -> Manifest:
+    """As the API server books a write of these fields."""
+    return {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {f"f:{name}": {} for name in fields}}}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +109,19 @@ def test_of_a_claim_from_before_nothing_is_taken_away_that_the_api_server_keeps_
     claims = [each.manifest for each in applied(world) if each.manifest["kind"] == "PersistentVolumeClaim"]
     assert claims
     for claim in claims:
-        assert {**claim["spec"], "resources": None} == {**before, "resources": None}
+        assert claim["spec"]["storageClassName"] == before["storageClassName"]
+        assert "volumeName" not in claim["spec"]
+
+
+def test_a_storage_class_that_the_cluster_chose_does_not_become_ours() -> None:
+    """An operator that is rolled back to does not name it, and would be refused for taking away what is ours."""
+    world = settled_world()
+    world.objects[CLAIM]["spec"]["storageClassName"] = "local"
+    world.objects[CLAIM]["metadata"]["managedFields"] = [booked(MANAGER, "accessModes", "resources", "volumeMode")]
+    world.user_sets(pod={"image": "docker.io/tinsmith/trainer:0.2.0"}, storage={"size": "20Gi"})
+    claims = [each.manifest for each in applied(world) if each.manifest["kind"] == "PersistentVolumeClaim"]
+    assert claims
+    assert all("storageClassName" not in claim["spec"] for claim in claims)
 
 
 def applied(world: World) -> list[Apply]:
