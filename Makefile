@@ -59,12 +59,13 @@ test: venv ## every test this machine can run; the unit tests on other installed
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
 
-test-clusters: venv ## those in a Kubernetes without nodes, and the chart's; then the unit tests on other Pythons
+test-clusters: venv ## those in a Kubernetes without nodes, and the chart's; then the unit tests on each Python
 	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
+	$(BIN)/pytest tests/unit
 	@$(MAKE) --no-print-directory test-other-pythons
 
-test-elsewhere: venv ## the tests that need no Kubernetes, and some that need one for a moment
-	$(BIN)/pytest --ignore=tests/cluster --ignore=tests/charts
+test-elsewhere: venv ## the others, which need no Kubernetes, or one for a moment
+	$(BIN)/pytest --ignore=tests/cluster --ignore=tests/charts --ignore=tests/unit
 
 test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit
