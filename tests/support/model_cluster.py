@@ -29,7 +29,7 @@ from tinsmith_operator.decide.actions import (
     RemoveFinalizer,
     WriteStatus,
 )
-from tinsmith_operator.decide.observed import CertificateFacts, KubernetesWarning
+from tinsmith_operator.decide.observed import CertificateFacts, KubernetesWarning, Surroundings
 from tinsmith_operator.decide.pins import PIN_ANNOTATIONS
 from tinsmith_operator.model.base import Manifest, format_time
 
@@ -58,6 +58,10 @@ class ModelCluster(ABC):
         self.name = owner["metadata"]["name"]
         self.namespace = owner["metadata"]["namespace"]
         self.owner: Manifest | None = copy.deepcopy(owner)
+
+    @abstractmethod
+    def observe(self) -> Surroundings:
+        """What the operator sees."""
 
     @abstractmethod
     def decide(self) -> Decision:
@@ -200,6 +204,10 @@ class ModelCluster(ABC):
         if self.owner is not None:
             self.owner["metadata"].setdefault("deletionTimestamp", format_time(self.now))
             self._collect_owner()
+
+    @abstractmethod
+    def someone_edits(self, place: Place) -> None:
+        """Whatever they can reach there."""
 
     def someone_deletes(self, place: Place) -> None:
         if place in self.objects:

@@ -6,13 +6,22 @@ The cluster is the one of support/operator_world.py. Each test lets a random wor
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import histories
+from support.histories import (
+    Step,
+    a_strangers,
+    come_to_rest_with_and_without_a_death,
+    decides_alike_and_changes_nothing,
+    live_through,
+    step,
+    tells_nothing_more,
+    when_deleted,
+)
 from support.operator_world import World
 from support.training_sessions import session_manifest
 from tinsmith_operator.decide.pins import PIN_ANNOTATIONS
@@ -36,9 +45,7 @@ specs = st.fixed_dictionaries(
                 "nodeSelector": st.sampled_from([{}, {"zone": "a"}]),
             }
         ),
-        "storage": st.fixed_dictionaries(
-            {"retentionPolicy": st.fixed_dictionaries({"whenDeleted": st.sampled_from(["Retain", "Delete"])})}
-        ),
+        "storage": st.fixed_dictionaries({"retentionPolicy": when_deleted}),
     }
 )
 
@@ -50,18 +57,9 @@ CHILDREN = [
     ("Pod", "qwen-0"),
 ]
 
-Step = Callable[[World], Any]
-
-
-def step(name: str, do: Step) -> Step:
-    """Named, so that hypothesis can show what it found."""
-    do.__name__ = do.__qualname__ = name
-    return do
-
 
 def steps(*, refusals: bool = False) -> st.SearchStrategy[Step]:
-    fixed = [
-        step("operate", lambda world: world.operate()),
+    own = [
         step("controller", lambda world: world.controller_works()),
         step("binder", lambda world: world.binder_works()),
         step("kubelet_starts", lambda world: world.kubelet_starts()),
@@ -72,22 +70,13 @@ def steps(*, refusals: bool = False) -> st.SearchStrategy[Step]:
         step("report", lambda world: world.worker_reports(adapters_used=3)),
         step("day", lambda world: world.time_passes(timedelta(days=1))),
         step("month", lambda world: world.time_passes(timedelta(days=31))),
-        *(step(f"delete {place}", lambda world, place=place: world.someone_deletes(place)) for place in CHILDREN),
-        *(step(f"edit {place}", lambda world, place=place: world.someone_edits(place)) for place in CHILDREN),
     ]
     refusing = step("new image refuses", lambda world: world.refused_images.update({NEW_IMAGE: OLD_IMAGE}))
-    dying = st.integers(0, 4).map(lambda cut: step(f"die after {cut}", lambda world: world.operate(cut)))
-    changing = specs.map(lambda spec: step(f"set {spec}", lambda world: world.user_sets(**spec)))
-    return st.one_of(st.sampled_from(fixed + [refusing] * refusals), dying, changing)
+    return histories.steps(own + [refusing] * refusals, CHILDREN, specs)
 
 
 def a_world(spec: Manifest | None = None) -> World:
     return World(session_manifest(**(spec or {})))
-
-
-def live_through(world: World, life: list[Step]) -> None:
-    for each in life:
-        each(world)
 
 
 def essence(world: World) -> Manifest:
@@ -130,9 +119,7 @@ def _template(live: Manifest) -> Manifest:
 def test_the_same_input_gives_the_same_decision(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
-    seen = copy.deepcopy(world.observe())
-    assert world.decide() == world.decide()
-    assert world.observe() == seen
+    assert decides_alike_and_changes_nothing(world)
 
 
 @given(life=st.lists(steps(refusals=True), max_size=30))
@@ -161,14 +148,7 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
     before: Manifest, after: Manifest, cut: int, at: int
 ) -> None:
     cut_short, undisturbed = a_world(before), a_world(before)
-    for world in (cut_short, undisturbed):
-        world.settle()
-        world.user_sets(**after)
-    for round_ in range(at + 1):
-        cut_short.operate(cut if round_ == at else None)
-        cut_short.cluster_works()
-    cut_short.settle()
-    undisturbed.settle()
+    come_to_rest_with_and_without_a_death(cut_short, undisturbed, after, cut=cut, at=at)
     assert essence(cut_short) == essence(undisturbed)
 
 
@@ -179,10 +159,7 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
 @SETTINGS
 def test_what_is_not_the_sessions_is_never_touched(life: list[Step], stranger: tuple[str, str]) -> None:
     world = a_world()
-    kind, name = stranger
-    theirs = copy.deepcopy(
-        world.add({"kind": kind, "metadata": {"name": name, "labels": {"app": "theirs"}}, "spec": {"replicas": 0}})
-    )
+    theirs = a_strangers(world, stranger)
     others_steps = [each for each in life if str(stranger) not in each.__name__ and each.__name__ != "binder"]
     live_through(world, others_steps)
     for _ in range(10):
@@ -202,10 +179,7 @@ def test_an_event_is_told_only_when_a_condition_has_moved(life: list[Step]) -> N
     world = a_world()
     live_through(world, life)
     world.settle()
-    told = len(world.events)
-    for _ in range(5):
-        world.operate()
-    assert len(world.events) == told
+    assert tells_nothing_more(world)
 
 
 @pytest.mark.parametrize("when_deleted", ["Retain", "Delete"])

@@ -5,16 +5,15 @@ The cluster is the one of support/group_world.py, whose head never serves with a
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import histories
 from support.built_sessions import NEMO_RL
 from support.group_world import GroupWorld
+from support.histories import Step, decides_alike_and_changes_nothing, step, tells_nothing_more, when_deleted
 from support.training_sessions import session_manifest
 from tinsmith_operator.decide.pod import Pod
 from tinsmith_operator.model.base import Manifest
@@ -30,9 +29,7 @@ specs = st.fixed_dictionaries(
         "suspend": st.booleans(),
         "adapters": st.fixed_dictionaries({"slots": st.sampled_from([4, 8]), "maxRank": st.just(32)}),
         "pod": st.fixed_dictionaries({"image": st.sampled_from(IMAGES)}),
-        "storage": st.fixed_dictionaries(
-            {"retentionPolicy": st.fixed_dictionaries({"whenDeleted": st.sampled_from(["Retain", "Delete"])})}
-        ),
+        "storage": st.fixed_dictionaries({"retentionPolicy": when_deleted}),
     }
 )
 CHILDREN = [
@@ -43,18 +40,10 @@ CHILDREN = [
     ("Secret", "qwen-tls"),
     ("Pod", "qwen-head-x7k2p"),
 ]
-Step = Callable[[GroupWorld], Any]
-
-
-def step(name: str, do: Step) -> Step:
-    """Named, so that hypothesis can show what it found."""
-    do.__name__ = do.__qualname__ = name
-    return do
 
 
 def steps() -> st.SearchStrategy[Step]:
-    fixed = [
-        step("operate", lambda world: world.operate()),
+    own = [
         step("kuberay", lambda world: world.controller_works()),
         step("binder", lambda world: world.binder_works()),
         step("kubelet_starts", lambda world: world.kubelet_starts()),
@@ -68,12 +57,8 @@ def steps() -> st.SearchStrategy[Step]:
         step("month", lambda world: world.time_passes(timedelta(days=31))),
         step("kuberay goes", lambda world: setattr(world, "kuberay", False)),
         step("kuberay comes", lambda world: setattr(world, "kuberay", True)),
-        *(step(f"delete {place}", lambda world, place=place: world.someone_deletes(place)) for place in CHILDREN),
-        *(step(f"edit {place}", lambda world, place=place: world.someone_edits(place)) for place in CHILDREN),
     ]
-    dying = st.integers(0, 4).map(lambda cut: step(f"die after {cut}", lambda world: world.operate(cut)))
-    changing = specs.map(lambda spec: step(f"set {spec}", lambda world: world.user_sets(**spec)))
-    return st.one_of(st.sampled_from(fixed), dying, changing)
+    return histories.steps(own, CHILDREN, specs)
 
 
 def a_world(spec: Manifest | None = None) -> GroupWorld:
@@ -81,8 +66,7 @@ def a_world(spec: Manifest | None = None) -> GroupWorld:
 
 
 def live_through(world: GroupWorld, life: list[Step]) -> None:
-    for each in life:
-        each(world)
+    histories.live_through(world, life)
     world.kuberay = True
 
 
@@ -97,9 +81,7 @@ def reason(world: GroupWorld) -> str:
 def test_the_same_input_gives_the_same_decision(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
-    seen = copy.deepcopy(world.observe())
-    assert world.decide() == world.decide()
-    assert world.observe() == seen
+    assert decides_alike_and_changes_nothing(world)
 
 
 @given(life=st.lists(steps(), max_size=30), begun=st.booleans(), suspend=st.booleans())
@@ -151,10 +133,7 @@ def test_an_event_is_told_only_when_a_condition_has_moved(life: list[Step]) -> N
     world = a_world()
     live_through(world, life)
     world.settle(rounds=90)
-    told = len(world.events)
-    for _ in range(5):
-        world.operate()
-    assert len(world.events) == told
+    assert tells_nothing_more(world)
 
 
 @pytest.mark.parametrize("when_deleted", ["Retain", "Delete"])

@@ -6,12 +6,20 @@ The cluster is the one of support/pool_world.py. Each test lets a random world d
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import histories
+from support.histories import (
+    Step,
+    a_strangers,
+    come_to_rest_with_and_without_a_death,
+    decides_alike_and_changes_nothing,
+    live_through,
+    step,
+    tells_nothing_more,
+)
 from support.pool_world import PoolWorld
 from support.sampler_pools import pool_manifest
 from tinsmith_operator.model.base import Manifest
@@ -40,18 +48,9 @@ specs = st.fixed_dictionaries(
     }
 )
 
-Step = Callable[[PoolWorld], Any]
-
-
-def step(name: str, do: Step) -> Step:
-    """Named, so that hypothesis can show what it found."""
-    do.__name__ = do.__qualname__ = name
-    return do
-
 
 def steps() -> st.SearchStrategy[Step]:
-    fixed = [
-        step("operate", lambda world: world.operate()),
+    own = [
         step("controller", lambda world: world.controller_works()),
         step("kubelet", lambda world: world.kubelet_works()),
         step("crash", lambda world: world.a_pod_crashes()),
@@ -59,13 +58,9 @@ def steps() -> st.SearchStrategy[Step]:
         step("day", lambda world: world.time_passes(timedelta(days=1))),
         step("month", lambda world: world.time_passes(timedelta(days=31))),
         step("another default", lambda world: world.change_installation(trainer_image=NEW_IMAGE)),
-        *(step(f"delete {place}", lambda world, place=place: world.someone_deletes(place)) for place in CHILDREN),
-        *(step(f"edit {place}", lambda world, place=place: world.someone_edits(place)) for place in CHILDREN),
     ]
-    dying = st.integers(0, 4).map(lambda cut: step(f"die after {cut}", lambda world: world.operate(cut)))
-    changing = specs.map(lambda spec: step(f"set {spec}", lambda world: world.user_sets(**spec)))
     asking = st.integers(1, 3).map(lambda day: step(f"restart {day}", lambda world: ask_for_restart(world, day)))
-    return st.one_of(st.sampled_from(fixed), dying, changing, asking)
+    return histories.steps(own, CHILDREN, specs, asking)
 
 
 def ask_for_restart(world: PoolWorld, day: int) -> None:
@@ -74,11 +69,6 @@ def ask_for_restart(world: PoolWorld, day: int) -> None:
 
 def a_world(spec: Manifest | None = None) -> PoolWorld:
     return PoolWorld(pool_manifest(**(spec or {})))
-
-
-def live_through(world: PoolWorld, life: list[Step]) -> None:
-    for each in life:
-        each(world)
 
 
 def essence(world: PoolWorld) -> Manifest:
@@ -105,9 +95,7 @@ def _said_of(live: Manifest) -> Manifest:
 def test_the_same_input_gives_the_same_decision(life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
-    seen = copy.deepcopy(world.observe())
-    assert world.decide() == world.decide()
-    assert world.observe() == seen
+    assert decides_alike_and_changes_nothing(world)
 
 
 @given(life=st.lists(steps(), max_size=30))
@@ -141,14 +129,7 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
     before: Manifest, after: Manifest, cut: int, at: int
 ) -> None:
     cut_short, undisturbed = a_world(before), a_world(before)
-    for world in (cut_short, undisturbed):
-        world.settle()
-        world.user_sets(**after)
-    for round_ in range(at + 1):
-        cut_short.operate(cut if round_ == at else None)
-        cut_short.cluster_works()
-    cut_short.settle()
-    undisturbed.settle()
+    come_to_rest_with_and_without_a_death(cut_short, undisturbed, after, cut=cut, at=at)
     assert essence(cut_short) == essence(undisturbed)
 
 
@@ -156,10 +137,7 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
 @SETTINGS
 def test_what_is_not_the_pools_is_never_touched(life: list[Step], stranger: tuple[str, str]) -> None:
     world = a_world()
-    kind, name = stranger
-    theirs = copy.deepcopy(
-        world.add({"kind": kind, "metadata": {"name": name, "labels": {"app": "theirs"}}, "spec": {"replicas": 0}})
-    )
+    theirs = a_strangers(world, stranger)
     live_through(world, [each for each in life if str(stranger) not in each.__name__ and each.__name__ != "controller"])
     for _ in range(10):
         world.operate()
@@ -174,10 +152,7 @@ def test_an_event_is_told_only_when_something_has_moved(life: list[Step]) -> Non
     world = a_world()
     live_through(world, life)
     world.settle()
-    told = len(world.events)
-    for _ in range(5):
-        world.operate()
-    assert len(world.events) == told
+    assert tells_nothing_more(world)
 
 
 @given(life=st.lists(steps(), max_size=20))
