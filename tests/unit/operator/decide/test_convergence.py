@@ -17,7 +17,6 @@ from support.histories import (
     a_strangers,
     come_to_rest_with_and_without_a_death,
     decides_alike_and_changes_nothing,
-    live_through,
     step,
     tells_nothing_more,
     when_deleted,
@@ -70,6 +69,8 @@ def steps(*, refusals: bool = False) -> st.SearchStrategy[Step]:
         step("report", lambda world: world.worker_reports(adapters_used=3)),
         step("day", lambda world: world.time_passes(timedelta(days=1))),
         step("month", lambda world: world.time_passes(timedelta(days=31))),
+        step("another session has the claim", lambda world: setattr(world, "claim_holder", "ada")),
+        step("it is gone", lambda world: setattr(world, "claim_holder", None)),
     ]
     refusing = step("new image refuses", lambda world: world.refused_images.update({NEW_IMAGE: OLD_IMAGE}))
     return histories.steps(own + [refusing] * refusals, CHILDREN, specs)
@@ -77,6 +78,11 @@ def steps(*, refusals: bool = False) -> st.SearchStrategy[Step]:
 
 def a_world(spec: Manifest | None = None) -> World:
     return World(session_manifest(**(spec or {})))
+
+
+def live_through(world: World, life: list[Step]) -> None:
+    histories.live_through(world, life)
+    world.claim_holder = None
 
 
 def essence(world: World) -> Manifest:
@@ -129,6 +135,17 @@ def test_it_comes_to_rest_from_wherever_it_was(life: list[Step]) -> None:
     live_through(world, life)
     world.settle()
     assert world.decide().actions == ()
+
+
+@given(life=st.lists(steps(refusals=True), max_size=30))
+@SETTINGS
+def test_while_another_session_has_the_claim_it_rests_without_a_pod(life: list[Step]) -> None:
+    world = a_world()
+    live_through(world, life)
+    world.claim_holder = "ada"
+    world.settle()
+    assert world.decide().actions == ()
+    assert {kind for kind, _ in world.objects} & {"StatefulSet", "Pod"} == set()
 
 
 @given(life=st.lists(steps(), max_size=30), last=specs)
