@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.pool_replica import SMALL_SETTINGS, PoolReplica
+from support.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler
 from support.token_server.shared import SharedStandIns
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
@@ -54,9 +54,20 @@ def model(request: pytest.FixtureRequest, model_of: Callable[[str], TorchModel])
 
 @pytest.fixture(params=list(SAMPLERS))
 def sampler(request: pytest.FixtureRequest, model: TorchModel) -> Iterator[Sampler]:
-    sampler = SAMPLERS[request.param](model)
+    """Of the kind that the parameter names, which may be any of this module's."""
+    sampler = _new_sampler(request, model)
     yield sampler
     sampler.close()
+
+
+def _new_sampler(request: pytest.FixtureRequest, model: TorchModel) -> Sampler:
+    if request.param == IN_ANOTHER_PROCESS:
+        replica: PoolReplica = request.getfixturevalue("replica")
+        return RemoteSampler(replica, f"file://{replica.folder / 'checkpoints'}", model.info)
+    if request.param in TOKEN_SERVERS:
+        stand_ins: SharedStandIns = request.getfixturevalue("token_servers")
+        return stand_ins.sampler(request.param)
+    return SAMPLERS[request.param](model)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 from support.sampling import ask, ask_all, bits, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.base import Sampler
@@ -65,24 +62,6 @@ def test_a_dropped_adapter_serves_the_jobs_it_has(sampler: Sampler, model: Torch
         late = submit(sampler, job(PROMPT, adapter="v1"))
     np.testing.assert_array_equal(running.get().sequences[0].tokens, expected.sequences[0].tokens)
     assert isinstance(late.get().error, UserError)
-
-
-def test_dropping_an_unknown_adapter_is_ignored(sampler: Sampler) -> None:
-    sampler.drop_adapter("never loaded")
-    sampler.drop_adapter("")
-    ask(sampler, job(PROMPT))
-
-
-def test_an_adapter_of_another_base_model_is_refused(sampler: Sampler, model: TorchModel) -> None:
-    state = random_adapter(model)
-    name = next(name for name in state.tensors if name.endswith("lora_A"))
-    narrow = replace(state, tensors={**state.tensors, name: state.tensors[name][:, 1:]})
-    with pytest.raises(ServerError, match="the base model needs"):
-        sampler.load_adapter("narrow", narrow)
-    foreign = replace(state, tensors={"weights/vision.lora_A": np.zeros((8, 4), np.float32)})
-    with pytest.raises(ServerError, match="weights for vision"):
-        sampler.load_adapter("foreign", foreign)
-    assert not sampler.has_adapter("narrow")
 
 
 def test_a_cancelled_job_ends_with_an_error_and_others_go_on(sampler: Sampler, model: TorchModel) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.pool_replica import PoolReplica, RemoteSampler
 from support.sampling import ask, ask_all, job, prompt_of, submit
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import SampleJob, Sampler
@@ -19,17 +17,7 @@ PROMPT = prompt_of(20)
 CONTEXT = 1024
 
 
-@pytest.fixture(params=[*SAMPLERS, IN_ANOTHER_PROCESS, *TOKEN_SERVERS])
-def sampler(request: pytest.FixtureRequest, model: TorchModel) -> Iterator[Sampler]:
-    if request.param == IN_ANOTHER_PROCESS:
-        replica: PoolReplica = request.getfixturevalue("replica")
-        sampler: Sampler = RemoteSampler(replica, f"file://{replica.folder / 'checkpoints'}", model.info)
-    elif request.param in TOKEN_SERVERS:
-        sampler = request.getfixturevalue("token_servers").sampler(request.param)
-    else:
-        sampler = SAMPLERS[request.param](model)
-    yield sampler
-    sampler.close()
+pytestmark = pytest.mark.parametrize("sampler", [*SAMPLERS, IN_ANOTHER_PROCESS, *TOKEN_SERVERS], indirect=True)
 
 
 def greedy_tokens(sampler: Sampler, length: int = 30) -> list[int]:

@@ -15,7 +15,7 @@ from support.sampling import ask, ask_all, bits, full_logprobs, job, plain_model
 from support.token_server.look_alikes import StandInHand
 from support.token_server.shared import SharedStandIns
 from support.waiting import until
-from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
+from tinsmith_trainer.errors import SamplerClosed, UserError
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -181,24 +181,6 @@ def test_a_dropped_adapter_serves_the_jobs_it_has_and_leaves_the_server_after_th
         assert len(set(hand.state()["adapters"]) - others) == 1
     assert bits(replace(running.get(), prompt_cache_hit_tokens=0)) == bits(expected)
     until(lambda: set(hand.state()["adapters"]) <= others)
-
-
-def test_dropping_an_unknown_adapter_is_ignored(sampler: Sampler) -> None:
-    sampler.drop_adapter("never loaded")
-    sampler.drop_adapter("")
-    ask(sampler, job(PROMPT))
-
-
-def test_an_adapter_of_another_base_model_is_refused(sampler: Sampler, model: TorchModel) -> None:
-    state = random_adapter(model)
-    name = next(name for name in state.tensors if name.endswith("lora_A"))
-    narrow = replace(state, tensors={**state.tensors, name: state.tensors[name][:, 1:]})
-    with pytest.raises(ServerError, match="the base model needs"):
-        sampler.load_adapter("narrow", narrow)
-    foreign = replace(state, tensors={"weights/vision.lora_A": np.zeros((8, 4), np.float32)})
-    with pytest.raises(ServerError, match="weights for vision"):
-        sampler.load_adapter("foreign", foreign)
-    assert not sampler.has_adapter("narrow")
 
 
 def test_what_the_server_refuses_to_load_is_the_users_error_in_its_words(sampler: Sampler, model: TorchModel) -> None:
