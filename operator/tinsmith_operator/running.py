@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 from tinsmith_operator.act import Actor
 from tinsmith_operator.cache import Cache
-from tinsmith_operator.cluster import Cluster, Permit
+from tinsmith_operator.cluster import Cluster, Heard, Permit
 from tinsmith_operator.controller import Controller
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.events import Events
@@ -32,6 +32,7 @@ from tinsmith_operator.resources import (
     RAY_CLUSTERS,
     SECRETS,
     SESSIONS,
+    WATCHED,
     Key,
     Ref,
     Resource,
@@ -72,67 +73,23 @@ class Operator:
         self._settings = settings
         self.metrics = Metrics()
         self._queue: WorkQueue[Key] = WorkQueue()
-        self._cache = Cache(self._enqueue)
-        self._leader = Leader(
-            lambda: self._cluster.get(LEASES, settings.namespace, settings.lease),
-            lambda lease, seconds: self._cluster.write_lease(LEASES, lease, seconds),
-            namespace=settings.namespace,
-            name=settings.lease,
-            identity=settings.identity,
-            lease_seconds=settings.lease_seconds,
-            changed=self._on_leading,
-        )
-        limit = RateLimit(settings.max_requests_per_second, settings.burst)
-        self._cluster = Cluster(limit, around_permit(self._leader.permit), self.metrics.note_request)
-        self._sync = Sync(self._cluster, self._cache, settings.scope, lambda _part: self._enqueue_all())
-        self._trust = Trust(
-            self._cluster,
-            namespace=settings.namespace,
-            release=settings.release,
-            authority_secret=settings.ca_secret_name,
-            api_server_secret=settings.api_server_tls_secret_name,
-        )
-        self._first_key = FirstKey(
-            self._cluster,
-            namespace=settings.namespace,
-            release=settings.release,
-            secret=settings.first_key_secret,
-        )
-        self._workers = Workers(
-            describe or GrpcDescriber(self._trust.operator_leaf), settings.describe_seconds, self._enqueue
-        )
-        self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._trust.operator_leaf), self._enqueue)
-        self._watch = Watch(settings.scope, self._take, self._sync.heard, self.metrics.note_request)
-        self._ray_clusters = RayClusters(
-            self._cluster,
-            self._cache,
-            settings.scope,
-            changed=self._enqueue_all,
-            open_watch=lambda heard: Watch(
-                settings.scope, self._take, heard, self.metrics.note_request, (RAY_CLUSTERS,)
-            ),
-            look_again_seconds=settings.discovery_seconds,
-        )
         self._leading = asyncio.Event()
         self._trust_wanted = asyncio.Event()
         self._acts = asyncio.Event()
+        self._cache = Cache(self._enqueue)
+        self._leader = self._make_leader()
+        limit = RateLimit(settings.max_requests_per_second, settings.burst)
+        self._cluster = Cluster(limit, around_permit(self._leader.permit), self.metrics.note_request)
+        self._sync = Sync(self._cluster, self._cache, settings.scope, lambda _part: self._enqueue_all())
+        self._watch = self._make_watch(self._sync.heard)
+        self._ray_clusters = self._make_ray_clusters()
+        self._trust, self._first_key = self._make_trust(), self._make_first_key()
+        describe = describe or GrpcDescriber(self._trust.operator_leaf)
+        self._workers = Workers(describe, settings.describe_seconds, self._enqueue)
+        self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._trust.operator_leaf), self._enqueue)
         self._controller = self._make_controller()
-        self._server = HealthServer(
-            settings.health_port,
-            settings.metrics_port,
-            self._what_is_dead,
-            self._what_is_missing,
-            self.metrics.render,
-            remarks=lambda: self._sync.refused,
-        )
-        self.metrics.watch(
-            lambda: self._queue.depth,
-            lambda: self._leader.is_leading,
-            lambda: (owner for resource in OWNERS for owner in self._cache.of_kind(resource.kind)),
-            self._certificates,
-            lambda: not self._leader.is_leading or self._trust.problem is None,
-            lambda: len(self._sync.refused),
-        )
+        self._server = self._make_server()
+        self._watch_metrics()
 
     @property
     def health_port(self) -> int:
@@ -189,6 +146,68 @@ class Operator:
         await self._leader.release()
         await self._watch.stop()
         await self._cluster.close()
+
+    def _make_leader(self) -> Leader:
+        settings = self._settings
+        return Leader(
+            lambda: self._cluster.get(LEASES, settings.namespace, settings.lease),
+            lambda lease, seconds: self._cluster.write_lease(LEASES, lease, seconds),
+            namespace=settings.namespace,
+            name=settings.lease,
+            identity=settings.identity,
+            lease_seconds=settings.lease_seconds,
+            changed=self._on_leading,
+        )
+
+    def _make_watch(self, heard: Heard, resources: Sequence[Resource] = WATCHED) -> Watch:
+        return Watch(self._settings.scope, self._take, heard, self.metrics.note_request, resources)
+
+    def _make_ray_clusters(self) -> RayClusters:
+        return RayClusters(
+            self._cluster,
+            self._cache,
+            self._settings.scope,
+            changed=self._enqueue_all,
+            open_watch=lambda heard: self._make_watch(heard, (RAY_CLUSTERS,)),
+            look_again_seconds=self._settings.discovery_seconds,
+        )
+
+    def _make_trust(self) -> Trust:
+        return Trust(
+            self._cluster,
+            namespace=self._settings.namespace,
+            release=self._settings.release,
+            authority_secret=self._settings.ca_secret_name,
+            api_server_secret=self._settings.api_server_tls_secret_name,
+        )
+
+    def _make_first_key(self) -> FirstKey:
+        return FirstKey(
+            self._cluster,
+            namespace=self._settings.namespace,
+            release=self._settings.release,
+            secret=self._settings.first_key_secret,
+        )
+
+    def _make_server(self) -> HealthServer:
+        return HealthServer(
+            self._settings.health_port,
+            self._settings.metrics_port,
+            self._what_is_dead,
+            self._what_is_missing,
+            self.metrics.render,
+            remarks=lambda: self._sync.refused,
+        )
+
+    def _watch_metrics(self) -> None:
+        self.metrics.watch(
+            lambda: self._queue.depth,
+            lambda: self._leader.is_leading,
+            lambda: (owner for resource in OWNERS for owner in self._cache.of_kind(resource.kind)),
+            self._certificates,
+            lambda: not self._leader.is_leading or self._trust.problem is None,
+            lambda: len(self._sync.refused),
+        )
 
     def _make_controller(self) -> Controller:
         events = Events(self._cluster, self._settings.identity)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from support.simulated_time import simulated_time
 from tinsmith_operator import running
 from tinsmith_operator.cluster import Heard
 from tinsmith_operator.errors import Unavailable
-from tinsmith_operator.resources import WATCHED, Ref, Resource
+from tinsmith_operator.resources import Ref, Resource
 from tinsmith_operator.running import UNWATCHED_LOOK_SECONDS, Operator
 from tinsmith_operator.scope import Scope
 from tinsmith_operator.settings import Settings
@@ -42,17 +42,20 @@ class LeasingCluster(FakeCluster):
 
 
 class ListingWatch:
-    """Lists each kind once, and shows no event."""
+    """Lists each of its kinds once, and shows no event."""
 
     has_ended = False
 
-    def __init__(self, scope: Scope, _deliver: object, heard: Heard, _observe: object) -> None:
+    def __init__(
+        self, scope: Scope, _deliver: object, heard: Heard, _observe: object, resources: Sequence[Resource]
+    ) -> None:
         self._scope = scope
         self._heard = heard
+        self._resources = resources
 
     async def run(self) -> None:
         for part in self._scope.parts:
-            for resource in WATCHED:
+            for resource in self._resources:
                 self._heard(part, resource.plural, "200")
         await asyncio.Event().wait()
 
