@@ -1,6 +1,13 @@
 """Tests that need a real Kubernetes: bare/ looks at the clusters themselves."""
 
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from support.api_hands import ApiHands, Kubelet, hands_on
 from support.cluster_fixtures import (
+    Cluster,
     api_cluster,
     fresh_cluster,
     namespace,
@@ -9,6 +16,7 @@ from support.cluster_fixtures import (
     pytest_runtest_makereport,
     two_node_cluster,
 )
+from support.crds import install_crds
 
 __all__ = [
     "api_cluster",
@@ -19,3 +27,26 @@ __all__ = [
     "pytest_runtest_makereport",
     "two_node_cluster",
 ]
+
+
+@pytest.fixture(scope="session")
+def kinds(api_cluster: Cluster) -> None:
+    """The CRDs are installed."""
+    install_crds(api_cluster.kubectl)
+
+
+@pytest.fixture
+async def hands(
+    api_cluster: Cluster, kinds: None, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ApiHands]:
+    """On the test's namespace. Operators that the test starts find the cluster by $KUBECONFIG."""
+    monkeypatch.setenv("KUBECONFIG", str(api_cluster.kubeconfig))
+    async with hands_on(api_cluster.kubeconfig, namespace) as hands:
+        yield hands
+
+
+@pytest.fixture
+async def kubelet(hands: ApiHands) -> AsyncIterator[Kubelet]:
+    kubelet = Kubelet(hands)
+    async with kubelet.at_work():
+        yield kubelet

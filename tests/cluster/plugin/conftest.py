@@ -6,14 +6,12 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.api_hands import ApiHands, Kubelet, hands_on
 from support.cluster_fixtures import Cluster
-from support.crds import install_crds
 
 PLUGIN = Path(sys.executable).with_name("kubectl-tinsmith")
 _SECONDS = 240.0
@@ -27,12 +25,6 @@ class Said:
 
 
 Plugin = Callable[..., Said]
-
-
-@pytest.fixture(scope="session")
-def kinds(api_cluster: Cluster) -> None:
-    """Both kinds are known."""
-    install_crds(api_cluster.kubectl)
 
 
 def run_plugin(cluster: Cluster, namespace: str, words: Sequence[str], kubeconfig: Path | None = None) -> Said:
@@ -54,23 +46,6 @@ def run_plugin(cluster: Cluster, namespace: str, words: Sequence[str], kubeconfi
 def plugin(api_cluster: Cluster, kinds: None, namespace: str) -> Plugin:
     """In the test's namespace, as an administrator."""
     return lambda *words, kubeconfig=None: run_plugin(api_cluster, namespace, words, kubeconfig)
-
-
-@pytest.fixture
-async def hands(
-    api_cluster: Cluster, kinds: None, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[ApiHands]:
-    """On the test's namespace. Operators that the test starts find the cluster by $KUBECONFIG."""
-    monkeypatch.setenv("KUBECONFIG", str(api_cluster.kubeconfig))
-    async with hands_on(api_cluster.kubeconfig, namespace) as hands:
-        yield hands
-
-
-@pytest.fixture
-async def kubelet(hands: ApiHands) -> AsyncIterator[Kubelet]:
-    kubelet = Kubelet(hands)
-    async with kubelet.at_work():
-        yield kubelet
 
 
 async def aside(plugin: Plugin, *words: str) -> Said:
