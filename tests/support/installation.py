@@ -26,6 +26,7 @@ CHART = ROOT / "charts" / "tinsmith"
 HELM = Path(sys.executable).with_name("helm")
 API_KEY = "tml-test-key-in-a-cluster"
 POLL_SECONDS = 0.5
+API_SERVER = "app.kubernetes.io/component=api-server"
 CHECKPOINTS = "/var/lib/tinsmith/checkpoints"
 
 T = TypeVar("T")
@@ -152,10 +153,27 @@ class Installation:
         finally:
             client.close("success").result()
 
+    def an_api_server(self) -> str | None:
+        """A pod of the release's API servers that runs and stays; None while the last ones have no successors yet."""
+        pods = self.list("pod", API_SERVER)
+        return next((pod["metadata"]["name"] for pod in pods if stays(pod)), None)
+
+    def kill_api_servers(self, count: int) -> None:
+        """Kills so many of their processes, and takes the pods away.
+
+        A pod deleted without grace is gone for the API server at once, and its process answers a while longer those
+        who are connected to it.
+        """
+        self.kubectl("rollout", "status", f"deployment/{self.release}-api-server", "--timeout=120s")
+        pods = [pod["metadata"]["name"] for pod in self.list("pod", API_SERVER) if stays(pod)][:count]
+        assert len(pods) == count, f"of {count} API servers {len(pods)} run"
+        for pod in pods:
+            self.cluster.kill_container(self.namespace, pod, "api-server")
+        self.kubectl("delete", "pod", *pods, "--grace-period=0", "--force")
+
     def fetch_checkpoint_folder(self, folder: str, target: Path) -> Path:
         """The one directory below a folder of the checkpoint root, copied out of the API server's pod."""
-        pods = self.list("pod", "app.kubernetes.io/component=api-server")
-        [pod, *_] = [pod["metadata"]["name"] for pod in pods if stays(pod)]
+        pod = wait_for(self.an_api_server, 120, lambda: "no API server runs whose volume could be read")
         archive = self.cluster.kubectl_bytes(
             "--namespace", self.namespace, "exec", pod, "--", "tar", "-C", f"{CHECKPOINTS}/{folder}", "-c", "."
         )

@@ -18,7 +18,6 @@ from support.services_in_cluster import DATABASE_SECRET, postgresql
 NAMESPACE = "tinsmith"
 SESSION = "tiny"
 MODEL = "demo/tiny"
-API_SERVER = "app.kubernetes.io/component=api-server"
 EXAMPLES = ROOT / "examples"
 
 VALUES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cluster.node.conftest import API_SERVER, CHILDREN, OPERATORS, SESSION, Run
+from cluster.node.conftest import API_SERVERS, CHILDREN, OPERATORS, SESSION, Run
 from support.installation import Installation, wait_for
 from support.pipelined_program import Ending
 
@@ -26,12 +26,11 @@ def delete_the_pod(installation: Installation) -> None:
 
 def kill_an_api_server(installation: Installation) -> None:
     """While it holds some of the program's polls."""
-    pod = installation.list("pod", API_SERVER)[0]["metadata"]["name"]
-    installation.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+    installation.kill_api_servers(1)
 
 
 def kill_all_api_servers(installation: Installation) -> None:
-    installation.kubectl("delete", "pod", "-l", API_SERVER, "--grace-period=0", "--force")
+    installation.kill_api_servers(API_SERVERS)
 
 
 def roll_the_api_servers(installation: Installation) -> None:

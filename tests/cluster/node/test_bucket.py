@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster.node.conftest import API_SERVER, EXAMPLES, MODEL, SESSION
+from cluster.node.conftest import EXAMPLES, MODEL, SESSION
 from support.cluster.handle import Cluster
-from support.installation import Installation, Object
+from support.installation import Installation, Object, wait_for
 from support.pipelined_program import Ending, checkpoint_run_folder, run_program
 from support.sampling_load import sampling_load, wait_for_more
 from support.services_in_cluster import BUCKET, STORAGE_SECRET, s3, s3_environment
@@ -103,7 +103,7 @@ def small_pool() -> Object:
 
 def fetch_folder(installation: Installation, folder: str, target: Path) -> Path:
     """The one directory below a folder of the checkpoint root, copied here."""
-    pod = installation.list("pod", API_SERVER)[0]["metadata"]["name"]
+    pod = wait_for(installation.an_api_server, 120, lambda: "no API server runs that reads the bucket")
     reading = ["exec", pod, "--", "python3", "-c", READ_FOLDER, folder]
     content = installation.cluster.kubectl_bytes("--namespace", installation.namespace, *reading)
     with tarfile.open(fileobj=BytesIO(content)) as files:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 
-from cluster.node.conftest import API_SERVER, SESSION, Run
-from support.installation import Installation, wait_for
+from cluster.node.conftest import SESSION, Run
+from support.installation import API_SERVER, Installation, wait_for
 from support.pipelined_program import Ending
 
 WORKER = f"{SESSION}-0"

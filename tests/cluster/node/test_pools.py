@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 import tinker
 import yaml
-from cluster.node.conftest import API_SERVER, EXAMPLES, MODEL, SESSION, Run, wait_gone
+from cluster.node.conftest import EXAMPLES, MODEL, SESSION, Run, wait_gone
 from support.installation import Installation, Object, wait_for
 from support.pipelined_program import Ending
 from support.sampling_load import Answers, Open, sampling_load, wait_for_more
@@ -74,8 +74,7 @@ def scale_down(installation: Installation) -> None:
 
 
 def kill_an_api_server(installation: Installation) -> None:
-    pod = installation.list("pod", API_SERVER)[0]
-    installation.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+    installation.kill_api_servers(1)
 
 
 def kill_the_worker(installation: Installation) -> None:
