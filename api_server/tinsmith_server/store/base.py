@@ -162,7 +162,10 @@ class Store(Protocol):
 
     async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]: ...
     async def forget_deleted_checkpoints(self, deleted_before: datetime) -> None:
-        """Removes the tombstones of models that have ended, as far as their worker's events have been heard."""
+        """Removes the tombstones of models that have ended, as far as their worker's events have been heard.
+
+        The sampling sessions that unnamed saves had opened go with them: a run leaves one with each of its steps.
+        """
 
     # ---- files that no name points to any more
     async def list_garbage(self) -> Sequence[str]: ...

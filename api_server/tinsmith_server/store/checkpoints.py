@@ -12,7 +12,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tinsmith_server.store.queries import Queries
 from tinsmith_server.store.records import LIVE, Checkpoint, CheckpointType, Page
 from tinsmith_server.store.rows import insert_unless_there, newest_first, select_records, to_record, values
-from tinsmith_server.store.tables import TOMBSTONE, UNNAMED, checkpoints, garbage, models, sessions, workers
+from tinsmith_server.store.tables import (
+    TOMBSTONE,
+    UNNAMED,
+    checkpoints,
+    garbage,
+    models,
+    sampling_sessions,
+    sessions,
+    workers,
+)
 
 # So many that nobody waits long for the write lock of SQLite.
 TOMBSTONES_AT_ONCE = 1000
@@ -99,7 +108,16 @@ class CheckpointQueries(Queries):
         old = (
             select(*_NAME).where(TOMBSTONE, checkpoints.c.deleted_at < deleted_before, heard).limit(TOMBSTONES_AT_ONCE)
         )
-        while await self._write(delete(checkpoints).where(tuple_(*_NAME).in_(old))):
+        bury = delete(checkpoints).where(tuple_(*_NAME).in_(old)).returning(checkpoints.c.type, checkpoints.c.name)
+
+        async def forget(connection: AsyncConnection) -> bool:
+            buried = (await connection.execute(bury)).all()
+            opened = [row.name for row in buried if row.type == "ephemeral"]
+            by_saves = sampling_sessions.c.sampling_session_id.in_(opened)
+            await connection.execute(delete(sampling_sessions).where(by_saves))
+            return bool(buried)
+
+        while await self._database.write(forget):
             pass
 
 

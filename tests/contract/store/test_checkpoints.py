@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 import pytest
-from support.store_records import NOW, a_checkpoint, a_model, a_session, later
+from support.store_records import NOW, a_checkpoint, a_model, a_sampling_session, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType
 
@@ -112,6 +112,27 @@ async def test_what_is_left_of_deleted_checkpoints_goes_a_while_after_its_model(
     # Only what is forgotten can come back by its old event.
     assert sorted(await names(store.ephemeral_checkpoints("ada"))) == ["kept", "long ago", "long ago too"]
     assert await store.get_checkpoint("session-1:train:0", "ephemeral", "long ago") is not None
+
+
+async def test_a_save_that_is_forgotten_takes_along_the_sampling_session_that_it_opened(store: Store) -> None:
+    """Not the ones that somebody opened by a path, or on weights that are there."""
+    await store.create_session(a_session(), None)
+    await store.add_model(a_model(state="released", worker_id="heard"))
+    await store.get_worker("heard")
+    await store.advance_cursor("heard", 7)
+    by_save, by_later_save = (a_sampling_session(seq_id=number, model_id=RUN) for number in (1, 2))
+    by_path = a_sampling_session(seq_id=3, model_path=f"tinker://{RUN}/sampler_weights/first")
+    for opened in (by_save, by_later_save, by_path):
+        await store.add_sampling_session(opened)
+    for save in (by_save, by_later_save):
+        await store.put_checkpoint(a_checkpoint(save.sampling_session_id, "ephemeral", event_id=7))
+    await store.put_checkpoint(a_checkpoint("first", "sampler", event_id=7))
+    await store.delete_checkpoint(RUN, "ephemeral", by_save.sampling_session_id, NOW)
+    await store.delete_checkpoint(RUN, "sampler", "first", NOW)
+
+    await store.forget_deleted_checkpoints(later(1))
+
+    assert await store.sampling_sessions_of("session-1") == [by_later_save, by_path]
 
 
 async def test_a_name_can_be_saved_again_after_its_deletion(store: Store) -> None:
