@@ -7,12 +7,15 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.logs import get_logger
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import StoreError
+
+T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -78,12 +81,13 @@ class Leases:
             await self.leave()
             return
         asked_at = time.clock_gettime(_CLOCK)
-        replicas = await self._store.attend(self.replica, LEASE_SECONDS)
+        replicas = await _to_its_end(self._store.attend(self.replica, LEASE_SECONDS))
         share = {chore for chore in self._wanted if preferred(chore, replicas) == self.replica}
         if surplus := self._held - share:
             self._held -= surplus
-            await self._store.give_up_leases(self.replica, surplus)
-        self._hold(await self._store.hold_leases(self.replica, share, LEASE_SECONDS), asked_at + LEASE_SECONDS)
+            await _to_its_end(self._store.give_up_leases(self.replica, surplus))
+        held = await _to_its_end(self._store.hold_leases(self.replica, share, LEASE_SECONDS))
+        self._hold(held, asked_at + LEASE_SECONDS)
 
     async def leave(self) -> None:
         """Leaves everything to others at once, this server's successor above all."""
@@ -94,6 +98,18 @@ class Leases:
         self._held, self._until = chores, until
         renewed, self._renewed = self._renewed, asyncio.Event()
         renewed.set()
+
+
+async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
+    """Also when it is cancelled, since the store goes on with it: one that `leave` has overtaken would say that a
+    replica is there, and holds its leases, which has gone.
+    """
+    task = asyncio.create_task(transaction)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 def preferred(chore: str, replicas: Sequence[str]) -> str:

@@ -182,6 +182,37 @@ async def test_a_replica_that_leaves_is_followed_at_once(rows: Rows) -> None:
     assert (share(first), share(second)) == (set(), set(CHORES))
 
 
+@pytest.mark.parametrize("transaction", ["attend", "hold_leases"])
+async def test_a_round_that_is_under_way_when_it_stops_is_not_overtaken_by_its_leaving(
+    transaction: str, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store brings a transaction to its end, whoever has given up waiting for it."""
+    under_way, may_go_on, committed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    commit = getattr(rows, transaction)
+
+    async def to_its_end(*arguments: Any) -> Any:
+        under_way.set()
+        await may_go_on.wait()
+        done = await commit(*arguments)
+        committed.set()
+        return done
+
+    async def shielded(*arguments: Any) -> Any:
+        return await asyncio.shield(asyncio.create_task(to_its_end(*arguments)))
+
+    monkeypatch.setattr(rows, transaction, shielded)
+    stopping, other = replica_of(rows, "a"), replica_of(rows, "b")
+    keeping = asyncio.create_task(stopping.keep())
+    await under_way.wait()
+    keeping.cancel()
+    asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+    await asyncio.gather(keeping, return_exceptions=True)
+    await stopping.leave()
+    await committed.wait()
+    await other.renew()
+    assert share(other) == set(CHORES)
+
+
 @given(chore=st.text(), replicas=NAMES, newcomer=st.text(min_size=1))
 def test_a_newcomer_takes_chores_and_moves_none_between_others(chore: str, replicas: list[str], newcomer: str) -> None:
     assert preferred(chore, [*replicas, newcomer]) in {preferred(chore, replicas), newcomer}
