@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from tinsmith_trainer.engines.nemo_rl import ray_cluster
-from tinsmith_trainer.engines.nemo_rl.ray_cluster import is_passed_on, new_folder
+from tinsmith_trainer.engines.nemo_rl.ray_cluster import RayCluster, is_passed_on, new_folder
+from tinsmith_trainer.errors import ServerError
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "TINSMITH_API_KEY", "WANDB_API_KEY"])
@@ -48,3 +54,49 @@ def test_sockets_of_ray_have_names_that_the_kernel_takes(
         made.rmdir()
         assert (made.parent == Path(usual)) is stays
         assert len(f"{made}{ray_cluster.BELOW_FOLDER}") <= ray_cluster.LONGEST_SOCKET_BYTES
+
+
+@dataclass
+class Starts:
+    """A Ray whose first starts fail, and leave a program of theirs behind."""
+
+    failing: int
+    folders: list[str] = field(default_factory=list)
+    programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __call__(self, folder: str, cpus: int) -> None:
+        self.folders.append(folder)
+        self.programs.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", folder]))
+        if len(self.folders) <= self.failing:
+            raise Exception("The current node timed out during startup.")
+
+
+@pytest.fixture
+def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
+    starts = Starts(failing=1)
+    monkeypatch.setattr(ray_cluster, "RAY_FOLDER", str(tmp_path))
+    monkeypatch.setattr(ray_cluster, "_start", starts)
+    monkeypatch.setattr(ray_cluster, "_shut_down", lambda: None)
+    yield starts
+    for program in starts.programs:
+        program.kill()
+        program.wait()
+
+
+def test_a_ray_that_was_too_slow_once_is_started_again_beside_nothing(starts: Starts) -> None:
+    RayCluster(None, cpus=1)
+
+    first, second = starts.folders
+    assert (Path(first).exists(), Path(second).exists()) == (False, True)
+    assert starts.programs[0].wait(60) == -signal.SIGKILL
+    assert starts.programs[1].poll() is None
+
+
+def test_one_that_is_too_slow_each_time_is_an_error_and_leaves_nothing(starts: Starts, tmp_path: Path) -> None:
+    starts.failing = 2
+
+    with pytest.raises(ServerError, match=r"Ray in this container does not answer: .*timed out during startup"):
+        RayCluster(None, cpus=1)
+
+    assert list(tmp_path.iterdir()) == []
+    assert [program.wait(60) for program in starts.programs] == [-signal.SIGKILL] * 2

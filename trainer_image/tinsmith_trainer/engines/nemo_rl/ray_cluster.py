@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
+
 from tinsmith_trainer.errors import ServerError
+
+log = structlog.get_logger(__name__)
 
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HOME")
 PASSED_ON_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "RAY_")
@@ -29,7 +35,10 @@ ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # Its handler would abort the worker at the SIGTERM that asks for a clean end.
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+    "RAY_gcs_server_port_wait_time_s": "120",
 }
+STARTS = 2
+"""Ray waits 30 s for its own programs, whatever it is told; those of a busy node may need longer once."""
 RAY_FOLDER = "/tmp/ray"
 """Where Ray keeps its logs and sockets by itself, and pods have a volume for them."""
 FOLDER_PREFIX = "tinray-"
@@ -54,8 +63,7 @@ class RayCluster:
             if address is not None:
                 _attach(address)
             else:
-                self._folder = new_folder()
-                _start(self._folder, cpus)
+                self._folder = _started(cpus)
         except Exception as error:
             self.close()
             where = "in this container" if address is None else f"at {address}"
@@ -63,9 +71,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends what was started. Idempotent."""
-        import ray
-
-        ray.shutdown()
+        _shut_down()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -94,6 +100,38 @@ def _attach(address: str) -> None:
     import ray
 
     ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+
+
+def _started(cpus: int) -> str:
+    """The folder of a Ray that runs now. Raises what the last start ended with."""
+    for left in reversed(range(STARTS)):
+        folder = new_folder()
+        try:
+            _start(folder, cpus)
+        except Exception as error:
+            _shut_down()
+            _clear_away(folder)
+            if not left:
+                raise
+            log.warning("Ray did not start, and is started again", reason=f"{type(error).__name__}: {error}")
+        else:
+            return folder
+    raise AssertionError("there is one start at least")
+
+
+def _shut_down() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _clear_away(folder: str) -> None:
+    """Of a start that failed Ray ends nothing: its programs would go on beside those of the next."""
+    for told in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(folder) in told.read_bytes():
+                os.kill(int(told.parent.name), signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(folder: str, cpus: int) -> None:
