@@ -6,7 +6,7 @@ and optimizer state equal those of an undisturbed run bit for bit. Real SDK, rea
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,8 +48,9 @@ def stop_cleanly(server: ServedInstallation) -> None:
 def kill_the_worker_three_times(server: ServedInstallation) -> None:
     """The later two while it is starting or replaying."""
     kill_worker(server)
-    for delay_seconds in (2.0, 6.0):
-        threading.Timer(delay_seconds, kill_worker, [server]).start()
+    for delay_seconds in (2.0, 4.0):
+        time.sleep(delay_seconds)
+        kill_worker(server)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from support.ports import free_port
 
 TESTS = Path(__file__).parents[1]
 API_KEY = "tml-test-key"
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 STOP_SECONDS = 120.0
 """It gives its workers a minute, after a third of one for its own requests."""
 RETRIEVALS = 5
@@ -96,7 +97,8 @@ class ServedInstallation:
 
     def kill_workers(self) -> None:
         for pid in self.worker_pids():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", headers={"X-API-Key": API_KEY}, **HTTP_OPTIONS)

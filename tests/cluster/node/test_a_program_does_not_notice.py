@@ -36,7 +36,7 @@ def kill_all_api_servers(installation: Installation) -> None:
 def roll_the_api_servers(installation: Installation) -> None:
     deployment = f"deployment/{installation.release}-api-server"
     installation.kubectl("rollout", "restart", deployment)
-    installation.kubectl("rollout", "status", deployment, "--timeout=120s")
+    installation.kubectl("rollout", "status", deployment, "--timeout=300s")
 
 
 def suspend_and_resume(installation: Installation) -> None:
@@ -98,7 +98,7 @@ def test_nothing_stops_while_no_operator_is_there(installation: Installation, ru
 
     def lose_operator_and_worker() -> None:
         installation.kubectl("scale", operator, "--replicas=0")
-        gone = ("--for=delete", "--timeout=120s")
+        gone = ("--for=delete", "--timeout=300s")
         installation.kubectl("wait", "pod", "-l", "app.kubernetes.io/component=operator", *gone)
         kill_the_worker(installation)
 
@@ -106,5 +106,5 @@ def test_nothing_stops_while_no_operator_is_there(installation: Installation, ru
         assert run(lose_operator_and_worker) == undisturbed
     finally:
         installation.kubectl("scale", operator, f"--replicas={OPERATORS}")
-        installation.kubectl("rollout", "status", operator, "--timeout=120s")
+        installation.kubectl("rollout", "status", operator, "--timeout=300s")
     installation.wait_ready(SESSION)

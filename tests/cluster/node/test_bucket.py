@@ -85,7 +85,8 @@ def test_a_program_trains_and_samples_with_its_checkpoints_in_a_bucket(
     assert ending == undisturbed
     weights = [lambda client: client.create_sampling_client(model_path=saved).result()]
     with sampling_load(in_bucket.connect, weights) as answers:
-        wait_for_more(answers)
+        # There are twelve questions: each is asked twice.
+        wait_for_more(answers, 24)
     assert answers[0].conflicting == set()
 
 

@@ -52,8 +52,21 @@ def scale_up(installation: Installation) -> None:
 def kill_a_replica(installation: Installation) -> None:
     [pod] = pods_of(installation, B)
     installation.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
-    wait_for(lambda: pods_of(installation, B) != [pod], 120, lambda: "the pod of the pool does not come back")
+    wait_for(
+        lambda: successor_of(pod, installation), 240, lambda: f"no successor of {pod['metadata']['name']} is ready"
+    )
     wait_replicas(installation, B, 1)
+
+
+def successor_of(killed: Object, installation: Installation) -> bool:
+    """There is one, and it is ready."""
+    conditions = [
+        condition
+        for pod in pods_of(installation, B)
+        if pod["metadata"]["uid"] != killed["metadata"]["uid"]
+        for condition in pod["status"].get("conditions", [])
+    ]
+    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
 def roll_a_pool(installation: Installation) -> None:

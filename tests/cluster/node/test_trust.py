@@ -5,34 +5,39 @@ from __future__ import annotations
 import pytest
 from support.installation import Installation
 
-# Runs in the API server's pod, which has grpc and a network path to the worker, without using its certificate.
-CALL_WITHOUT_CERTIFICATE = """
+# Runs in the API server's pod, which has grpc and a network path to the worker.
+CALL = """
 import grpc, sys
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
-authority = open('/etc/tinsmith/tls/ca.crt', 'rb').read()
-options = [('grpc.ssl_target_name_override', sys.argv[2])]
-if sys.argv[3] == 'plain':
-    channel = grpc.insecure_channel(sys.argv[1])
+target, name, how = sys.argv[1:]
+files = '/etc/tinsmith/tls/'
+authority = open(files + 'ca.crt', 'rb').read()
+own = [open(files + file, 'rb').read() for file in ('tls.key', 'tls.crt')] if how == 'with its certificate' else []
+if how == 'plain':
+    channel = grpc.insecure_channel(target)
 else:
-    channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials(authority), options)
+    credentials = grpc.ssl_channel_credentials(authority, *own)
+    channel = grpc.secure_channel(target, credentials, [('grpc.ssl_target_name_override', name)])
 try:
-    worker_pb2_grpc.WorkerStub(channel).Describe(worker_pb2.DescribeRequest(), timeout=10)
+    worker_pb2_grpc.WorkerStub(channel).Describe(worker_pb2.DescribeRequest(), timeout=60)
     print('answered')
 except grpc.RpcError as error:
     print('refused', error.code().name)
 """
 
 
-@pytest.mark.parametrize("how", ["plain", "without a certificate"])
+@pytest.mark.parametrize(
+    ("how", "answer"),
+    [("with its certificate", "answered"), ("without a certificate", "refused"), ("plain", "refused")],
+)
 def test_a_client_without_our_certificate_cannot_call_the_worker(
-    how: str, installation: Installation, session: str
+    how: str, answer: str, installation: Installation, session: str
 ) -> None:
     status = (installation.get("trainingsession", session) or {})["status"]
     name = f"{status['workerId']}.worker.tinsmith.internal"
     server = f"deployment/{installation.release}-api-server"
-    python = ["python3", "-c", CALL_WITHOUT_CERTIFICATE, status["endpoint"], name, how]
-    answer = installation.kubectl("exec", server, "--", *python)
-    assert answer.split()[0] == "refused", answer
+    said = installation.kubectl("exec", server, "--", "python3", "-c", CALL, status["endpoint"], name, how)
+    assert said.split()[0] == answer, said
 
 
 def test_a_worker_has_no_token_and_writes_nothing_to_its_root(installation: Installation, session: str) -> None:

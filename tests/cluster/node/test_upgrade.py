@@ -106,7 +106,14 @@ def wait_pinned(installation: Installation, image: LoadedImage) -> None:
         pinned: str | None = claim["metadata"]["annotations"].get("tinsmith.dev/image-digest")
         return pinned
 
+    def template_image() -> str:
+        workload = installation.get("statefulset", SESSION) or {}
+        [container] = workload["spec"]["template"]["spec"]["containers"]
+        return str(container["image"])
+
     wait_for(lambda: digest() == image.pinned, 60, lambda: f"{image.pinned} is not pinned, but {digest()}")
+    # The workload follows its claim.
+    wait_for(lambda: template_image() == image.pinned, 60, lambda: f"the next pod would run {template_image()}")
 
 
 def replays(installation: Installation) -> str:

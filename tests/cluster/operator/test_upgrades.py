@@ -16,6 +16,8 @@ from tinsmith_operator.workers import Target
 
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 ASKED_AT = "2026-02-01T12:00:00Z"
+WORK = {"spec": {"storage": {"size": "11Gi"}}}
+"""Restarts nobody. An operator that comes to rest after it has looked at the session as it is now."""
 
 
 @pytest.fixture
@@ -89,7 +91,8 @@ async def test_a_restart_that_is_asked_for_brings_the_new_image_once(
     assert session["status"]["requests"] == {"restart": ASKED_AT}
 
     async with running(new):
-        await hands.patch(SESSIONS, "tiny", {"metadata": {"annotations": {RESTART_REQUEST_ANNOTATION: None}}})
+        annotations = {RESTART_REQUEST_ANNOTATION: None}
+        await hands.patch(SESSIONS, "tiny", {"metadata": {"annotations": annotations}, **WORK})
         await comes_to_rest(hands, "WorkerReady")
     assert (await pod(hands))["metadata"]["uid"] == restarted["metadata"]["uid"]
 
@@ -118,6 +121,6 @@ async def test_a_snapshot_that_is_asked_for_is_taken_once_by_whichever_operator_
     assert [target.pod_uid for target in asked] == [(await pod(hands))["metadata"]["uid"]]
 
     async with running(old, snapshot=snapshot):
-        await hands.patch(SESSIONS, "tiny", {"metadata": {"labels": {"looked": "at"}}})
+        await hands.patch(SESSIONS, "tiny", WORK)
         await comes_to_rest(hands, "WorkerReady")
     assert len(asked) == 1

@@ -151,7 +151,6 @@ async def test_a_stop_refuses_what_is_new_and_loses_nothing_that_was_taken(own_r
     assert "takes no more samples" in (refusal.value.details() or "")
     await sample(stub, taken[0])  # its acknowledgement may have been lost
     assert (await describe(stub)).draining
-    assert (await result(stub, taken[-1], timeout=0)).HasField("pending")
 
     replies = await asyncio.gather(*(result(stub, request_id, timeout=START_SECONDS) for request_id in taken))
     lengths = [len(decode_outcome(reply.result.payload).sequences[0].tokens) for reply in replies]
