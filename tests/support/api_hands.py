@@ -20,7 +20,7 @@ from tinsmith_operator.resources import PODS, WATCHED, Resource
 
 Manifest = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 100.0
 
 
 class HandsError(Exception):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import yaml
+from support.cluster.errors import ClusterError
 from support.cluster.handle import Cluster
 
 CHART = Path(__file__).parents[2] / "charts" / "tinsmith"
 HELM = Path(sys.executable).with_name("helm")
 ACCOUNT = "tinsmith-operator"
 TEMPLATES = [f"templates/operator/{name}.yaml" for name in ("role", "rolebinding", "serviceaccount")]
+ALLOWED_SECONDS = 60.0
 
 Object = dict[str, Any]
 
@@ -33,7 +36,33 @@ def rights_of(namespace: str, **scope: Any) -> list[Object]:
 
 
 def grant(cluster: Cluster, objects: list[Object]) -> None:
+    """Returns when the API server goes by it: it hears of a right a moment after it has stored it."""
     cluster.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(objects))
+    roles = {place_of(each): each["rules"] for each in objects if each["kind"] == "Role"}
+    for binding in (each for each in objects if each["kind"] == "RoleBinding"):
+        namespace = binding["metadata"]["namespace"]
+        [subject] = binding["subjects"]
+        who = f"--as=system:serviceaccount:{subject['namespace']}:{subject['name']}"
+        # All rules of a role come at once.
+        rule = roles[namespace, binding["roleRef"]["name"]][0]
+        [group, *_], [resource, *_], [verb, *_] = rule["apiGroups"], rule["resources"], rule["verbs"]
+        until_allowed(cluster, verb, f"{resource}.{group}", f"--namespace={namespace}", who)
+
+
+def place_of(named: Object) -> tuple[str, str]:
+    return named["metadata"]["namespace"], named["metadata"]["name"]
+
+
+def until_allowed(cluster: Cluster, *what_and_who: str) -> None:
+    ends_at = time.monotonic() + ALLOWED_SECONDS
+    while True:
+        try:
+            cluster.kubectl("auth", "can-i", *what_and_who)  # "no" is a status of 1
+        except ClusterError:
+            assert time.monotonic() < ends_at, f"not allowed: {' '.join(what_and_who)}"
+            time.sleep(0.2)
+        else:
+            return
 
 
 def kubeconfig_of_the_account(cluster: Cluster, namespace: str, folder: Path) -> Path:

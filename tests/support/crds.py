@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from support.cluster.established import wait_established
+from support.cluster.established import wait_established, wait_explained
 
 CRDS = Path(__file__).parents[2] / "crds"
 CRD_FILE = CRDS / "tinsmith.dev_trainingsessions.yaml"
@@ -20,6 +20,8 @@ def install_crds(kubectl: Callable[..., str]) -> None:
     """Returns when TrainingSessions and SamplerPools can be made."""
     kubectl("apply", "--server-side", f"--filename={CRDS}")
     wait_established(kubectl, f"--filename={CRDS}")
+    for kind in ("trainingsessions", "samplerpools"):
+        wait_explained(kubectl, f"{kind}.tinsmith.dev")
 
 
 def load_crd(file: Path = CRD_FILE) -> dict[str, Any]:

@@ -59,7 +59,8 @@ RANK_ENVIRONMENT: Mapping[str, str] = {
 }
 
 START_SECONDS = 240.0
-CALL_SECONDS = 60.0
+# The first one imports, and builds a model, with all ranks on few processors.
+CALL_SECONDS = 240.0
 # How long the other ranks may take to tell of their own errors, once one has failed.
 OTHERS_SECONDS = 10.0
 

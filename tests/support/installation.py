@@ -164,7 +164,7 @@ class Installation:
         A pod deleted without grace is gone for the API server at once, and its process answers a while longer those
         who are connected to it.
         """
-        self.kubectl("rollout", "status", f"deployment/{self.release}-api-server", "--timeout=120s")
+        self.kubectl("rollout", "status", f"deployment/{self.release}-api-server", "--timeout=300s")
         pods = [pod["metadata"]["name"] for pod in self.list("pod", API_SERVER) if stays(pod)][:count]
         assert len(pods) == count, f"of {count} API servers {len(pods)} run"
         for pod in pods:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
-from support.api_hands import ApiHands
+from support.api_hands import ApiHands, HandsError
 from tinsmith_operator.cluster import Permit
 from tinsmith_operator.decide.observed import WorkerReport
 from tinsmith_operator.errors import OperatorError
@@ -131,10 +131,14 @@ async def eventually(
 
 
 async def _patiently(look: Callable[[], Awaitable[Any]]) -> Any:
-    """Nothing is seen of an API server that does not answer in time."""
+    """Nothing is seen of an API server that has too much to do."""
     try:
         return await look()
-    except TimeoutError:
+    except (TimeoutError, aiohttp.ClientError):
+        return None
+    except HandsError as error:
+        if error.status != 429 and error.status < 500:
+            raise
         return None
 
 

@@ -15,7 +15,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import module_family
 from transformers import AutoModelForCausalLM
 
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 240.0
 NOTHING_STOPS: tuple[int, ...] = ()
 
 _request_numbers = itertools.count()

@@ -21,7 +21,7 @@ from support.round_robin import Ingress, round_robin
 from support.servers import HTTP_OPTIONS, ServedInstallation
 
 SESSION = "tiny"
-READY_SECONDS = 120.0
+READY_SECONDS = 240.0
 
 
 @dataclass(frozen=True)

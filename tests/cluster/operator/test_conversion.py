@@ -87,7 +87,7 @@ async def test_a_session_is_converted_for_once_with_the_rights_of_the_chart(
         async def gone() -> bool:
             return not [*await hands.all(SESSIONS), *await hands.all(JOBS), *await hands.all(PODS)]
 
-        await eventually(gone, "the session is gone with its Job", seconds=60)
+        await eventually(gone, "the session is gone with its Job")
     assert "forbidden" not in program.log.lower()
 
 

@@ -47,7 +47,7 @@ async def is_gone(hands: ApiHands) -> None:
         objects = await whole_namespace(hands)
         return not any(item["kind"] == SESSIONS.kind or item["metadata"].get("ownerReferences") for item in objects)
 
-    await eventually(look, "the session is gone", seconds=60)
+    await eventually(look, "the session is gone")
 
 
 LIFE: Life = (
@@ -128,7 +128,7 @@ async def coming_to(hands: ApiHands, expected: str, step: str) -> str:
         return await normalised(hands) == expected
 
     try:
-        await eventually(is_there, step, seconds=60)
+        await eventually(is_there, step)
     except AssertionError:
         difference = difflib.unified_diff(
             expected.splitlines(), (await normalised(hands)).splitlines(), "undisturbed", "survived", n=8, lineterm=""

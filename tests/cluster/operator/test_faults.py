@@ -108,11 +108,11 @@ async def a_life(hands: ApiHands) -> set[str]:
     """Through suspend and resume; the worker ids on the way."""
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
-        ready = await comes_to_rest(hands, "WorkerReady", seconds=60)
+        ready = await comes_to_rest(hands, "WorkerReady")
         await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": True}})
-        await comes_to_rest(hands, "Suspended", seconds=60)
+        await comes_to_rest(hands, "Suspended")
         await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": False}})
-        again = await comes_to_rest(hands, "WorkerReady", seconds=60)
+        again = await comes_to_rest(hands, "WorkerReady")
     return {ready["status"]["workerId"], again["status"]["workerId"]}
 
 
@@ -133,7 +133,7 @@ async def test_what_vanishes_while_the_watch_is_away_comes_back(
         async def is_back() -> Any:
             return await hands.get(SERVICES, "tiny")
 
-        await eventually(is_back, "the Service is back", seconds=60)
+        await eventually(is_back, "the Service is back")
 
 
 class Gone:

@@ -18,6 +18,7 @@ from support.cluster.kuberay import install_kuberay_kinds, kuberay_operator
 from support.cluster_fixtures import Cluster, own_api_cluster
 from support.crds import install_crds
 from support.operators import (
+    WAIT_SECONDS,
     WRITES,
     comes_to_rest,
     eventually,
@@ -29,7 +30,7 @@ from support.operators import (
 from tinsmith_operator.resources import PODS, RAY_CLUSTERS, SERVICES, SESSIONS, Resource
 
 GROUP: dict[str, Any] = {**NEMO_RL, "parallelism": {"nodes": 3}, "modelCache": {"claimName": "models"}}
-SLOW_SECONDS = 60.0
+SLOW_SECONDS = 2 * WAIT_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,7 @@ def gone(hands: ApiHands, resource: Resource, name: str) -> Callable[[], Awaitab
     return look
 
 
+@pytest.mark.timeout(900)
 async def test_a_session_waits_for_kuberay_and_lives_its_life_by_it_with_the_rights_of_the_chart(
     api_cluster: Cluster, hands: ApiHands, kubelet: Kubelet, account: None, tmp_path: Path
 ) -> None:

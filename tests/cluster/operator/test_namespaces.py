@@ -16,6 +16,7 @@ from support.api_proxy import proxy_to
 from support.chart_account import grant, kubeconfig_of_the_account, rights_of
 from support.cluster_fixtures import Cluster
 from support.operators import (
+    WAIT_SECONDS,
     OperatorProgram,
     comes_to_rest,
     eventually,
@@ -29,7 +30,7 @@ from tinsmith_operator.resources import SERVICES, SESSIONS, WATCHED
 from tinsmith_operator.settings import Settings
 
 # Kopf asks again after 30 s at the latest.
-ENTERED_SECONDS = 60.0
+ENTERED_SECONDS = 30 + WAIT_SECONDS
 
 
 @pytest.fixture

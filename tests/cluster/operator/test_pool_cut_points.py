@@ -59,7 +59,7 @@ async def reference(hands: ApiHands, undisturbed: dict[str, Any]) -> dict[str, s
         async def is_gone() -> bool:
             return not any(item["metadata"].get("ownerReferences") for item in await whole_namespace(hands))
 
-        await eventually(is_gone, "the pool is gone, and all that belonged to it", seconds=60)
+        await eventually(is_gone, "the pool is gone, and all that belonged to it")
     states: dict[str, str] = undisturbed["states"]
     return states
 

@@ -182,7 +182,7 @@ async def test_an_autoscaler_finds_what_it_scales(hands: ApiHands, kubelet: Kube
             able = condition_of(live, "AbleToScale")
             return (able.get("status"), able.get("reason")) == ("True", "SucceededGetScale")
 
-        await eventually(has_found, "the autoscaler has read the scale of the pool", seconds=60)
+        await eventually(has_found, "the autoscaler has read the scale of the pool")
 
 
 async def test_another_image_rolls_the_pods_and_none_is_missing_meanwhile(hands: ApiHands, kubelet: Kubelet) -> None:

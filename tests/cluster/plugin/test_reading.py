@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tarfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster.plugin.conftest import Plugin
-from support.cluster.errors import ClusterError
+from support.chart_account import until_allowed
 from support.cluster_fixtures import Cluster
 from support.families import unready
 from support.operators import session_manifest
@@ -123,22 +122,10 @@ def onlooker(api_cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[P
     file = tmp_path / "kubeconfig"
     file.write_text(json.dumps(document))
     for kind in ("trainingsessions.tinsmith.dev", "samplerpools.tinsmith.dev"):
-        until_allowed(api_cluster, inside, f"--as=system:serviceaccount:{namespace}:onlooker", kind)
+        # A controller adds the rules of a new role to `view`.
+        until_allowed(api_cluster, "list", kind, inside, f"--as=system:serviceaccount:{namespace}:onlooker")
     yield file
     api_cluster.kubectl("delete", "--filename=-", stdin=role.partition("```")[0])
-
-
-def until_allowed(cluster: Cluster, inside: str, who: str, kind: str) -> None:
-    """A controller adds the rules of a new role to `view`, and the API server hears of that later."""
-    ends_at = time.monotonic() + 60
-    while True:
-        try:
-            cluster.kubectl(inside, "auth", "can-i", "list", kind, who)  # "no" is a status of 1
-        except ClusterError:
-            assert time.monotonic() < ends_at, kind
-            time.sleep(0.2)
-        else:
-            return
 
 
 def test_the_role_view_is_enough_to_look(pending: Plugin, onlooker: Path) -> None:

@@ -90,6 +90,6 @@ async def test_a_pool_rolls(hands: ApiHands, kubelet: Kubelet, plugin: Plugin) -
 
         await eventually(both_ready, "both replicas are ready", pause_seconds=0.5)
         before = {pod["metadata"]["uid"] for pod in await hands.all(PODS)}
-        said = await aside(plugin, "restart", "draws", "--timeout=60")
+        said = await aside(plugin, "restart", "draws", "--timeout=120")
         assert said.status == 0, said.err
         assert not before & {pod["metadata"]["uid"] for pod in await hands.all(PODS)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.fleets import until_present
 from support.http_server import API_KEY, TestedServer, running_server
 from support.operator_stand_in import FINALIZER, MODEL, StandInOperator, spec_of
 from tinsmith_server.app import create_app
@@ -59,6 +60,8 @@ async def test_a_model_waits_for_the_session_that_is_made_for_it_and_then_for_it
 
         second = (await server.create_model(await server.session())).json()
         waiting = await server.result(second["request_id"])
+        while f"TrainingSession {operator.title('tiny-1')} is" in waiting.json()["queue_state_reason"]:
+            waiting = await server.result(second["request_id"])  # what was said to the first one stands for a moment
         assert "all 1 adapter slots of the worker of org/tiny are taken" in waiting.json()["queue_state_reason"]
         assert "raise maxSessions" in waiting.json()["queue_state_reason"]
         assert await operator.session_names() == ["tiny-1"]
@@ -131,6 +134,7 @@ async def test_a_volume_that_is_gone_corrupts_its_models_with_the_cure(
         assert (await server.client.get(f"/training_runs/{model_id}")).json()["corrupted"] is False
         await operator.kubectl("delete", "persistentvolumeclaim", "own-journal")
         await operator.until_gone("persistentvolumeclaim", "own-journal")
+        await until_present(server.fleet, 0)
         await server.services.background.write_off_now()
         failed = await server.outcome(await server.forward_backward(model_id, 1))
         assert failed["category"] == "server"

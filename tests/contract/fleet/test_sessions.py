@@ -28,6 +28,11 @@ async def until(fleet: KubernetesFleet, holds: Callable[[], bool]) -> None:
             await fleet.changes.beyond(fleet.changes.count)
 
 
+def knows_its_worker(fleet: KubernetesFleet, namespace: str, name: str) -> bool:
+    session = fleet._sessions.get((namespace, name))
+    return session is not None and session.worker_id is not None
+
+
 async def running_session(
     fleet: KubernetesFleet, operator: StandInOperator, name: str, **spec: object
 ) -> StandInWorker:
@@ -249,7 +254,7 @@ async def test_of_two_sessions_that_name_one_volume_the_one_that_runs_is_the_wor
     worker = await running_session(cluster_fleet, operator, "old")
     await operator.apply("new", storage={"existingClaim": "old-journal"})
     await operator.say("new", ready=False, message="The old one has its volume.", workerId=worker.worker_id)
-    await until(cluster_fleet, lambda: cluster_fleet._sessions[operator.namespace, "new"].worker_id is not None)
+    await until(cluster_fleet, lambda: knows_its_worker(cluster_fleet, operator.namespace, "new"))
     assert [one.name for one in cluster_fleet.trainers(MODEL, 8)] == [operator.title("old")]
     await operator.delete("old")
     endpoint = f"127.0.0.1:{worker.port}"

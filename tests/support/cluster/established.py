@@ -30,6 +30,20 @@ def wait_established(kubectl: Callable[..., str], *crds: str) -> None:
         time.sleep(0.2)
 
 
+def wait_explained(kubectl: Callable[..., str], kind: str) -> None:
+    """Until `kubectl` can check an object of it: discovery and OpenAPI hear of an established CRD a moment later."""
+    ends_at = time.monotonic() + ESTABLISHED_SECONDS
+    while True:
+        try:
+            kubectl("explain", kind)
+        except ClusterError:
+            if time.monotonic() > ends_at:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
 def _is_established(crd: dict[str, Any]) -> bool:
     conditions = crd.get("status", {}).get("conditions") or []
     return any((each["type"], each["status"]) == ("Established", "True") for each in conditions)
