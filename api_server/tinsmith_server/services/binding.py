@@ -111,7 +111,11 @@ class Binding:
         return replace(model, worker_id="")
 
     async def _fail(self, model: Model, reason: str) -> Model:
-        await self._store.end_model(model.model_id, "failed", Failure("server", reason).to_row())
+        """Unless another worker has turned out to have made it."""
+        await self._store.displace_model(model.model_id, model.worker_id)
+        failure = Failure("server", reason).to_row()
+        if not await self._store.end_model(model.model_id, "failed", failure, only_unplaced=True):
+            return replace(model, worker_id="")
         log.error("model failed", model_id=model.model_id, reason=reason)
         return replace(model, state="failed")
 

@@ -78,16 +78,17 @@ class Events:
                 await self._model_created(worker_id, event.model_created.model_id)
 
     async def _model_created(self, worker_id: str, model_id: str) -> None:
-        """Binds a model whose acknowledgement got lost, and frees what nobody will use: one that was placed
+        """Binds a model whose acknowledgement got lost, and frees what nobody will use: one that was bound
         elsewhere, or ended, while this worker was silent.
 
-        One that has no place yet is at home where it was made, even if its slot has been given away since.
+        One that nobody else has made yet is at home here, wherever it is on its way to: released here it could
+        come back, and find a model that has ended. And this is said once, so that it must not be displaced again.
         """
         slots = self._fleet.worker(worker_id).slots
-        model = await self._store.place_model(model_id, worker_id, slots)
-        model = model or await self._store.place_model(model_id, worker_id, None)
-        # This is said once: a model that could still be displaced would leave an adapter here for ever.
-        if model is None or await self._store.bind_model(model_id, worker_id):
+        if await self._store.bind_where_made(model_id, worker_id, slots):
+            return
+        if await self._store.get_model(model_id) is None:
+            log.error("report of an unknown model", model_id=model_id, worker_id=worker_id)
             return
         log.warning("model released where it does not live", model_id=model_id, worker_id=worker_id)
         request = worker_pb2.SubmitRequest(

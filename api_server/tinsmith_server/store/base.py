@@ -101,6 +101,13 @@ class Store(Protocol):
         slot is taken, and where there is no such model.
         """
 
+    async def bind_where_made(self, model_id: str, worker_id: str, slots: int | None) -> bool:
+        """Binds an accepted model to the worker that has made it, wherever it was placed meanwhile.
+
+        It is at home there even if its slot has been given away since. False when it is bound elsewhere, has
+        ended, or is not known: a bound model never moves, so that of several workers that made it one has it.
+        """
+
     async def displace_model(self, model_id: str, worker_id: str) -> None:
         """Takes an accepted model away from the worker that refused it. A bound one stays."""
 

@@ -30,6 +30,20 @@ class PlacementQueries(Queries):
 
         return await self._database.write(place)
 
+    async def bind_where_made(self, model_id: str, worker_id: str, slots: int | None) -> bool:
+        async def bind(connection: AsyncConnection) -> bool:
+            model = await _locked_model(connection, model_id)
+            if model is None or model.state != "accepted":
+                return model is not None and (model.worker_id, model.state) == (worker_id, "bound")
+            if model.worker_id != worker_id:
+                await connection.execute(delete(placements).where(placements.c.model_id == model_id))
+                if slots is not None:
+                    await _take_slot(connection, model_id, worker_id, slots)
+            await connection.execute(_of(model_id).values(worker_id=worker_id, state="bound"))
+            return True
+
+        return await self._database.write(bind)
+
     async def displace_model(self, model_id: str, worker_id: str) -> None:
         async def displace(connection: AsyncConnection) -> None:
             model = await _locked_model(connection, model_id)

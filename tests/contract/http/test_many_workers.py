@@ -12,7 +12,8 @@ from support.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
 from support.fake_worker import FakeWorker, json_result
 from support.http_server import TestedServer, one_server, running_server, settings_for
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
-from tinsmith_server.fleet.base import ServedModel
+from tinsmith_server.errors import WorkerUnstartable
+from tinsmith_server.fleet.base import ServedModel, WorkerClient
 from tinsmith_server.store.engine import SqlStore, open_store
 from tinsmith_server.store.records import Model
 
@@ -148,6 +149,44 @@ async def test_a_model_without_a_place_is_at_home_where_it_was_made(server: Test
     await report_created(first, waiting["model_id"])
     assert (await server.result(waiting["request_id"])).json() == {"model_id": waiting["model_id"]}
     assert (waiting["model_id"], RELEASE_SEQ_ID) not in first.operations
+
+
+async def test_a_model_that_is_on_its_way_elsewhere_lives_where_it_was_made_after_all(
+    server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker was thought lost after it had accepted it. That the next one cannot take it is no matter then."""
+    first, second = fleet.handles["w1"], fleet.handles["w2"]
+    answered = asyncio.Event()
+
+    async def cannot_start(timeout_seconds: float) -> WorkerClient:
+        await answered.wait()
+        raise WorkerUnstartable("its model is gone")
+
+    monkeypatch.setattr(second, "connection", cannot_start)
+    first.down = "its node is away"
+    made = (await server.create_model(await server.session())).json()
+    model_id = made["model_id"]
+    while not first.waits:
+        await asyncio.sleep(0.001)
+    first.suspended = True
+    while (await server.services.models.owned("default", model_id)).worker_id != "w2":
+        await asyncio.sleep(0.001)
+
+    first.suspended, first.down = False, None
+    await first.connection(5)
+    first.fake.operations[model_id, 0] = worker_pb2.SubmitRequest(model_id=model_id)
+    first.fake.outcomes[model_id, 0] = json_result({"model_id": model_id})
+    await report_created(first.fake, model_id)
+    while (await server.services.models.owned("default", model_id)).state != "bound":
+        await asyncio.sleep(0.001)
+    answered.set()
+    while server.services.binding._tasks:
+        await asyncio.sleep(0.001)
+
+    assert (await server.result(made["request_id"])).json() == {"model_id": model_id}
+    assert (await server.forward_backward(model_id, 1)).status_code == 200
+    assert (model_id, 1) in first.fake.operations
+    assert (model_id, RELEASE_SEQ_ID) not in first.fake.operations
 
 
 async def test_a_model_that_its_worker_reports_is_bound_there_though_no_acknowledgement_came(

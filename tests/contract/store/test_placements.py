@@ -102,6 +102,57 @@ async def test_a_refused_model_can_be_placed_elsewhere(store: Store) -> None:
     assert not await store.bind_model(model.model_id, "worker-1")
 
 
+@pytest.mark.parametrize("slots", [SLOTS, 0, None])
+async def test_a_model_lives_where_it_was_made_wherever_it_was_sent_meanwhile(store: Store, slots: int | None) -> None:
+    """Also where no slot is left, or where the worker counts itself."""
+    (model,) = await waiting(store, 1)
+    await store.place_model(model.model_id, "worker-2", SLOTS)
+
+    assert await store.bind_where_made(model.model_id, "worker-1", slots)
+    assert await store.bind_where_made(model.model_id, "worker-1", slots), "it is told again"
+
+    assert not await store.bind_model(model.model_id, "worker-2")
+    made = await store.get_model(model.model_id)
+    assert made is not None
+    assert (made.worker_id, made.state) == ("worker-1", "bound")
+    assert await store.used_slots() == ({"worker-1": 1} if slots else {})
+
+
+async def test_a_model_that_lives_at_its_place_keeps_its_slot(store: Store) -> None:
+    (model,) = await waiting(store, 1)
+    await store.place_model(model.model_id, "worker-1", SLOTS)
+
+    assert await store.bind_where_made(model.model_id, "worker-1", SLOTS)
+
+    assert await store.used_slots() == {"worker-1": 1}
+
+
+async def test_of_workers_that_made_the_same_model_at_once_one_has_it(
+    store: Store, replicas: tuple[Store, Store]
+) -> None:
+    (model,) = await waiting(store, 1)
+    await store.place_model(model.model_id, "worker-1", SLOTS)
+    workers = [f"worker-{number}" for number in range(6)]
+
+    has_it = await asyncio.gather(
+        *(replicas[n % 2].bind_where_made(model.model_id, worker, SLOTS) for n, worker in enumerate(workers))
+    )
+
+    assert has_it.count(True) == 1
+    assert await store.used_slots() == {workers[has_it.index(True)]: 1}
+
+
+@pytest.mark.parametrize("state", get_args(FinalState))
+async def test_a_model_that_has_ended_lives_nowhere(store: Store, state: FinalState) -> None:
+    (model,) = await waiting(store, 1)
+    await store.end_model(model.model_id, state)
+
+    assert not await store.bind_where_made(model.model_id, "worker-1", SLOTS)
+    assert not await store.bind_where_made("session-1:train:7", "worker-1", SLOTS)
+
+    assert await store.used_slots() == {}
+
+
 async def test_a_bound_model_keeps_its_place(store: Store) -> None:
     (model,) = await waiting(store, 1)
     await store.place_model(model.model_id, "worker-1", SLOTS)
