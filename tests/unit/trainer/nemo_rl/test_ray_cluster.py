@@ -56,6 +56,9 @@ def test_sockets_of_ray_have_names_that_the_kernel_takes(
         assert len(f"{made}{ray_cluster.BELOW_FOLDER}") <= ray_cluster.LONGEST_SOCKET_BYTES
 
 
+PROGRAM = "import time; print('up', flush=True); time.sleep(600)"
+
+
 @dataclass
 class Starts:
     """A Ray whose first starts fail, and leave a program of theirs behind."""
@@ -66,7 +69,11 @@ class Starts:
 
     def __call__(self, folder: str, cpus: int) -> None:
         self.folders.append(folder)
-        self.programs.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", folder]))
+        program = subprocess.Popen([sys.executable, "-c", PROGRAM, folder], stdout=subprocess.PIPE)
+        self.programs.append(program)
+        # Before it runs, the kernel does not tell yet what it was given.
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"up\n"
         if len(self.folders) <= self.failing:
             raise Exception("The current node timed out during startup.")
 
@@ -80,7 +87,7 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
     yield starts
     for program in starts.programs:
         program.kill()
-        program.wait()
+        program.communicate()
 
 
 def test_a_ray_that_was_too_slow_once_is_started_again_beside_nothing(starts: Starts) -> None:
