@@ -35,10 +35,9 @@ ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # Its handler would abort the worker at the SIGTERM that asks for a clean end.
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+    # Half a minute by default, which a busy node does not keep to.
     "RAY_gcs_server_port_wait_time_s": "120",
 }
-STARTS = 2
-"""Ray waits 30 s for its own programs, whatever it is told; those of a busy node may need longer once."""
 RAY_FOLDER = "/tmp/ray"
 """Where Ray keeps its logs and sockets by itself, and pods have a volume for them."""
 FOLDER_PREFIX = "tinray-"
@@ -103,20 +102,27 @@ def _attach(address: str) -> None:
 
 
 def _started(cpus: int) -> str:
-    """The folder of a Ray that runs now. Raises what the last start ended with."""
-    for left in reversed(range(STARTS)):
-        folder = new_folder()
-        try:
-            _start(folder, cpus)
-        except Exception as error:
-            _shut_down()
-            _clear_away(folder)
-            if not left:
-                raise
-            log.warning("Ray did not start, and is started again", reason=f"{type(error).__name__}: {error}")
-        else:
-            return folder
-    raise AssertionError("there is one start at least")
+    """The folder of a Ray that runs now.
+
+    Ray waits 30 s for its own programs, whatever it is told; those of a busy node may need longer once.
+    """
+    try:
+        return _started_at_once(cpus)
+    except Exception as error:
+        log.warning("Ray did not start, and is started again", reason=f"{type(error).__name__}: {error}")
+        return _started_at_once(cpus)
+
+
+def _started_at_once(cpus: int) -> str:
+    """Or nothing is left of it."""
+    folder = new_folder()
+    try:
+        _start(folder, cpus)
+    except Exception:
+        _shut_down()
+        _clear_away(folder)
+        raise
+    return folder
 
 
 def _shut_down() -> None:
