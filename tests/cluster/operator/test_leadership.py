@@ -25,8 +25,8 @@ from support.ports import free_port
 from tinsmith_operator.resources import LEASES, SERVICES, SESSIONS, ApiCall
 from tinsmith_operator.settings import Settings
 
-# What the chart promises. That its lease of 15 s keeps to it is shown in simulated time; here machines may be slow.
-LEASE_SECONDS = 12
+# What the chart promises with its lease of 15 s.
+LEASE_SECONDS = 15
 HAND_OVER_SECONDS = 20.0
 
 
