@@ -140,7 +140,7 @@ async def test_describe_tells_who_it_is_and_what_it_holds_in_memory(
 
 async def test_a_stop_refuses_what_is_new_and_loses_nothing_that_was_taken(own_replica: PoolReplica) -> None:
     stub = own_replica.rpc()
-    taken = [f"taken-{number}" for number in range(4)]
+    taken = [f"taken-{number}" for number in range(12)]
     for request_id in taken:
         await sample(stub, request_id, max_tokens=900)
     own_replica.signal(signal.SIGTERM)
@@ -151,6 +151,7 @@ async def test_a_stop_refuses_what_is_new_and_loses_nothing_that_was_taken(own_r
     assert "takes no more samples" in (refusal.value.details() or "")
     await sample(stub, taken[0])  # its acknowledgement may have been lost
     assert (await describe(stub)).draining
+    assert (await result(stub, taken[-1], timeout=0)).HasField("pending")
 
     replies = await asyncio.gather(*(result(stub, request_id, timeout=START_SECONDS) for request_id in taken))
     lengths = [len(decode_outcome(reply.result.payload).sequences[0].tokens) for reply in replies]
