@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.cluster.handle import Cluster
 from support.cluster_fixtures import api_cluster, pytest_collection_finish
-from support.operator_stand_in import install_crds
+from support.crds import install_crds
 from support.pipelined_program import TINY_MODEL, Ending, run_on
 from support.servers import REFERENCE_ENGINE, REFERENCE_MODEL, ServedInstallation
 from tinsmith_trainer.tiny_model import make_tiny_model
@@ -43,5 +43,5 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> E
 @pytest.fixture(scope="session")
 def session_cluster(api_cluster: Cluster) -> Cluster:
     """A Kubernetes API that knows our resources."""
-    install_crds(api_cluster)
+    install_crds(api_cluster.kubectl)
     return api_cluster

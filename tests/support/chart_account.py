@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import yaml
-from support.cluster.errors import ClusterError
 from support.cluster.handle import Cluster
+from support.installation import wait_for
 
 CHART = Path(__file__).parents[2] / "charts" / "tinsmith"
 HELM = Path(sys.executable).with_name("helm")
@@ -54,15 +53,8 @@ def place_of(named: Object) -> tuple[str, str]:
 
 
 def until_allowed(cluster: Cluster, *what_and_who: str) -> None:
-    ends_at = time.monotonic() + ALLOWED_SECONDS
-    while True:
-        try:
-            cluster.kubectl("auth", "can-i", *what_and_who)  # "no" is a status of 1
-        except ClusterError:
-            assert time.monotonic() < ends_at, f"not allowed: {' '.join(what_and_who)}"
-            time.sleep(0.2)
-        else:
-            return
+    # "no" is a status of 1, which is an error that `wait_for` waits out.
+    wait_for(lambda: cluster.kubectl("auth", "can-i", *what_and_who), ALLOWED_SECONDS, lambda: " ".join(what_and_who))
 
 
 def kubeconfig_of_the_account(cluster: Cluster, namespace: str, folder: Path) -> Path:

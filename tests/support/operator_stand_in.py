@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,29 +17,14 @@ import grpc
 from support.certificates import CLIENT, SERVER, Authority, mount_secret
 from support.cluster.errors import ClusterError
 from support.cluster.handle import Cluster
-from support.crds import CRD_FILE
 from support.fake_worker import FakeWorker
 from support.ports import free_port
 from tinsmith_rpc import worker_pb2_grpc
 from tinsmith_server.fleet.kubernetes.pool import Endpoint
 
-CRD_SECONDS = 30.0
 API_SERVER_NAME = "api-server.tinsmith.internal"
 MODEL = "org/tiny"
 FINALIZER = "tinsmith.dev/claim"
-
-
-def install_crds(cluster: Cluster) -> None:
-    cluster.kubectl("apply", f"--filename={CRD_FILE.parent}")
-    deadline = time.monotonic() + CRD_SECONDS
-    while True:
-        # `kubectl wait` fails at once on a definition that has no condition yet.
-        try:
-            cluster.kubectl("get", "trainingsessions.tinsmith.dev,samplerpools.tinsmith.dev", "--all-namespaces")
-            return
-        except ClusterError:
-            if time.monotonic() > deadline:
-                raise
 
 
 def spec_of(model: str = MODEL, **fields: Any) -> dict[str, Any]:

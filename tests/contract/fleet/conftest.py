@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from support.cluster.handle import Cluster
 from support.cluster_fixtures import api_cluster, namespace, pytest_collection_finish
+from support.crds import install_crds
 from support.fleets import Installation, SamplingInstallation, until_present, worker_pid
-from support.operator_stand_in import MODEL, StandInOperator, install_crds, reached_at
+from support.operator_stand_in import MODEL, StandInOperator, reached_at
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.fleet.local import LocalFleet, WorkerCommand
 from tinsmith_server.settings import Settings
@@ -57,7 +58,7 @@ async def local_fleet(settings: Settings, store: SqlStore) -> AsyncIterator[Loca
 
 @pytest.fixture(scope="session")
 def crd(api_cluster: Cluster) -> Cluster:
-    install_crds(api_cluster)
+    install_crds(api_cluster.kubectl)
     return api_cluster
 
 
