@@ -8,7 +8,7 @@ PACKAGES := api_server client operator rpc trainer_image
 LOCK := requirements/dev.txt
 NAME := dev
 NODES := 1
-CLUSTER := PYTHONPATH=tests $(BIN)/python -m support.cluster
+CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
 COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
     --override requirements/overrides.txt
 # Images run the versions that the tests run.
@@ -50,7 +50,7 @@ demo: venv ## train a tiny model through a server on this machine, and draw what
 	$(BIN)/tinsmith demo --out demo-output
 
 demo-cluster: venv ## the same on a Kubernetes made here: images, chart, session, ingress (as root)
-	PYTHONPATH=tests $(BIN)/python scripts/demo_cluster.py
+	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py
 
 test: venv ## every test this machine can run; the unit tests on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
@@ -89,7 +89,7 @@ check: venv ## formatting, lint, types, import directions, reference tables
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=testcluster:scripts $(BIN)/lint-imports
 	$(BIN)/python scripts/reference.py --check
 
 docs: venv ## write the tables of docs/ that the code knows
@@ -156,4 +156,4 @@ debian-packages: ## install what the tests need: PostgreSQL, and the parts of a 
 
 clean: ## remove the environments, caches and the demo's files
 	rm -rf $(VENV) .venv-3.* demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) testcluster tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,7 +22,7 @@ import grpc
 from api_sides import ApiSide, Installation, Replicas, bare_worker, installation, new_model, poll
 from rich.console import Console
 from rich.table import Table
-from support.postgres import postgres_server
+from support.server.postgres import postgres_server
 
 BLOCKS = 30
 SUBMITS_PER_BLOCK = 20

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import aiohttp
 import grpc
 from api_replica import API_KEY, MODEL
-from support.bodies import forward_backward, next_token_datum
+from support.worker.messages import forward_backward, next_token_datum
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 
 TESTS = Path(__file__).parents[1] / "tests"
@@ -141,7 +141,7 @@ def _worker_command(scratch: Path, socket: Path) -> list[str]:
     return [
         *("-m", "tinsmith_trainer"),
         *("--model", "reference", "--model-name", MODEL),
-        *("--engine", "support.reference_engine:build_reference"),
+        *("--engine", "support.engine.reference:build_reference"),
         *("--volume", str(scratch / "volume"), "--checkpoint-root", f"file://{scratch}/root"),
         *("--socket", str(socket), "--log-level", "error"),
     ]

@@ -18,10 +18,10 @@ from pathlib import Path
 import httpx
 import yaml
 from rich.console import Console
-from support.cluster.errors import ClusterError
-from support.cluster.handle import Cluster, recorded
-from support.cluster.lifecycle import bring_up
-from support.images import ImagesNotBuilt, build_images
+from testcluster.cluster import Cluster, recorded
+from testcluster.errors import ClusterError
+from testcluster.lifecycle import bring_up
+from testcluster.project_images import ImagesNotBuilt, build_images
 from tinsmith.demo import MODEL, find_program
 
 ROOT = Path(__file__).parents[1]

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 from prometheus_client.core import Metric
 from pydantic.fields import FieldInfo
+from tinsmith_operator.api.names import POOL_KIND
+from tinsmith_operator.kube.resources import ApiCall
 from tinsmith_operator.metrics import Metrics
-from tinsmith_operator.model.names import POOL_KIND
-from tinsmith_operator.resources import ApiCall
 from tinsmith_operator.settings import Settings
 
 PREFIX = "TINSMITH_OPERATOR_"

@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from tinsmith.discovery import find_commands, summary_of
-from tinsmith_operator.model.reasons import Progress
+from tinsmith_operator.api.reasons import Progress
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.metrics import DescribedWorker, Metrics, SamplingFigures

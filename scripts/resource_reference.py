@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tinsmith_operator.model.conditions import ConditionType
-from tinsmith_operator.model.reasons import Progress, Reason
+from tinsmith_operator.api.conditions import ConditionType
+from tinsmith_operator.api.reasons import Progress, Reason
 
 Schema = dict[str, Any]
 

@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.names import POOL_KIND
-from tinsmith_operator.resources import ApiCall
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import POOL_KIND
+from tinsmith_operator.kube.resources import ApiCall
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "tinsmith_operator"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from images.archives import build_images, clean_images
-from images.errors import ImageError
+from images.commands import ImageError
 from images.running import run_trainer_tests
 from images.sources import IMAGES, OPTIONAL_IMAGES, ROOT, images_of, version
 

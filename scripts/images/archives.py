@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
@@ -13,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from images.build_secrets import build_secrets
-from images.builder import BASE, Builder, find_builder
-from images.commands import run
-from images.errors import ImageError
+from images.buildah import Buildah
+from images.builder import BASE, Builder
+from images.commands import ImageError, run
+from images.docker import Docker
 from images.sources import IMAGES, ROOT, Image
 
 # A run of tests may still import the archive before the newest.
@@ -49,6 +50,18 @@ def build_to_run(name: str) -> Builder:
     cache = cache_directory()
     with _locked(cache / "images" / "lock"):
         return _build(IMAGES[name], cache)
+
+
+def find_builder(cache: Path) -> Builder:
+    """docker where its daemon answers, else buildah; raises ImageError where there is neither."""
+    if Docker.works():
+        return Docker()
+    if Buildah.works():
+        return Buildah(cache / "containers")
+    raise ImageError(
+        "There is nothing to build images with: start a docker daemon (with buildx), or install buildah and "
+        "debootstrap: `apt-get install buildah debootstrap`."
+    )
 
 
 def clean_images(images: Collection[Image]) -> None:
@@ -148,3 +161,39 @@ def _timed(what: str) -> Iterator[None]:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+CERTIFICATES_IN_BUILD = "/run/secrets/ca-certificates"
+_CERTIFICATE_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+_DEBIANS_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
+@contextmanager
+def build_secrets(environment: Mapping[str, str] = os.environ) -> Iterator[dict[str, Path]]:
+    """The files of the secrets that the Dockerfiles mount, by name, for as long as the block runs."""
+    with TemporaryDirectory(prefix="tinsmith-build-") as directory:
+        file = Path(directory) / "build-environment"
+        file.touch(mode=0o600)
+        secrets = {"build-environment": file}
+        variables = passed_variables(environment)
+        certificates = _certificates(environment)
+        if certificates is not None:
+            secrets["ca-certificates"] = certificates
+            variables |= dict.fromkeys(_CERTIFICATE_VARIABLES, CERTIFICATES_IN_BUILD)
+        file.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())))
+        yield secrets
+
+
+def passed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Proxies, and pip's settings except the paths among them, which mean nothing inside a build."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.lower() in _PROXY_VARIABLES or (name.startswith("PIP_") and not value.startswith(("/", "~", ".")))
+    }
+
+
+def _certificates(environment: Mapping[str, str]) -> Path | None:
+    named = (Path(environment[name]) for name in _CERTIFICATE_VARIABLES if environment.get(name))
+    return next((file for file in (*named, _DEBIANS_CERTIFICATES) if file.is_file()), None)

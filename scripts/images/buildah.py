@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from images.builder import BASE, Program
-from images.commands import run, run_logged, succeeds
-from images.errors import ImageError
+from images.commands import ImageError, run, run_logged, succeeds
 from images.sources import ROOT, Image
 
 SANDBOX = ROOT / "scripts" / "run-in-image"

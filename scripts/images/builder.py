@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from images.errors import ImageError
 from images.sources import Image
 
 BASE = "docker.io/library/debian:trixie-slim"
@@ -49,18 +48,3 @@ class Builder(Protocol):
 
     def clean(self, references: Sequence[str]) -> None:
         """Removes the images named, and everything else that this tool alone has made."""
-
-
-def find_builder(cache: Path) -> Builder:
-    """docker where its daemon answers, else buildah; raises ImageError where there is neither."""
-    from images.buildah import Buildah
-    from images.docker import Docker
-
-    if Docker.works():
-        return Docker()
-    if Buildah.works():
-        return Buildah(cache / "containers")
-    raise ImageError(
-        "There is nothing to build images with: start a docker daemon (with buildx), or install buildah and "
-        "debootstrap: `apt-get install buildah debootstrap`."
-    )

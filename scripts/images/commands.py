@@ -1,4 +1,4 @@
-"""Runs a program, and says in one sentence when it fails."""
+"""Runs a program, and says in one sentence when it fails: the one exception of the images' tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from images.errors import ImageError
+
+class ImageError(Exception):
+    """`str(error)` says what happened, to what, and what to do."""
+
 
 TAIL_LINES = 25
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from images.builder import BASE, Program
-from images.commands import run, run_logged, succeeds
-from images.errors import ImageError
+from images.commands import ImageError, run, run_logged, succeeds
 from images.sources import Image
 
 

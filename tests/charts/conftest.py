@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from support import cluster_fixtures
-from support.cluster_fixtures import api_cluster, namespace
-from support.prometheus import build_when_used, prometheus
+from support.kubernetes import fixtures
+from support.kubernetes.fixtures import api_cluster, namespace
+from support.kubernetes.prometheus import build_when_used, prometheus
 
 __all__ = ["api_cluster", "namespace", "prometheus", "pytest_collection_finish"]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    cluster_fixtures.pytest_collection_finish(session)
+    fixtures.pytest_collection_finish(session)
     build_when_used(session)

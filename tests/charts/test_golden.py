@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.charts import ROOT, Object, render
+from support.kubernetes.charts import ROOT, Object, render
 
 HERE = Path(__file__).parent
 CASES = sorted([*HERE.glob("values/*.yaml"), *ROOT.glob("examples/values-*.yaml")])

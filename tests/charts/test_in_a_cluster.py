@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from support.charts import CHART, HELM, NAMESPACE, ROOT, Object, named, notes, render
-from support.cluster.builds import GO_MISSING
-from support.cluster.established import wait_established
-from support.cluster.handle import Cluster
-from support.cluster.other_kinds import install_other_kinds
+from support.kubernetes.charts import CHART, HELM, NAMESPACE, ROOT, Object, named, notes, render
 from support.requirements import require
+from testcluster.addons.custom_resources import install_other_kinds, wait_established
+from testcluster.cluster import Cluster
+from testcluster.programs.builds import GO_MISSING
 
 HERE = Path(__file__).parent
 CASES = sorted([*HERE.glob("values/*.yaml"), *ROOT.glob("examples/values-*.yaml")])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support.charts import CHART, ROOT, Object, named, render
-from support.prometheus import Prometheus, Refused, Selector
+from support.kubernetes.charts import CHART, ROOT, Object, named, render
+from support.kubernetes.prometheus import Prometheus, Refused, Selector
 
 MONITORED = render(
     {"monitoring": {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboards")}}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.charts import Object, at, merged, named, render
-from tinsmith_operator.build.policy import CREDENTIAL_SERVERS
+from support.kubernetes.charts import Object, at, merged, named, render
+from tinsmith_operator.build.network import CREDENTIAL_SERVERS
 
 DATABASE = at("apiServer.database.existingSecret.name", "postgresql")
 REMOTE = at("checkpoints.remote", {"url": "s3://bucket", "secretName": "object-store"})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.charts import CHART, ROOT, Object, at, environment, looked_up, merged, named, pods, render
+from support.kubernetes.charts import CHART, ROOT, Object, at, environment, looked_up, merged, named, pods, render
 from tinsmith_operator.settings import Settings as OperatorSettings
 from tinsmith_operator.settings import unknown_variables as unknown_to_the_operator
 from tinsmith_server.configuration import load_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from support.charts import Object, environment, merged, named, pods, render
+from support.kubernetes.charts import Object, environment, merged, named, pods, render
 
 READ = ("get", "list", "watch")
 

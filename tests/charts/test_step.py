@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from support.charts import CHART
-from support.ports import free_port
-from support.servers import API_KEY, ServedInstallation
+from support.kubernetes.charts import CHART
+from support.server.serve_process import API_KEY, ServedInstallation
+from testcluster.ports import free_port
 from tinsmith_trainer.tiny_model import make_tiny_model
 
 SCRIPT = (CHART / "files" / "helm_test.py").read_text()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.charts import (
+from support.kubernetes.charts import (
     CHART,
     ROOT,
     Object,
@@ -25,7 +25,7 @@ from support.charts import (
     refusal,
     render,
 )
-from support.documents import Written, blocks_of_pages
+from support.kubernetes.documents import Written, blocks_of_pages
 from tinsmith_operator.build.container import OWN_VARIABLES
 from tinsmith_operator.installation import ENDPOINT_VARIABLES, remote_port
 

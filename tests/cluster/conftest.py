@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from support.api_hands import ApiHands, Kubelet, hands_on
-from support.cluster_fixtures import (
+from support.kubernetes.crds import install_crds
+from support.kubernetes.fixtures import (
     Cluster,
     api_cluster,
     fresh_cluster,
@@ -16,7 +16,7 @@ from support.cluster_fixtures import (
     pytest_runtest_makereport,
     two_node_cluster,
 )
-from support.crds import install_crds
+from support.kubernetes.kubectl import KubectlUser, Kubelet, hands_on
 
 __all__ = [
     "api_cluster",
@@ -38,7 +38,7 @@ def kinds(api_cluster: Cluster) -> None:
 @pytest.fixture
 async def hands(
     api_cluster: Cluster, kinds: None, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[ApiHands]:
+) -> AsyncIterator[KubectlUser]:
     """On the test's namespace. Operators that the test starts find the cluster by $KUBECONFIG."""
     monkeypatch.setenv("KUBECONFIG", str(api_cluster.kubeconfig))
     async with hands_on(api_cluster.kubeconfig, namespace) as hands:
@@ -46,7 +46,7 @@ async def hands(
 
 
 @pytest.fixture
-async def kubelet(hands: ApiHands) -> AsyncIterator[Kubelet]:
+async def kubelet(hands: KubectlUser) -> AsyncIterator[Kubelet]:
     kubelet = Kubelet(hands)
     async with kubelet.at_work():
         yield kubelet

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.postgres import PostgresServer, postgres_server
+from support.server.postgres import PostgresServer, postgres_server
 
 
 @pytest.fixture(scope="session", name="postgres_server")

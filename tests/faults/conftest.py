@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster.handle import Cluster
-from support.cluster_fixtures import api_cluster, pytest_collection_finish
-from support.crds import install_crds
-from support.pipelined_program import TINY_MODEL, Ending, run_on
-from support.servers import REFERENCE_ENGINE, REFERENCE_MODEL, ServedInstallation
+from support.client.pipelined_program import TINY_MODEL, Ending, run_on
+from support.kubernetes.crds import install_crds
+from support.kubernetes.fixtures import api_cluster, pytest_collection_finish
+from support.server.serve_process import REFERENCE_ENGINE, REFERENCE_MODEL, ServedInstallation
+from testcluster.cluster import Cluster
 from tinsmith_trainer.tiny_model import make_tiny_model
 
 __all__ = ["api_cluster", "pytest_collection_finish"]

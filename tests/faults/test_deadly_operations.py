@@ -16,26 +16,16 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.deadly_engine import (
-    BAD_DISK,
-    DEADLY_RATE,
-    DEADLY_SEED,
-    ENDS,
-    EXITS,
-    FOLDER_VARIABLE,
-    HANGS,
-    HUNG,
-    KILLS,
-)
-from support.lives import Lives
-from support.sdk import adam, next_token_datum, service_client
-from support.servers import REFERENCE_MODEL, ServedInstallation
-from support.workers import MODEL, Call, WorkerProcess, broken_train, create, save, step, train
+from support.client.sdk import adam, next_token_datum, service_client
+from support.engine.deadly import BAD_DISK, DEADLY_RATE, DEADLY_SEED, ENDS, EXITS, FOLDER_VARIABLE, HANGS, HUNG, KILLS
+from support.server.serve_process import REFERENCE_MODEL, ServedInstallation
+from support.worker.process import MODEL, Call, WorkerProcess, broken_train, create, save, step, train
+from support.worker.restarts import Lives
 from tinker import RequestFailedError
 from tinsmith_rpc import worker_pb2
 
 OTHER = "sess:train:1"
-ENGINE = "--engine=support.deadly_engine:build_deadly"
+ENGINE = "--engine=support.engine.deadly:build_deadly"
 ONE_ATTEMPT = "--attempts-per-operation=1"
 NO_SNAPSHOTS = "--snapshot-replay-seconds=1000"
 DEADLY = train(3, (KILLS, 2, 6))
@@ -313,7 +303,7 @@ def test_a_user_of_the_sdk_reads_it_as_the_error_of_that_future_and_goes_on(tmp_
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    settings = {"engine": "support.deadly_engine:build_deadly", "engine_flags": "--attempts-per-operation=2"}
+    settings = {"engine": "support.engine.deadly:build_deadly", "engine_flags": "--attempts-per-operation=2"}
     server = ServedInstallation(tmp_path / "data", {REFERENCE_MODEL: model}, settings).start()
     try:
         with service_client(server) as client:

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.bodies import forward_backward, next_token_datum
-from support.failing_rank import SWITCH
-from support.workers import Call, WorkerProcess, create, save, step, train
+from support.nemo_rl.failing_rank import SWITCH
+from support.worker.messages import forward_backward, next_token_datum
+from support.worker.process import Call, WorkerProcess, create, save, step, train
 from tinsmith_rpc import worker_pb2
 
 pytestmark = pytest.mark.timeout(1200)
 
-FLAGS = ("--engine=support.failing_rank:build", "--no-sampling", "--max-rank=8", "--snapshot-replay-seconds=0")
+FLAGS = ("--engine=support.nemo_rl.failing_rank:build", "--no-sampling", "--max-rank=8", "--snapshot-replay-seconds=0")
 START_SECONDS, ANSWER_SECONDS = 400.0, 240.0
 UNDISTURBED, DISTURBED = "sess:train:0", "sess:train:1"
 TWO_DATUMS = [next_token_datum(tokens) for tokens in ((3, 1, 4, 1, 5), (9, 2, 6))]

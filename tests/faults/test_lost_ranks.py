@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.workers import Call, WorkerProcess, create, save, step, train
+from support.worker.process import Call, WorkerProcess, create, save, step, train
 
 FLAGS = ("--engine=nemo-rl", "--ranks=2", "--no-sampling", "--max-rank=8", "--snapshot-replay-seconds=0")
 START_SECONDS = 240.0

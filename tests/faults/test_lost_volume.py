@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import tinker
-from support.sdk import adam, exact_logprobs, next_token_datum, service_client
-from support.servers import REFERENCE_MODEL, ServedInstallation
+from support.client.sdk import adam, exact_logprobs, next_token_datum, service_client
+from support.server.serve_process import REFERENCE_MODEL, ServedInstallation
 
 DATA = [next_token_datum([5, 9, 2, 14, 7])]
 

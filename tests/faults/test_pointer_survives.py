@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from support.servers import REFERENCE_MODEL, ServedInstallation
+from support.server.serve_process import REFERENCE_MODEL, ServedInstallation
 
 PATIENCE_SECONDS = 60.0
 

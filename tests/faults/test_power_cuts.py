@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.faulting_files import AT_ONE_MOMENT, LossyFolders, LossyVfs, lossy_vfs, restore
-from support.worker_in_process import Worker
-from support.workers import broken_train, create, save, save_ephemeral, step, train
+from support.worker.faulting_files import AT_ONE_MOMENT, LossyFolders, LossyVfs, lossy_vfs, restore
+from support.worker.in_process import Worker
+from support.worker.process import broken_train, create, save, save_ephemeral, step, train
 from tinsmith_trainer.operations import StoredResult
 from tinsmith_trainer.snapshotting import SnapshotPolicy
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import tinker
-from support.cluster.handle import Cluster
-from support.pipelined_program import TINY_MODEL, Ending, run_on
-from support.postgres import postgres_server
-from support.sdk import QUESTION, Served, service_client
-from support.served_replicas import ServedReplicas, readiness, served_replicas
+from support.client.pipelined_program import TINY_MODEL, Ending, run_on
+from support.client.sdk import QUESTION, Served, service_client
+from support.server.postgres import postgres_server
+from support.server.served_replicas import ServedReplicas, readiness, served_replicas
+from testcluster.cluster import Cluster
 
 # The first test waits for a cluster, a database, a worker and two servers.
 pytestmark = pytest.mark.timeout(900)

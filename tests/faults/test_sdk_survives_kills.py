@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.pipelined_program import TINY_MODEL, TOKENS, Ending, run_on
-from support.sdk import exact_logprobs, next_token_datum, service_client
-from support.servers import ServedInstallation
+from support.client.pipelined_program import TINY_MODEL, TOKENS, Ending, run_on
+from support.client.sdk import exact_logprobs, next_token_datum, service_client
+from support.server.serve_process import ServedInstallation
 
 """Each is held for as long as the server holds a poll."""
 

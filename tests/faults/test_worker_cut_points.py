@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.workers import (
-    WorkerProcess,
-    broken_train,
-    create,
-    run_program,
-    save,
-    save_ephemeral,
-    step,
-    train,
-)
+from support.worker.process import WorkerProcess, broken_train, create, run_program, save, save_ephemeral, step, train
 from tinsmith_trainer.failpoints import FAILPOINTS
 
 PROGRAM = [

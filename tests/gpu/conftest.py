@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.gpus import require_gpus
+from support.engine.contract import require_gpus
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.gates import parity
-from support.gpus import require_gpus, require_package
-from support.tiny import tiny_directory
+from support.engine.contract import parity, require_gpus, require_package
+from support.tiny_models import tiny_directory
 
 # Kernels are compiled and servers start within a test; libraries warn of machines that nobody here has seen.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]

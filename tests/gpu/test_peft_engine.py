@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.bare_peft import bare_step
-from support.engines import forward, train
-from support.gates import parity
-from support.tiny import tiny_directory
+from peft import LoraConfig, get_peft_model
+from support.engine.contract import forward, parity, train
+from support.tiny_models import tiny_directory
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import AdamParams, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.tiny_model import TinyShape, make_tiny_model
 from tinsmith_trainer.torch_model.loading import load_torch_model
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 # Kernels are compiled and servers start within a test; libraries warn of machines that nobody here has seen.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
@@ -93,3 +94,28 @@ def seconds_per_step(step: Callable[[], None]) -> float:
         step()
     torch.cuda.synchronize()
     return (time.perf_counter() - started) / STEPS
+
+
+LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
+
+
+def bare_step(
+    model: Path, tokens: np.ndarray, lora: LoraSpec, *, device: str = "cuda", dtype: torch.dtype = torch.bfloat16
+) -> Callable[[], None]:
+    """All rows in one forward. Reads the loss, as any loop that is watched does."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=LINEAR_LAYERS)
+    adapted = get_peft_model(base, config)
+    adapted.train()
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-4)
+    rows = torch.from_numpy(tokens).to(device)
+
+    def step() -> None:
+        logits = adapted(input_ids=rows[:, :-1], use_cache=False).logits
+        loss = cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+
+    return step

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gpus import require_gpus, require_package
-from support.sampling import all_logprobs, ask, ask_all, full_logprobs, job, plain_model, prompt_of, random_adapter
+from support.engine.contract import require_gpus, require_package
+from support.sampler.jobs import all_logprobs, ask, ask_all, full_logprobs, job, plain_model, prompt_of, random_adapter
 from tinsmith_trainer.options import parse_options
 from tinsmith_trainer.running import load_sampler
 from tinsmith_trainer.sampling.base import Sampler

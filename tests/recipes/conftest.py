@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Iterator
 
 import pytest
-from support.offline_hub import OfflineHub, make_offline_hub
-from support.recipes import RecipeRunner
+from support.client.offline_hub import OfflineHub, make_offline_hub
+from support.client.recipes import RecipeRunner
 from support.requirements import require
-from support.servers import ServedInstallation
+from support.server.serve_process import ServedInstallation
 
 
 @pytest.fixture(scope="session")

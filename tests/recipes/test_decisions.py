@@ -7,9 +7,9 @@ import math
 
 import pytest
 import tinker
-from support.offline_hub import QWEN, OfflineHub
-from support.sdk import service_client
-from support.servers import ServedInstallation
+from support.client.offline_hub import QWEN, OfflineHub
+from support.client.sdk import service_client
+from support.server.serve_process import ServedInstallation
 
 pytestmark = pytest.mark.timeout(700)
 

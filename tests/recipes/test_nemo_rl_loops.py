@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.offline_hub import LLAMA, QWEN, VOCAB_SIZE, OfflineHub
-from support.recipes import RecipeRunner
-from support.servers import ServedInstallation
+from support.client.offline_hub import LLAMA, QWEN, VOCAB_SIZE, OfflineHub
+from support.client.recipes import RecipeRunner
+from support.server.serve_process import ServedInstallation
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from support.offline_hub import LLAMA
-from support.recipes import RecipeRun, RecipeRunner
+from support.client.offline_hub import LLAMA
+from support.client.recipes import RecipeRun, RecipeRunner
 
 pytestmark = pytest.mark.timeout(700)
 

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 
 import pytest
-from support.offline_hub import LLAMA, VOCAB_SIZE
-from support.recipes import RecipeRun, RecipeRunner
+from support.client.offline_hub import LLAMA, VOCAB_SIZE
+from support.client.recipes import RecipeRun, RecipeRunner
 
 pytestmark = pytest.mark.timeout(700)
 

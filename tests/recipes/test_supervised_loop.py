@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.offline_hub import QWEN
-from support.recipes import RecipeRun, RecipeRunner
+from support.client.offline_hub import QWEN
+from support.client.recipes import RecipeRun, RecipeRunner
 
 pytestmark = pytest.mark.timeout(700)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import tinker
-from support.sdk import service_client
-from support.servers import ServedInstallation
+from support.client.sdk import service_client
+from support.server.serve_process import ServedInstallation
 from tinsmith_trainer.tiny_model import make_tiny_model
 
 MODEL = "Qwen/Qwen3-8B"

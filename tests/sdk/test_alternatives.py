@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tinker
 import torch
-from support.sdk import adam, next_token_datum
+from support.client.sdk import adam, next_token_datum
 from tinker import types
 
 from .conftest import MODEL

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import tinker
-from support.sdk import adam, exact_logprobs, next_token_datum
-from support.servers import API_KEY, ServedInstallation
+from support.client.sdk import adam, exact_logprobs, next_token_datum
+from support.server.serve_process import API_KEY, ServedInstallation
 from tinker import types
 
 from .conftest import MODEL

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import fsspec
 import pytest
 import tinker
-from support.s3 import s3_server, used_here
-from support.sdk import adam, exact_logprobs, next_token_datum, service_client
-from support.servers import API_KEY, ServedInstallation
+from support.client.sdk import adam, exact_logprobs, next_token_datum, service_client
+from support.server.s3 import s3_server, used_here
+from support.server.serve_process import API_KEY, ServedInstallation
 from tinker import types
 from tinsmith_trainer.tiny_model import make_tiny_model
 

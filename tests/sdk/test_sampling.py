@@ -6,7 +6,7 @@ import math
 
 import pytest
 import tinker
-from support.sdk import adam, next_token_datum
+from support.client.sdk import adam, next_token_datum
 from tinker import types
 
 from .conftest import MODEL

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import tinker
-from support.sdk import adam, exact_logprobs, next_token_datum
-from support.servers import ServedInstallation
+from support.client.sdk import adam, exact_logprobs, next_token_datum
+from support.server.serve_process import ServedInstallation
 from tinker import types
 
 from .conftest import MODEL

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from nemo_rl_sizing import GIB, MODELS, RANKS, SLOT_BYTES, TOKENS, Layout, Sizes, rows, smallest
-from tinsmith_operator.model.quantity import parse_quantity
+from tinsmith_operator.api.base import parse_quantity
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [file for file in sorted(ROOT.glob("examples/session*.yaml")) if "engine: nemo-rl" in file.read_text()]

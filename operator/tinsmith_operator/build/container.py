@@ -6,12 +6,11 @@ import math
 import posixpath
 from collections.abc import Mapping, Sequence
 
+from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.names import HEALTH_PORT, RPC_PORT, WORKER_CONTAINER
+from tinsmith_operator.api.spec import Model, ModelSource, Resources, ServingSpec, SourceType
 from tinsmith_operator.build.volumes import HOME_PATH, HUB_CACHE_PATH, MODELS_PATH, TLS_PATH, Mounted, mounts
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.names import HEALTH_PORT, RPC_PORT, WORKER_CONTAINER
-from tinsmith_operator.model.quantity import parse_quantity
-from tinsmith_operator.model.spec import Model, ModelSource, Resources, ServingSpec, SourceType
 
 STARTUP_PERIOD_SECONDS = 5
 TERMINATION_LOG = "/dev/termination-log"

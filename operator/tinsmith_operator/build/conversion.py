@@ -9,6 +9,10 @@ one. Nothing removes it when it is done: that it is there and complete says that
 
 from __future__ import annotations
 
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import CONVERSION_ANNOTATION, INPUTS_ANNOTATION, WORKER_CONTAINER, conversion_name
+from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.spec import TrainingSessionSpec
 from tinsmith_operator.build.container import (
     SECURITY,
     TERMINATION_LOG,
@@ -19,19 +23,10 @@ from tinsmith_operator.build.container import (
 )
 from tinsmith_operator.build.metadata import child_labels, child_metadata, converter_selector, fingerprint
 from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, parallelism_options
-from tinsmith_operator.build.plan import WorkerPlan, inputs_hash
 from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec
 from tinsmith_operator.build.volumes import model_volumes, mounts
+from tinsmith_operator.build.worker import WorkerPlan, inputs_hash
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.names import (
-    CONVERSION_ANNOTATION,
-    INPUTS_ANNOTATION,
-    WORKER_CONTAINER,
-    conversion_name,
-)
-from tinsmith_operator.model.session import TrainingSession
-from tinsmith_operator.model.spec import TrainingSessionSpec
 
 COMPONENT = {"app.kubernetes.io/component": "conversion"}
 COMMAND = ["python3", "-m", "tinsmith_trainer.conversion"]

@@ -1,7 +1,12 @@
-"""The Deployment that keeps a pool's samplers."""
+"""The Deployment that keeps a pool's samplers, with their token server, and its PodDisruptionBudget."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.names import IMAGE_ANNOTATION
+from tinsmith_operator.api.pool import SamplerPool, SamplerPoolSpec
 from tinsmith_operator.build.container import (
     build_container,
     command_line,
@@ -11,12 +16,8 @@ from tinsmith_operator.build.container import (
 )
 from tinsmith_operator.build.metadata import child_metadata, fingerprint, sealed, selector_labels
 from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec
-from tinsmith_operator.build.token_server import server_arguments, server_variables, server_volumes
-from tinsmith_operator.build.volumes import serving_volumes
+from tinsmith_operator.build.volumes import SHARED_MEMORY_PATH, Mounted, in_memory, scratch, serving_volumes
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.names import IMAGE_ANNOTATION
-from tinsmith_operator.model.pool import SamplerPool
 
 PROGRESS_MARGIN_SECONDS = 600
 """For finding a node and pulling the image, beside the time that the spec gives a sampler to load the model."""
@@ -104,3 +105,66 @@ def _spread(pool: SamplerPool) -> Manifest:
     selector = {"labelSelector": {"matchLabels": selector_labels(pool)}}
     constraints = [{**constraint, **selector} for constraint in pool.spec.pod.topology_spread_constraints]
     return {"topologySpreadConstraints": constraints} if constraints else {}
+
+
+def build_budget(pool: SamplerPool) -> Manifest:
+    """One sampler at a time may be asked to leave its node; one that does not work may always be."""
+    return sealed(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": child_metadata(pool, pool.workload_name),
+            "spec": {
+                "maxUnavailable": 1,
+                "selector": {"matchLabels": selector_labels(pool)},
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            },
+        }
+    )
+
+
+SCRATCH_PATH = "/var/lib/tinsmith/scratch"
+SCRATCH_LIMIT = "256Gi"
+"""For the adapters of a replica, which the server reads again from there, and for what it compiles."""
+SHARED_MEMORY_BYTES = 16 * 2**30
+"""Of /dev/shm, by which the processes of one server speak to each other. What lies there counts as memory."""
+
+VARIABLES = {
+    # Else kernels are compiled into HOME and /tmp, which are small.
+    "XDG_CACHE_HOME": f"{SCRATCH_PATH}/cache",
+    "TRITON_CACHE_DIR": f"{SCRATCH_PATH}/cache/triton",
+    "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH_PATH}/cache/inductor",
+    "FLASHINFER_WORKSPACE_BASE": f"{SCRATCH_PATH}/cache",
+}
+
+
+def server_arguments(spec: SamplerPoolSpec) -> list[str]:
+    """Nothing of a pool that runs no server."""
+    if not spec.runs_a_server:
+        return []
+    options = {
+        "engine": spec.engine.value,
+        "gpus": spec.gpus,
+        "scratch": SCRATCH_PATH,
+        "server-start-timeout-seconds": spec.pod.startup_timeout_seconds,
+    }
+    return [*command_line(options), *(f"--server-argument={word}" for word in spec.server_arguments)]
+
+
+def server_variables(spec: SamplerPoolSpec) -> list[Manifest]:
+    """What the user says of one of them wins."""
+    return [{"name": name, "value": value} for name, value in VARIABLES.items()] if spec.runs_a_server else []
+
+
+def server_volumes(spec: SamplerPoolSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
+    """What the server needs beside these, or in place of those at the same path."""
+    if not spec.runs_a_server:
+        return list(volumes)
+    said = spec.pod.shared_memory
+    shared_bytes = SHARED_MEMORY_BYTES if said is None else int(parse_quantity(said))
+    own = [
+        Mounted("scratch", SCRATCH_PATH, scratch(SCRATCH_LIMIT)),
+        Mounted("shared-memory", SHARED_MEMORY_PATH, in_memory(shared_bytes)),
+    ]
+    replaced = {volume.path for volume in own}
+    return [*(volume for volume in volumes if volume.path not in replaced), *own]

@@ -6,15 +6,15 @@ import hashlib
 import json
 from typing import Any
 
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.names import (
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import (
     CONFIGURATION_ANNOTATION,
     CONVERSION_APPLICATION,
     MANAGED_BY_LABEL,
     MANAGER,
     MEMBER_APPLICATION,
 )
-from tinsmith_operator.model.owner import Owner
+from tinsmith_operator.api.owner import Owner
 
 
 def fingerprint(value: Any) -> str:

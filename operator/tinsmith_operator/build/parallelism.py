@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.spec import Engine, TrainingSessionSpec
 from tinsmith_operator.build.volumes import (
     HUB_CACHE_LIMIT,
     HUB_CACHE_PATH,
@@ -13,9 +15,6 @@ from tinsmith_operator.build.volumes import (
     in_memory,
     scratch,
 )
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.quantity import parse_quantity
-from tinsmith_operator.model.spec import Engine, TrainingSessionSpec
 
 RAY_LIMIT = "32Gi"
 """Its logs, of all processes, and what does not fit into shared memory."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.spec import PodOverrides
 from tinsmith_operator.build.metadata import child_labels
 from tinsmith_operator.build.volumes import Mounted, pod_volumes
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
-from tinsmith_operator.model.owner import Owner
-from tinsmith_operator.model.spec import PodOverrides
 
 USER_ID = 65532
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.spec import TrainingSessionSpec
 from tinsmith_operator.build.container import literally
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.spec import TrainingSessionSpec
 
 VERSION_ON_CPUS = "2.60.0"
 VERSION_ON_GPUS = "2.56.1"

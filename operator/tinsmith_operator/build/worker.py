@@ -1,7 +1,13 @@
-"""The template of the worker's pod, and what the worker is told."""
+"""The template of the worker's pod, and what the worker is told: by its spec, and by the plan beside it."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.spec import Sampling
 from tinsmith_operator.build.container import (
     build_container,
     command_line,
@@ -9,14 +15,76 @@ from tinsmith_operator.build.container import (
     life_options,
     model_options,
 )
+from tinsmith_operator.build.metadata import fingerprint
 from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, parallelism_options
-from tinsmith_operator.build.plan import WorkerPlan, grace_seconds, inputs_hash
 from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec
 from tinsmith_operator.build.volumes import JOURNAL_PATH, worker_volumes
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.session import TrainingSession
-from tinsmith_operator.model.spec import Sampling
+
+SHORTEST_GRACE_SECONDS = 60
+SHORTEST_DIVIDED_GRACE_SECONDS = 300
+"""Adapters are gathered from all ranks before they are written."""
+GRACE_STEP_SECONDS = 30
+"""Coarse, so that the StatefulSet does not change with every measurement."""
+
+LATER_INPUTS = frozenset({"checkpointEnvironment", "checkpointSecret", "restart"})
+
+
+@dataclass(frozen=True)
+class PinnedImage:
+    """reference: as somebody asked for it. digest: what that was when it first ran, if it came from a registry."""
+
+    reference: str
+    digest: str | None
+
+    @property
+    def runs(self) -> str:
+        return self.digest or self.reference
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """restart: the latest request to start anew, as its time was written; whoever runs without it is restarted."""
+
+    worker_id: str
+    image: PinnedImage
+    replicas: int
+    restart: str | None = None
+
+
+def grace_seconds(session: TrainingSession) -> int:
+    """How long the worker may take to stop: as measured, with room, unless the spec says otherwise."""
+    override = session.spec.pod.termination_grace_period_seconds
+    if override is not None:
+        return override
+    measured = 30 + 4 * (session.status.snapshot_seconds or 0)
+    shortest = SHORTEST_DIVIDED_GRACE_SECONDS if session.spec.uses_ray else SHORTEST_GRACE_SECONDS
+    return max(shortest, math.ceil(measured / GRACE_STEP_SECONDS) * GRACE_STEP_SECONDS)
+
+
+def inputs_hash(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> str:
+    """Of everything that somebody said of this pod.
+
+    A pod with another hash must be restarted. What the operator adds by itself is left out, so that a newer operator
+    restarts nothing: its template waits for the next start. So are defaults, since a newer one may have more fields.
+    """
+    said = session.spec.model_dump(
+        mode="json", exclude={"suspend": True, "storage": True, "pod": {"image"}}, exclude_defaults=True
+    )
+    inputs = {
+        "spec": said,
+        "claim": session.claim_name,
+        "worker": plan.worker_id,
+        "image": plan.image.reference,
+        "pullPolicy": installation.trainer_image_pull_policy,
+        "checkpointRoot": installation.checkpoint_root,
+        "checkpointClaim": installation.checkpoint_claim,
+        "checkpointEnvironment": dict(installation.checkpoint_environment),
+        "checkpointSecret": installation.checkpoint_secret,
+        "restart": plan.restart,
+    }
+    # What is said since a later version is in the hash only where it is said: its default restarts nobody.
+    return fingerprint({name: value for name, value in inputs.items() if name not in LATER_INPUTS or value})
 
 
 def worker_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:

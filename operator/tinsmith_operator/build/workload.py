@@ -1,16 +1,36 @@
-"""What keeps the pods of a session."""
+"""What keeps the pods of a session: a StatefulSet of one, or a RayCluster."""
 
 from __future__ import annotations
 
-from tinsmith_operator.build.plan import WorkerPlan
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.build.metadata import child_metadata, sealed, selector_labels
 from tinsmith_operator.build.ray_cluster import build_ray_cluster
-from tinsmith_operator.build.stateful_set import build_stateful_set
+from tinsmith_operator.build.worker import WorkerPlan, worker_template
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.session import TrainingSession
 
 
 def build_workload(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
     """One pod is a StatefulSet's; several are a RayCluster's, which KubeRay keeps."""
     build = build_ray_cluster if session.spec.is_group else build_stateful_set
     return build(session, installation, plan)
+
+
+def build_stateful_set(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
+    """OnDelete: when a worker restarts is decided by the operator, never by a change of the template."""
+    return sealed(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": child_metadata(session, session.workload_name),
+            "spec": {
+                "replicas": plan.replicas,
+                "serviceName": session.workload_name,
+                "selector": {"matchLabels": selector_labels(session)},
+                "podManagementPolicy": "Parallel",
+                "updateStrategy": {"type": "OnDelete"},
+                "revisionHistoryLimit": 2,
+                "template": worker_template(session, installation, plan),
+            },
+        }
+    )

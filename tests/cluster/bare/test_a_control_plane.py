@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.cluster.errors import ClusterError
-from support.cluster_fixtures import Cluster
+from support.kubernetes.fixtures import Cluster
+from testcluster.errors import ClusterError
 
 SECURITY = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
 CONTAINER = {

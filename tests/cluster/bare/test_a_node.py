@@ -10,10 +10,10 @@ from string import Template
 
 import httpx
 import pytest
-from support.cluster.archives import write_archive
-from support.cluster.builds import HELLO, built
-from support.cluster.errors import ClusterError
-from support.cluster_fixtures import Cluster
+from support.kubernetes.fixtures import Cluster
+from testcluster.errors import ClusterError
+from testcluster.programs.archives import write_archive
+from testcluster.programs.builds import HELLO, built
 
 HOST = "hello.test"
 NAMESPACE = "bare-cluster"

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.cluster.archives import write_archive
-from support.cluster.builds import HELLO, built
-from support.cluster_fixtures import Cluster
+from support.kubernetes.fixtures import Cluster
+from testcluster.programs.archives import write_archive
+from testcluster.programs.builds import HELLO, built
 
 IMAGE = "docker.io/tinsmith/test-hello:1"
 FIRST, SECOND = "node-1", "node-2"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.cluster_fixtures import Cluster
-from support.crds import install_crds
+from support.kubernetes.crds import install_crds
+from support.kubernetes.fixtures import Cluster
 
 Manifest = dict[str, Any]
 Kubectl = Callable[..., str]

@@ -6,9 +6,9 @@ import json
 
 import pytest
 from cluster.crd.conftest import Kubectl, Manifest
-from support.cluster.errors import ClusterError
-from support.documents import Written, blocks_of_pages, manifests_of_examples
-from tinsmith_operator.model.names import API_VERSION, SESSION_KIND
+from support.kubernetes.documents import Written, blocks_of_pages, manifests_of_examples
+from testcluster.errors import ClusterError
+from tinsmith_operator.api.names import API_VERSION, SESSION_KIND
 
 IN_PAGES = [each for each in blocks_of_pages() if each.is_manifest]
 CATALOGUES = [each for each in blocks_of_pages() if each.where.startswith("docs/chart.md") and "models" in each.content]

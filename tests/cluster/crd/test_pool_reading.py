@@ -7,9 +7,9 @@ import json
 import pytest
 from cluster.crd.conftest import Kubectl
 from cluster.crd.test_reading import cells
-from support.pool_world import PoolWorld
-from support.sampler_pools import pool_manifest
-from tinsmith_operator.model.status import SamplerPoolStatus
+from support.operator.pool_world import PoolWorld
+from support.operator.resources import pool_manifest
+from tinsmith_operator.api.status import SamplerPoolStatus
 
 
 @pytest.fixture

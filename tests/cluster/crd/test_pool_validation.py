@@ -1,6 +1,6 @@
 """What the API server takes for a SamplerPool, and how it says what to change in what it does not take.
 
-What pools and sessions both say has one form (tests/unit/operator/model/test_crd.py), and is tested with sessions.
+What pools and sessions both say has one form (tests/unit/operator/api/test_crd.py), and is tested with sessions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from cluster.crd.conftest import Kubectl, Manifest, assert_taken, try_to_create
-from support.built_pools import BUILT_POOLS, EVERYTHING_OF_A_POOL, VLLM
-from support.cluster.errors import ClusterError
-from support.training_sessions import FROM_HUB, ON_CLAIM
-from tinsmith_operator.model.names import API_VERSION, POOL_KIND
-from tinsmith_operator.model.pool_spec import SamplerPoolSpec
+from support.operator.built_pools import BUILT_POOLS, EVERYTHING_OF_A_POOL, VLLM
+from support.operator.resources import FROM_HUB, ON_CLAIM
+from testcluster.errors import ClusterError
+from tinsmith_operator.api.names import API_VERSION, POOL_KIND
+from tinsmith_operator.api.pool import SamplerPoolSpec
 
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 from cluster.crd.conftest import Kubectl
-from support.operator_world import World
-from support.training_sessions import session_manifest
-from tinsmith_operator.model.status import TrainingSessionStatus
+from support.operator.resources import session_manifest
+from support.operator.session_world import World
+from tinsmith_operator.api.status import TrainingSessionStatus
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 from cluster.crd.conftest import Kubectl, Manifest, assert_taken, try_to_create
-from support.built_sessions import BUILT, EVERYTHING
-from support.cluster.errors import ClusterError
-from support.cluster.kuberay import install_kuberay_kinds
-from support.cluster_fixtures import Cluster
-from support.crds import CRD_FILE
-from support.training_sessions import FROM_HUB, ON_CLAIM
-from tinsmith_operator.model.names import API_VERSION, SESSION_KIND
-from tinsmith_operator.model.spec import TrainingSessionSpec
+from support.kubernetes.crds import CRD_FILE
+from support.kubernetes.fixtures import Cluster
+from support.operator.built_sessions import BUILT, EVERYTHING
+from support.operator.resources import FROM_HUB, ON_CLAIM
+from testcluster.addons.kuberay import install_kuberay_kinds
+from testcluster.errors import ClusterError
+from tinsmith_operator.api.names import API_VERSION, SESSION_KIND
+from tinsmith_operator.api.spec import TrainingSessionSpec
 
 
 def session(name: str = "qwen", *, source: Manifest = ON_CLAIM, model: str = "Qwen/Qwen3-8B", **spec: Any) -> Manifest:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from images.archives import build_images
-from images.builder import Program, find_builder
-from images.errors import ImageError
+from images.archives import build_images, find_builder
+from images.builder import Program
+from images.commands import ImageError
 from images.running import run_in_image
 from images.sources import IMAGES
 from packaging.requirements import Requirement

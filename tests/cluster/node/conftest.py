@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster.handle import Cluster
-from support.images import build_images
-from support.installation import API_KEY, ROOT, Installation, wait_for
-from support.pipelined_program import Ending, checkpoint_run_folder, run_program
-from support.services_in_cluster import DATABASE_SECRET, postgresql
+from support.client.pipelined_program import Ending, checkpoint_run_folder, run_program
+from support.kubernetes.installation import API_KEY, ROOT, Installation, wait_for
+from support.kubernetes.services import DATABASE_SECRET, postgresql
+from testcluster.cluster import Cluster
+from testcluster.project_images import build_images
 
 NAMESPACE = "tinsmith"
 SESSION = "tiny"

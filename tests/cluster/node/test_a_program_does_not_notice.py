@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from cluster.node.conftest import API_SERVERS, CHILDREN, OPERATORS, SESSION, Run
-from support.installation import Installation, wait_for
-from support.pipelined_program import Ending
+from support.client.pipelined_program import Ending
+from support.kubernetes.installation import Installation, wait_for
 
 POD = f"{SESSION}-0"
 

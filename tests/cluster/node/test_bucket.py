@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster.node.conftest import EXAMPLES, MODEL, SESSION
-from support.cluster.handle import Cluster
-from support.installation import Installation, Object, wait_for
-from support.pipelined_program import Ending, checkpoint_run_folder, run_program
-from support.sampling_load import sampling_load, wait_for_more
-from support.services_in_cluster import BUCKET, STORAGE_SECRET, s3, s3_environment
+from support.client.pipelined_program import Ending, checkpoint_run_folder, run_program
+from support.client.sampling_load import sampling_load, wait_for_more
+from support.kubernetes.installation import Installation, Object, wait_for
+from support.kubernetes.services import BUCKET, STORAGE_SECRET, s3, s3_environment
+from testcluster.cluster import Cluster
 
 NAMESPACE = "tinsmith-bucket"
 POOL = "tiny"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 
 from cluster.node.conftest import SESSION, Run
-from support.installation import API_SERVER, Installation, wait_for
-from support.pipelined_program import Ending
+from support.client.pipelined_program import Ending
+from support.kubernetes.installation import API_SERVER, Installation, wait_for
 
 WORKER = f"{SESSION}-0"
 

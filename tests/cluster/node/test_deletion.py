@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import tinker
 from cluster.node.conftest import MODEL
-from support.installation import Installation, Object, wait_for
-from support.sdk import QUESTION, adam, exact_logprobs, next_token_datum
+from support.client.sdk import QUESTION, adam, exact_logprobs, next_token_datum
+from support.kubernetes.installation import Installation, Object, wait_for
 
 NAME = "short-lived"
 BASE_MODEL = "demo/short-lived"

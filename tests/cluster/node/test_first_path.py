@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from cluster.node.conftest import MODEL
-from support.installation import Installation
-from support.sdk import ANSWER, QUESTION, adam, exact_logprobs, next_token_datum
+from support.client.sdk import ANSWER, QUESTION, adam, exact_logprobs, next_token_datum
+from support.kubernetes.installation import Installation
 from tinker import types
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from cluster.node.conftest import MODEL, wait_gone
-from support import tiny_hub
-from support.installation import Installation, Object, wait_for
-from support.sdk import QUESTION, adam, exact_logprobs, next_token_datum
+from support.client import tiny_hub
+from support.client.sdk import QUESTION, adam, exact_logprobs, next_token_datum
+from support.kubernetes.installation import Installation, Object, wait_for
 
 NAME = "from-hub"
 BASE_MODEL = "demo/from-hub"

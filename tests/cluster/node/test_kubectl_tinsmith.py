@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cluster.node.conftest import SESSION
 from cluster.plugin.conftest import Said, run_plugin
-from support.installation import API_KEY, Installation
-from support.services_in_cluster import PASSWORD
+from support.kubernetes.installation import API_KEY, Installation
+from support.kubernetes.services import PASSWORD
 
 
 def say(installation: Installation, *words: str) -> Said:

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 from cluster.node.conftest import EXAMPLES, MODEL, NAMESPACE, SESSION, VALUES, Run, run_through_ingress
-from support.cluster.handle import Cluster
-from support.images import build_images
-from support.installation import Installation, Object, wait_for
-from support.pipelined_program import Ending
+from support.client.pipelined_program import Ending
+from support.kubernetes.installation import Installation, Object, wait_for
+from testcluster.cluster import Cluster
+from testcluster.project_images import build_images
 
 FIRST, SECOND = "node-1", "node-2"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster.node.conftest import EXAMPLES, wait_gone
-from support.cluster.errors import ClusterError
-from support.cluster.kuberay import install_kuberay_kinds, kuberay_operator
-from support.images import build_images
-from support.installation import Installation, Object
-from support.pipelined_program import Ending, checkpoint_run_folder, run_program
+from support.client.pipelined_program import Ending, checkpoint_run_folder, run_program
+from support.kubernetes.installation import Installation, Object
+from testcluster.addons.kuberay import install_kuberay_kinds, kuberay_operator
+from testcluster.errors import ClusterError
+from testcluster.project_images import build_images
 
 IMAGE = "docker.io/tinsmith/trainer-megatron:0.1.0"
 RESOURCES = {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}

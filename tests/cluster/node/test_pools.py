@@ -9,10 +9,10 @@ import pytest
 import tinker
 import yaml
 from cluster.node.conftest import EXAMPLES, MODEL, SESSION, Run, wait_gone
-from support.installation import Installation, Object, wait_for
-from support.pipelined_program import Ending
-from support.sampling_load import Answers, Open, sampling_load, wait_for_more
-from support.sdk import adam, next_token_datum
+from support.client.pipelined_program import Ending
+from support.client.sampling_load import Answers, Open, sampling_load, wait_for_more
+from support.client.sdk import adam, next_token_datum
+from support.kubernetes.installation import Installation, Object, wait_for
 
 A, B = "tiny-a", "tiny-b"
 POOL_LABEL = "tinsmith.dev/pool"

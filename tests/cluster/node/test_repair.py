@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster.node.conftest import CHILDREN
-from support.installation import Installation, Object, wait_for
+from support.kubernetes.installation import Installation, Object, wait_for
 
 IDS = [kind for kind, _, _ in CHILDREN]
 

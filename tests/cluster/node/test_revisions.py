@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from cluster.node.conftest import EXAMPLES, NAMESPACE, SESSION, VALUES, Run, run_through_ingress
-from support.cluster.archives import write_variant
-from support.cluster.handle import Cluster
-from support.images import build_images
-from support.installation import Installation, wait_for
-from support.pipelined_program import Ending
-from support.revisions import Revision, unpack
+from support.client.pipelined_program import Ending
+from support.kubernetes.installation import Installation, wait_for
+from support.kubernetes.revisions import Revision, unpack
+from testcluster.cluster import Cluster
+from testcluster.programs.archives import write_variant
+from testcluster.project_images import build_images
 
 POD = f"{SESSION}-0"
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.1.0"

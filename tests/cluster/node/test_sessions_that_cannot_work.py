@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cluster.node.conftest import wait_gone
-from support.installation import Installation, Object
+from support.kubernetes.installation import Installation, Object
 
 NAME = "cannot-work"
 

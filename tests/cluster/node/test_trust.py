@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.installation import Installation
+from support.kubernetes.installation import Installation
 
 # Runs in the API server's pod, which has grpc and a network path to the worker.
 CALL = """

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from cluster.node.conftest import SESSION, Run
-from support.cluster.archives import write_variant
-from support.cluster.images import LoadedImage
-from support.images import build_images
-from support.installation import Installation, wait_for
-from support.pipelined_program import Ending
+from support.client.pipelined_program import Ending
+from support.kubernetes.installation import Installation, wait_for
+from testcluster.kubernetes.containerd import LoadedImage
+from testcluster.programs.archives import write_variant
+from testcluster.project_images import build_images
 
 POD, CLAIM = f"{SESSION}-0", f"{SESSION}-journal"
 REPOSITORY = "docker.io/tinsmith/trainer"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.node.conftest import EXAMPLES, MODEL, SESSION, wait_gone
-from support.installation import Installation, wait_for
-from support.sdk import QUESTION, adam, exact_logprobs, next_token_datum
+from support.client.sdk import QUESTION, adam, exact_logprobs, next_token_datum
+from support.kubernetes.installation import Installation, wait_for
 
 
 def test_a_session_deleted_with_retain_is_found_again_by_its_successor(

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.api_hands import ApiHands
-from support.api_proxy import ApiProxy, proxy_to
-from support.cluster_fixtures import Cluster
+from support.kubernetes.api_proxy import ApiProxy, proxy_to
+from support.kubernetes.fixtures import Cluster
+from support.kubernetes.kubectl import KubectlUser
 
 
 @pytest.fixture
 async def proxy(
-    hands: ApiHands, api_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hands: KubectlUser, api_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[ApiProxy]:
     """Operators that the test starts go through it."""
     async with proxy_to(api_cluster.kubeconfig) as proxy, proxy.serve(tmp_path) as kubeconfig:

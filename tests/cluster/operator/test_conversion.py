@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from cluster.operator.test_cut_points import Life, live
-from support.api_hands import ApiHands, Kubelet, is_of_a_job
-from support.built_sessions import NEMO_RL
-from support.chart_account import grant, kubeconfig_of_the_account, rights_of
-from support.cluster_fixtures import Cluster
-from support.operators import (
+from support.kubernetes.chart_account import grant, kubeconfig_of_the_account, rights_of
+from support.kubernetes.fixtures import Cluster
+from support.kubernetes.kubectl import KubectlUser, Kubelet, is_of_a_job
+from support.operator.built_sessions import NEMO_RL
+from support.operator.operators import (
     comes_to_rest,
     condition_of,
     eventually,
@@ -21,8 +21,8 @@ from support.operators import (
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.model.names import RESTART_REQUEST_ANNOTATION
-from tinsmith_operator.resources import EVENTS, JOBS, PODS, SESSIONS, WORKLOADS
+from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.kube.resources import EVENTS, JOBS, PODS, SESSIONS, WORKLOADS
 
 NAME = "tiny-conversion"
 CONVERTED: dict[str, Any] = {**NEMO_RL, "modelCache": {"claimName": "models"}}
@@ -36,16 +36,16 @@ def idle(kubelet: Kubelet) -> Kubelet:
     return kubelet
 
 
-async def converters(hands: ApiHands) -> list[dict[str, Any]]:
+async def converters(hands: KubectlUser) -> list[dict[str, Any]]:
     return [pod for pod in await hands.all(PODS) if is_of_a_job(pod)]
 
 
-async def the_converter(hands: ApiHands) -> dict[str, Any]:
+async def the_converter(hands: KubectlUser) -> dict[str, Any]:
     [pod] = await eventually(lambda: converters(hands), "the Job has a pod")
     return dict(pod)
 
 
-def says(hands: ApiHands, reason: str) -> Callable[[], Awaitable[bool]]:
+def says(hands: KubectlUser, reason: str) -> Callable[[], Awaitable[bool]]:
     async def look() -> bool:
         return bool(condition_of(await hands.get(SESSIONS, "tiny"), "Ready").get("reason") == reason)
 
@@ -53,7 +53,7 @@ def says(hands: ApiHands, reason: str) -> Callable[[], Awaitable[bool]]:
 
 
 async def test_a_session_is_converted_for_once_with_the_rights_of_the_chart(
-    api_cluster: Cluster, hands: ApiHands, idle: Kubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api_cluster: Cluster, hands: KubectlUser, idle: Kubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant(api_cluster, rights_of(hands.namespace))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of_the_account(api_cluster, hands.namespace, tmp_path)))
@@ -92,7 +92,7 @@ async def test_a_session_is_converted_for_once_with_the_rights_of_the_chart(
 
 
 async def test_a_session_that_is_suspended_while_it_is_converted_for_leaves_no_pod(
-    hands: ApiHands, idle: Kubelet
+    hands: KubectlUser, idle: Kubelet
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest(**CONVERTED))
@@ -102,7 +102,7 @@ async def test_a_session_that_is_suspended_while_it_is_converted_for_leaves_no_p
         assert [*await hands.all(JOBS), *await hands.all(PODS)] == []
 
 
-async def create(hands: ApiHands) -> None:
+async def create(hands: KubectlUser) -> None:
     await hands.create(SESSIONS, session_manifest(**CONVERTED))
 
 
@@ -111,7 +111,7 @@ BEGINNING: Life = (("created", create, lambda hands: comes_to_rest(hands, "Worke
 
 @pytest.mark.parametrize("cut_before", range(6, 11))
 async def test_a_successor_of_an_operator_that_died_makes_no_second_job(
-    hands: ApiHands, kubelet: Kubelet, cut_before: int
+    hands: KubectlUser, kubelet: Kubelet, cut_before: int
 ) -> None:
     """From the claim to the StatefulSet, with the Job between them."""
     await live(hands, cut_before, life=BEGINNING)

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.api_hands import ApiHands, Kubelet, whole_namespace
-from support.operators import Writes, comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.resources import SESSIONS
+from support.kubernetes.kubectl import KubectlUser, Kubelet, whole_namespace
+from support.operator.operators import Writes, comes_to_rest, eventually, running, session_manifest, settings_for
+from tinsmith_operator.kube.resources import SESSIONS
 
 # Of the longest life there are fewer; `test_every_write_is_a_cut_point` says when this must grow.
 MOST_WRITES = 64
@@ -24,12 +24,12 @@ QUIET_LOOKS = 8
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 DELETES = {"retentionPolicy": {"whenDeleted": "Delete"}}
 
-Step = Callable[[ApiHands], Awaitable[Any]]
+Step = Callable[[KubectlUser], Awaitable[Any]]
 Life = tuple[tuple[str, Step, Step], ...]
 """What is done, in words; how; and what is waited for."""
 
 
-async def create(hands: ApiHands) -> None:
+async def create(hands: KubectlUser) -> None:
     await hands.create(SESSIONS, session_manifest(storage=DELETES))
 
 
@@ -40,7 +40,7 @@ def change(reason: str, **spec: Any) -> tuple[Step, Step]:
     )
 
 
-async def is_gone(hands: ApiHands) -> None:
+async def is_gone(hands: KubectlUser) -> None:
     """With its children: the garbage collector takes half a minute to hear of a CRD that was just installed."""
 
     async def look() -> bool:
@@ -60,7 +60,7 @@ LIFE: Life = (
 
 
 @asynccontextmanager
-async def succession(hands: ApiHands, cut_before: int) -> AsyncIterator[Writes]:
+async def succession(hands: KubectlUser, cut_before: int) -> AsyncIterator[Writes]:
     """An operator that dies before that write, and one that takes over; 0 is one that lives."""
     settings = settings_for(hands.namespace, identity="the-same-pod")
     first = Writes(cut_before)
@@ -89,7 +89,7 @@ async def either(*events: asyncio.Event) -> None:
 
 
 async def live(
-    hands: ApiHands,
+    hands: KubectlUser,
     cut_before: int,
     expected: dict[str, str] | None = None,
     life: Life | None = None,
@@ -113,7 +113,7 @@ async def live(
     return states, writes.count - uncounted
 
 
-async def quiet(hands: ApiHands) -> str:
+async def quiet(hands: KubectlUser) -> str:
     """The state, once it has stayed for longer than it takes a worker to report."""
     state, unchanged = await normalised(hands), 0
     while unchanged < QUIET_LOOKS:
@@ -123,7 +123,7 @@ async def quiet(hands: ApiHands) -> str:
     return state
 
 
-async def coming_to(hands: ApiHands, expected: str, step: str) -> str:
+async def coming_to(hands: KubectlUser, expected: str, step: str) -> str:
     async def is_there() -> bool:
         return await normalised(hands) == expected
 
@@ -137,7 +137,7 @@ async def coming_to(hands: ApiHands, expected: str, step: str) -> str:
     return expected
 
 
-async def normalised(hands: ApiHands) -> str:
+async def normalised(hands: KubectlUser) -> str:
     """What is there, without what differs from run to run: names that stand for UIDs, no times, no keys."""
     objects = [item for item in await whole_namespace(hands) if not is_replica(item)]
     uids = {item["metadata"]["uid"]: f"uid of {item['kind']} {item['metadata']['name']}" for item in objects}
@@ -182,21 +182,21 @@ def undisturbed() -> dict[str, Any]:
     return {}
 
 
-async def reference(undisturbed: dict[str, Any], hands: ApiHands) -> tuple[dict[str, str], int]:
+async def reference(undisturbed: dict[str, Any], hands: KubectlUser) -> tuple[dict[str, str], int]:
     if not undisturbed:
         states, writes = await live(hands, cut_before=0)
         undisturbed.update(states=states, writes=writes)
     return undisturbed["states"], undisturbed["writes"]
 
 
-async def test_every_write_is_a_cut_point(hands: ApiHands, kubelet: Kubelet, undisturbed: dict[str, Any]) -> None:
+async def test_every_write_is_a_cut_point(hands: KubectlUser, kubelet: Kubelet, undisturbed: dict[str, Any]) -> None:
     _, writes = await reference(undisturbed, hands)
     assert FEWEST_WRITES <= writes <= MOST_WRITES
 
 
 @pytest.mark.parametrize("cut_before", range(1, MOST_WRITES + 1))
 async def test_a_successor_ends_where_an_undisturbed_operator_does(
-    hands: ApiHands, kubelet: Kubelet, undisturbed: dict[str, Any], cut_before: int
+    hands: KubectlUser, kubelet: Kubelet, undisturbed: dict[str, Any], cut_before: int
 ) -> None:
     states, writes = await reference(undisturbed, hands)
     if cut_before > writes:

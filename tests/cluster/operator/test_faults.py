@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.api_hands import ApiHands, Kubelet, whole_namespace
-from support.api_proxy import ApiProxy
-from support.operators import (
+from support.kubernetes.api_proxy import ApiProxy
+from support.kubernetes.kubectl import KubectlUser, Kubelet, whole_namespace
+from support.operator.operators import (
     comes_to_rest,
     condition_of,
     eventually,
@@ -21,12 +21,12 @@ from support.operators import (
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.resources import POOLS, SERVICES, SESSIONS, ApiCall
+from tinsmith_operator.kube.resources import POOLS, SERVICES, SESSIONS, ApiCall
 
 WRITES = ("create", "patch", "update", "delete")
 
 
-async def test_what_is_at_rest_costs_no_request(hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy) -> None:
+async def test_what_is_at_rest_costs_no_request(hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy) -> None:
     """Counted on the wire and by the operator itself; watches, and the lease of the leader, are left out."""
     async with running(settings_for(hands.namespace, resync_seconds=0.5, lease_seconds=60)) as operator:
         for number in range(3):
@@ -53,7 +53,7 @@ async def at_rest(proxy: ApiProxy) -> None:
         await asyncio.sleep(3)
 
 
-async def has_reported(hands: ApiHands, name: str) -> bool:
+async def has_reported(hands: KubectlUser, name: str) -> bool:
     return bool(condition_of(await hands.get(SESSIONS, name), "SlotsAvailable")["status"] == "True")
 
 
@@ -78,7 +78,7 @@ def is_counted(verb: str, resource: str) -> bool:
 
 @pytest.mark.parametrize("status", [409, 429, 500, 503])
 async def test_writes_that_fail_now_and_then_change_nothing_in_the_end(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy, status: int
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, status: int
 ) -> None:
     chance = random.Random(status)
     proxy.fault = lambda call: status if call.verb in WRITES and chance.random() < 0.25 else None
@@ -86,17 +86,17 @@ async def test_writes_that_fail_now_and_then_change_nothing_in_the_end(
 
 
 async def test_reads_and_watches_that_fail_change_nothing_in_the_end(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy, monkeypatch: pytest.MonkeyPatch
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Six refusals in a row, which come up at times, would have the watch wait for a minute.
-    monkeypatch.setattr("tinsmith_operator.handlers.LONGEST_BACKOFF_SECONDS", 2.0)
+    monkeypatch.setattr("tinsmith_operator.runtime.handlers.LONGEST_BACKOFF_SECONDS", 2.0)
     chance = random.Random(1)
     proxy.fault = lambda call: 503 if call.verb in ("get", "list", "watch") and chance.random() < 0.3 else None
     await a_life(hands)
 
 
 async def test_writes_whose_answer_is_lost_are_not_done_twice(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     chance = random.Random(2)
     proxy.lose_answers_of = lambda call: call.verb in WRITES and call.resource != "leases" and chance.random() < 0.5
@@ -104,7 +104,7 @@ async def test_writes_whose_answer_is_lost_are_not_done_twice(
     assert len(uids) == 1, "the claim names the worker, and was made twice"
 
 
-async def a_life(hands: ApiHands) -> set[str]:
+async def a_life(hands: KubectlUser) -> set[str]:
     """Through suspend and resume; the worker ids on the way."""
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -117,7 +117,7 @@ async def a_life(hands: ApiHands) -> set[str]:
 
 
 async def test_what_vanishes_while_the_watch_is_away_comes_back(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     """The watch cannot be resumed (410), and the new list that Kopf makes does not tell what is missing from it."""
     async with running(settings_for(hands.namespace)):
@@ -157,7 +157,7 @@ class Gone:
 
 
 async def test_nothing_of_the_watching_frameworks_is_ever_written(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     """Kopf by default marks objects with finalizers and annotations."""
     async with running(settings_for(hands.namespace)):
@@ -185,7 +185,7 @@ async def test_nothing_of_the_watching_frameworks_is_ever_written(
 
 
 async def test_finalizers_of_other_operators_built_on_the_same_framework_stay(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     theirs = "kopf.zalando.org/KopfFinalizerMarker"
     async with running(settings_for(hands.namespace)):
@@ -197,7 +197,7 @@ async def test_finalizers_of_other_operators_built_on_the_same_framework_stay(
         await hands.patch(SESSIONS, "tiny", {"metadata": {"finalizers": None}})
 
 
-async def test_an_operator_that_can_watch_no_more_ends_and_says_why(hands: ApiHands, proxy: ApiProxy) -> None:
+async def test_an_operator_that_can_watch_no_more_ends_and_says_why(hands: KubectlUser, proxy: ApiProxy) -> None:
     """Rather than seem alive and see nothing; the kubelet starts it anew."""
     async with operator_program(settings_for(hands.namespace)) as program:
         await eventually(lambda: seen(proxy, "watch", "services"), "the Services are watched")

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api_hands import ApiHands, Kubelet, is_of_a_job
-from support.api_proxy import ApiProxy
-from support.built_sessions import NEMO_RL
-from support.chart_account import grant, kubeconfig_of_the_account, rights_of
-from support.cluster.kuberay import install_kuberay_kinds, kuberay_operator
-from support.cluster_fixtures import Cluster, own_api_cluster
-from support.crds import install_crds
-from support.operators import (
+from support.kubernetes.api_proxy import ApiProxy
+from support.kubernetes.chart_account import grant, kubeconfig_of_the_account, rights_of
+from support.kubernetes.crds import install_crds
+from support.kubernetes.fixtures import Cluster, own_api_cluster
+from support.kubernetes.kubectl import KubectlUser, Kubelet, is_of_a_job
+from support.operator.built_sessions import NEMO_RL
+from support.operator.operators import (
     WAIT_SECONDS,
     WRITES,
     comes_to_rest,
@@ -27,7 +26,8 @@ from support.operators import (
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.resources import PODS, RAY_CLUSTERS, SERVICES, SESSIONS, Resource
+from testcluster.addons.kuberay import install_kuberay_kinds, kuberay_operator
+from tinsmith_operator.kube.resources import PODS, RAY_CLUSTERS, SERVICES, SESSIONS, Resource
 
 GROUP: dict[str, Any] = {**NEMO_RL, "parallelism": {"nodes": 3}, "modelCache": {"claimName": "models"}}
 SLOW_SECONDS = 2 * WAIT_SECONDS
@@ -45,18 +45,18 @@ def kinds(api_cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def account(api_cluster: Cluster, hands: ApiHands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def account(api_cluster: Cluster, hands: KubectlUser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators that the test starts have the rights of the chart's service account."""
     grant(api_cluster, rights_of(hands.namespace))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of_the_account(api_cluster, hands.namespace, tmp_path)))
 
 
-async def group_of(hands: ApiHands) -> list[dict[str, Any]]:
+async def group_of(hands: KubectlUser) -> list[dict[str, Any]]:
     """All pods but those that converted the model before there were any."""
     return [pod for pod in await hands.all(PODS) if not is_of_a_job(pod)]
 
 
-async def pods_of(hands: ApiHands) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def pods_of(hands: KubectlUser) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The head, and the members."""
     by_type: dict[str, list[dict[str, Any]]] = {"head": [], "worker": []}
     for pod in await group_of(hands):
@@ -70,7 +70,7 @@ def uid(pod: dict[str, Any]) -> str:
     return text
 
 
-def gone(hands: ApiHands, resource: Resource, name: str) -> Callable[[], Awaitable[bool]]:
+def gone(hands: KubectlUser, resource: Resource, name: str) -> Callable[[], Awaitable[bool]]:
     async def look() -> bool:
         return await hands.get(resource, name) is None
 
@@ -79,7 +79,7 @@ def gone(hands: ApiHands, resource: Resource, name: str) -> Callable[[], Awaitab
 
 @pytest.mark.timeout(900)
 async def test_a_session_waits_for_kuberay_and_lives_its_life_by_it_with_the_rights_of_the_chart(
-    api_cluster: Cluster, hands: ApiHands, kubelet: Kubelet, account: None, tmp_path: Path
+    api_cluster: Cluster, hands: KubectlUser, kubelet: Kubelet, account: None, tmp_path: Path
 ) -> None:
     settings = settings_for(hands.namespace, discovery_seconds=0.5, delete_grace_seconds=1)
     storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
@@ -104,7 +104,7 @@ async def test_a_session_waits_for_kuberay_and_lives_its_life_by_it_with_the_rig
 
 
 async def test_what_kuberay_adds_is_no_change_that_the_operator_undoes(
-    api_cluster: Cluster, hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy, tmp_path: Path
+    api_cluster: Cluster, hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, tmp_path: Path
 ) -> None:
     install_kuberay_kinds(api_cluster.kubectl)
     with kuberay_operator(api_cluster.kubeconfig, hands.namespace, tmp_path / "kuberay.log"):
@@ -125,7 +125,7 @@ async def test_what_kuberay_adds_is_no_change_that_the_operator_undoes(
     assert written.isdisjoint({"rayclusters", "pods", "networkpolicies"})
 
 
-async def _check_pods(hands: ApiHands) -> None:
+async def _check_pods(hands: KubectlUser) -> None:
     """KubeRay leaves in them what was built: the Service finds the worker alone, which starts as it was told."""
     head, members = await pods_of(hands)
     service = await hands.get(SERVICES, "tiny")
@@ -149,7 +149,7 @@ async def _check_pods(hands: ApiHands) -> None:
         assert mounted.isdisjoint({"/var/lib/tinsmith/journal", "/etc/tinsmith/tls"})
 
 
-async def _restarts_as_one(hands: ApiHands, kubelet: Kubelet) -> None:
+async def _restarts_as_one(hands: KubectlUser, kubelet: Kubelet) -> None:
     """The worker has ended and begun anew in its pod: its former members are replaced."""
     head, members = await pods_of(hands)
     await kubelet.make_ready(head, restartCount=1)
@@ -162,7 +162,7 @@ async def _restarts_as_one(hands: ApiHands, kubelet: Kubelet) -> None:
     await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
 
 
-async def _changes_as_one(hands: ApiHands) -> None:
+async def _changes_as_one(hands: KubectlUser) -> None:
     head, members = await pods_of(hands)
     before = {uid(head), *map(uid, members)}
     await hands.patch(SESSIONS, "tiny", {"spec": {"adapters": {"slots": 9}}})

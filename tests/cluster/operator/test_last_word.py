@@ -8,9 +8,9 @@ import re
 from typing import Any
 
 import pytest
-from support.api_hands import ApiHands, Kubelet
-from support.operators import comes_to_rest, running, session_manifest, settings_for
-from tinsmith_operator.resources import POLICIES, SERVICES, SESSIONS, WORKLOADS
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import comes_to_rest, running, session_manifest, settings_for
+from tinsmith_operator.kube.resources import POLICIES, SERVICES, SESSIONS, WORKLOADS
 
 LAST: dict[str, Any] = {
     "adapters": {"slots": 4, "maxRank": 16},
@@ -34,7 +34,9 @@ CHOICES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_any_way_to_a_spec_ends_where_the_straight_way_does(hands: ApiHands, kubelet: Kubelet, seed: int) -> None:
+async def test_any_way_to_a_spec_ends_where_the_straight_way_does(
+    hands: KubectlUser, kubelet: Kubelet, seed: int
+) -> None:
     chance = random.Random(seed)
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest("straight", **LAST))
@@ -52,7 +54,7 @@ async def test_any_way_to_a_spec_ends_where_the_straight_way_does(hands: ApiHand
             assert wanted(winding, "winding") == wanted(straight, "straight")
 
 
-async def say(hands: ApiHands, spec: dict[str, Any]) -> None:
+async def say(hands: KubectlUser, spec: dict[str, Any]) -> None:
     """The whole of these fields, as `kubectl apply` does: what is not named is taken away."""
     live = await hands.get(SESSIONS, "winding")
     assert live is not None

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from support.api_hands import ApiHands, Kubelet, whole_namespace
-from support.api_proxy import proxy_to
-from support.cluster_fixtures import Cluster
-from support.operators import (
+from support.kubernetes.api_proxy import proxy_to
+from support.kubernetes.fixtures import Cluster
+from support.kubernetes.kubectl import KubectlUser, Kubelet, whole_namespace
+from support.operator.operators import (
     OperatorProgram,
     comes_to_rest,
     eventually,
@@ -21,8 +21,8 @@ from support.operators import (
     settings_for,
     writes_of,
 )
-from support.ports import free_port
-from tinsmith_operator.resources import LEASES, SERVICES, SESSIONS, ApiCall
+from testcluster.ports import free_port
+from tinsmith_operator.kube.resources import LEASES, SERVICES, SESSIONS, ApiCall
 from tinsmith_operator.settings import Settings
 
 # What the chart promises with its lease of 15 s.
@@ -30,25 +30,25 @@ LEASE_SECONDS = 15
 HAND_OVER_SECONDS = 20.0
 
 
-async def holder(hands: ApiHands) -> str:
+async def holder(hands: KubectlUser) -> str:
     lease = await hands.get(LEASES, "tinsmith-operator")
     return str(lease["spec"].get("holderIdentity", "")) if lease else ""
 
 
-async def taken_at(hands: ApiHands) -> datetime:
+async def taken_at(hands: KubectlUser) -> datetime:
     lease = await hands.get(LEASES, "tinsmith-operator")
     assert lease is not None
     return datetime.fromisoformat(lease["spec"]["acquireTime"])
 
 
-async def leads(hands: ApiHands, identity: str) -> None:
+async def leads(hands: KubectlUser, identity: str) -> None:
     async def look() -> bool:
         return await holder(hands) == identity
 
     await eventually(look, f"{identity} leads")
 
 
-def pair(hands: ApiHands, **changes: Any) -> tuple[Settings, Settings]:
+def pair(hands: KubectlUser, **changes: Any) -> tuple[Settings, Settings]:
     """Two operators whose writes can be counted."""
     first, second = (
         settings_for(hands.namespace, identity=identity, metrics_port=free_port(), **changes)
@@ -67,7 +67,7 @@ async def is_up(settings: Settings) -> None:
     await eventually(answers, f"{settings.identity} is there")
 
 
-async def test_the_second_operator_leads_within_20_s_of_a_kill_and_acts(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_the_second_operator_leads_within_20_s_of_a_kill_and_acts(hands: KubectlUser, kubelet: Kubelet) -> None:
     """Until then it has written nothing."""
     one, other = pair(hands, lease_seconds=LEASE_SECONDS)
     async with operator_program(one) as first:
@@ -92,7 +92,7 @@ async def test_the_second_operator_leads_within_20_s_of_a_kill_and_acts(hands: A
 
 
 async def test_the_second_leads_within_20_s_of_a_freeze_and_the_first_writes_nothing_when_it_wakes(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     """It still holds the lease for all it knows, and has work to do at once."""
     one, other = pair(hands, lease_seconds=LEASE_SECONDS)
@@ -124,7 +124,7 @@ async def test_the_second_leads_within_20_s_of_a_freeze_and_the_first_writes_not
 
 
 async def test_a_write_that_was_on_its_way_when_its_operator_froze_does_nothing_when_it_arrives(
-    api_cluster: Cluster, hands: ApiHands, kubelet: Kubelet, tmp_path: Path
+    api_cluster: Cluster, hands: KubectlUser, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     one, other = pair(hands, lease_seconds=LEASE_SECONDS)
     let_go = asyncio.Event()
@@ -168,7 +168,7 @@ async def knows_that_it_leads_no_more(operator: OperatorProgram, after_line: int
     await eventually(knows, "it knows that it leads no more")
 
 
-async def test_one_that_is_told_to_end_lets_the_next_begin_at_once_and_ends_well(hands: ApiHands) -> None:
+async def test_one_that_is_told_to_end_lets_the_next_begin_at_once_and_ends_well(hands: KubectlUser) -> None:
     async with operator_program(settings_for(hands.namespace, identity="first", lease_seconds=60)) as first:
         await leads(hands, "first")
         async with operator_program(settings_for(hands.namespace, identity="second", lease_seconds=5)):
@@ -178,7 +178,7 @@ async def test_one_that_is_told_to_end_lets_the_next_begin_at_once_and_ends_well
 
 
 async def test_a_process_that_dies_at_a_write_is_followed_by_one_that_finishes(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     """The same as in the cut points, with a real death."""
     await hands.create(SESSIONS, session_manifest())
@@ -188,7 +188,7 @@ async def test_a_process_that_dies_at_a_write_is_followed_by_one_that_finishes(
         await comes_to_rest(hands, "WorkerReady")
 
 
-async def at_rest(hands: ApiHands) -> dict[str, str]:
+async def at_rest(hands: KubectlUser) -> dict[str, str]:
     """The controller of a StatefulSet may tell of a ready pod after the operator has."""
     seen, unchanged = await written(hands), 0
     while unchanged < 8:
@@ -198,7 +198,7 @@ async def at_rest(hands: ApiHands) -> dict[str, str]:
     return seen
 
 
-async def written(hands: ApiHands) -> dict[str, str]:
+async def written(hands: KubectlUser) -> dict[str, str]:
     """Every object with its version."""
     objects = await whole_namespace(hands)
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["resourceVersion"] for item in objects}

@@ -5,22 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.api_hands import ApiHands, Kubelet
-from support.operators import IMAGE, comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.resources import (
-    CLAIMS,
-    PODS,
-    POLICIES,
-    SECRETS,
-    SERVICES,
-    SESSIONS,
-    WORKLOADS,
-)
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import IMAGE, comes_to_rest, eventually, running, session_manifest, settings_for
+from tinsmith_operator.kube.resources import CLAIMS, PODS, POLICIES, SECRETS, SERVICES, SESSIONS, WORKLOADS
 
 OWNED = (("tiny", WORKLOADS), ("tiny", SERVICES), ("tiny", POLICIES), ("tiny-tls", SECRETS))
 
 
-async def test_a_session_gets_its_children_and_becomes_ready(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_a_session_gets_its_children_and_becomes_ready(hands: KubectlUser, kubelet: Kubelet) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
         ready = await comes_to_rest(hands, "WorkerReady")
@@ -36,7 +28,7 @@ async def test_a_session_gets_its_children_and_becomes_ready(hands: ApiHands, ku
 
 
 async def test_suspending_takes_the_pod_and_keeps_the_volume_and_resuming_brings_it_back(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -49,7 +41,9 @@ async def test_suspending_takes_the_pod_and_keeps_the_volume_and_resuming_brings
     assert second["status"]["workerId"] == first["status"]["workerId"]
 
 
-async def test_another_image_gets_the_volume_after_the_old_worker_has_gone(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_another_image_gets_the_volume_after_the_old_worker_has_gone(
+    hands: KubectlUser, kubelet: Kubelet
+) -> None:
     other = "docker.io/tinsmith/trainer:0.2.0"
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -64,7 +58,7 @@ async def test_another_image_gets_the_volume_after_the_old_worker_has_gone(hands
     assert upgraded["status"]["image"] == other
 
 
-async def test_more_slots_restart_the_worker_once(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_more_slots_restart_the_worker_once(hands: KubectlUser, kubelet: Kubelet) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
@@ -82,7 +76,7 @@ async def test_more_slots_restart_the_worker_once(hands: ApiHands, kubelet: Kube
 
 
 async def test_a_deleted_session_leaves_its_volume_and_the_same_one_again_is_the_same_worker(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -100,7 +94,7 @@ async def test_a_deleted_session_leaves_its_volume_and_the_same_one_again_is_the
     assert again["status"]["workerId"] == first["status"]["workerId"]
 
 
-async def test_with_delete_the_volume_goes_after_the_worker(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_with_delete_the_volume_goes_after_the_worker(hands: KubectlUser, kubelet: Kubelet) -> None:
     storage: dict[str, Any] = {"retentionPolicy": {"whenDeleted": "Delete"}}
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest(storage=storage))
@@ -122,7 +116,7 @@ async def test_with_delete_the_volume_goes_after_the_worker(hands: ApiHands, kub
 
 
 @pytest.mark.parametrize("whose", ["tls", "worker"])
-async def test_a_certificate_that_is_spoiled_is_issued_anew(hands: ApiHands, kubelet: Kubelet, whose: str) -> None:
+async def test_a_certificate_that_is_spoiled_is_issued_anew(hands: KubectlUser, kubelet: Kubelet, whose: str) -> None:
     name = {"tls": "tinsmith-api-server-tls", "worker": "tiny-tls"}[whose]
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())

@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.api_hands import ApiHands, Kubelet, hands_on
-from support.api_proxy import proxy_to
-from support.chart_account import grant, kubeconfig_of_the_account, rights_of
-from support.cluster_fixtures import Cluster
-from support.operators import (
+from support.kubernetes.api_proxy import proxy_to
+from support.kubernetes.chart_account import grant, kubeconfig_of_the_account, rights_of
+from support.kubernetes.fixtures import Cluster
+from support.kubernetes.kubectl import KubectlUser, Kubelet, hands_on
+from support.operator.operators import (
     WAIT_SECONDS,
     OperatorProgram,
     comes_to_rest,
@@ -25,8 +25,8 @@ from support.operators import (
     session_manifest,
     settings_for,
 )
-from support.ports import free_port
-from tinsmith_operator.resources import SERVICES, SESSIONS, WATCHED
+from testcluster.ports import free_port
+from tinsmith_operator.kube.resources import SERVICES, SESSIONS, WATCHED
 from tinsmith_operator.settings import Settings
 
 # Kopf asks again after 30 s at the latest.
@@ -43,7 +43,7 @@ def elsewhere(api_cluster: Cluster, kinds: None) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def tended(cluster: Cluster, namespace: str) -> AsyncIterator[ApiHands]:
+async def tended(cluster: Cluster, namespace: str) -> AsyncIterator[KubectlUser]:
     """A namespace in which pods become ready."""
     async with hands_on(cluster.kubeconfig, namespace) as hands, Kubelet(hands).at_work():
         yield hands
@@ -69,7 +69,7 @@ async def readiness(settings: Settings) -> tuple[int, str]:
 
 async def test_several_namespaces_are_looked_after_and_one_that_is_forbidden_holds_up_none(
     api_cluster: Cluster,
-    hands: ApiHands,
+    hands: KubectlUser,
     kubelet: Kubelet,
     elsewhere: str,
     tmp_path: Path,
@@ -106,7 +106,7 @@ async def test_several_namespaces_are_looked_after_and_one_that_is_forbidden_hol
 @pytest.mark.parametrize("beside", [False, True], ids=["its own namespace", "two namespaces"])
 async def test_nothing_outside_its_namespaces_is_ever_asked_for(
     api_cluster: Cluster,
-    hands: ApiHands,
+    hands: KubectlUser,
     kubelet: Kubelet,
     elsewhere: str,
     tmp_path: Path,
@@ -130,7 +130,7 @@ async def test_nothing_outside_its_namespaces_is_ever_asked_for(
 
 async def test_an_operator_for_the_cluster_looks_after_namespaces_that_come_later(
     api_cluster: Cluster,
-    hands: ApiHands,
+    hands: KubectlUser,
     kubelet: Kubelet,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

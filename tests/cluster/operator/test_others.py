@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.api_hands import ApiHands, Kubelet
-from support.api_proxy import ApiProxy
-from support.operators import WAIT_SECONDS, comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.resources import CLAIMS, PODS, SECRETS, SESSIONS, WORKLOADS
+from support.kubernetes.api_proxy import ApiProxy
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import WAIT_SECONDS, comes_to_rest, eventually, running, session_manifest, settings_for
+from tinsmith_operator.kube.resources import CLAIMS, PODS, SECRETS, SESSIONS, WORKLOADS
 
 WRITES = ("create", "patch", "update", "delete")
 RESTARTED = "kubectl.kubernetes.io/restartedAt"
@@ -35,7 +35,7 @@ def writes(proxy: ApiProxy) -> list[Any]:
 
 
 async def test_texts_that_the_api_server_leaves_out_are_no_difference(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     pod = {"env": [{"name": "EMPTY", "value": ""}], "tolerations": [{"key": "", "operator": "Exists", "value": ""}]}
     async with running(settings_for(hands.namespace)):
@@ -44,7 +44,7 @@ async def test_texts_that_the_api_server_leaves_out_are_no_difference(
         await rests(proxy)
 
 
-async def annotate_everything(hands: ApiHands) -> None:
+async def annotate_everything(hands: KubectlUser) -> None:
     """As a cloud's controllers, injectors and people do."""
     marks = {"metadata": {"annotations": {"example.com/seen": "yes"}, "labels": {"example.com/team": "a"}}}
     for resource, name in [(WORKLOADS, "tiny"), (CLAIMS, "tiny-journal"), (SECRETS, "tiny-tls"), (PODS, "tiny-0")]:
@@ -52,7 +52,7 @@ async def annotate_everything(hands: ApiHands) -> None:
     await hands.patch(CLAIMS, "tiny-journal", {"metadata": {"finalizers": ["example.com/held"]}})
 
 
-async def restart_by_kubectl(hands: ApiHands) -> None:
+async def restart_by_kubectl(hands: KubectlUser) -> None:
     marks = {"metadata": {"annotations": {RESTARTED: "2026-01-01T00:00:00Z"}}}
     await hands.patch(WORKLOADS, "tiny", {"spec": {"template": marks}})
 
@@ -63,7 +63,7 @@ async def restart_by_kubectl(hands: ApiHands) -> None:
     await eventually(is_undone, "the template is ours again")
 
 
-async def add_a_condition(hands: ApiHands) -> None:
+async def add_a_condition(hands: KubectlUser) -> None:
     session = await hands.get(SESSIONS, "tiny")
     assert session is not None
     theirs = {**session["status"]["conditions"][0], "type": "example.com/Approved"}
@@ -74,7 +74,7 @@ async def add_a_condition(hands: ApiHands) -> None:
 
 @pytest.mark.parametrize("others", [annotate_everything, restart_by_kubectl, add_a_condition])
 async def test_the_operator_comes_to_rest_beside_others_and_the_pod_stays(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy, others: Callable[[ApiHands], Awaitable[None]]
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, others: Callable[[KubectlUser], Awaitable[None]]
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -91,7 +91,7 @@ async def test_the_operator_comes_to_rest_beside_others_and_the_pod_stays(
 
 
 async def test_a_change_that_was_refused_and_taken_back_leaves_nothing_behind(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -110,7 +110,7 @@ async def test_a_change_that_was_refused_and_taken_back_leaves_nothing_behind(
 )
 @pytest.mark.parametrize("is_new", [True, False], ids=["of a new session", "of one that runs"])
 async def test_an_affinity_that_is_none_is_told_and_once_taken_back_leaves_nothing_behind(
-    hands: ApiHands, kubelet: Kubelet, wrong: dict[str, Any], is_new: bool
+    hands: KubectlUser, kubelet: Kubelet, wrong: dict[str, Any], is_new: bool
 ) -> None:
     """The API server would drop what it does not know from a POST, and calls it an error of its own in an apply."""
     async with running(settings_for(hands.namespace)):
@@ -126,7 +126,7 @@ async def test_an_affinity_that_is_none_is_told_and_once_taken_back_leaves_nothi
 
 
 async def test_a_spoiled_authority_is_told_by_each_session_and_is_mended_without_a_restart(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     await hands.create(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "tinsmith-ca"}})
     async with running(settings_for(hands.namespace)) as operator:
@@ -141,7 +141,7 @@ async def test_a_spoiled_authority_is_told_by_each_session_and_is_mended_without
 
 
 async def test_a_worker_whose_stateful_set_was_orphaned_is_adopted_and_not_restarted(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -166,7 +166,7 @@ async def test_a_worker_whose_stateful_set_was_orphaned_is_adopted_and_not_resta
 
 
 async def test_of_two_sessions_that_name_one_claim_the_later_waits_until_the_other_is_gone(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest("first"))
@@ -193,13 +193,13 @@ async def test_of_two_sessions_that_name_one_claim_the_later_waits_until_the_oth
     assert later["status"]["workerId"] == claim["metadata"]["uid"]
 
 
-async def is_stopping(hands: ApiHands, pod: str) -> bool:
+async def is_stopping(hands: KubectlUser, pod: str) -> bool:
     live = await hands.get(PODS, pod)
     return live is not None and "deletionTimestamp" in live["metadata"]
 
 
 async def test_a_namespace_with_retained_volumes_goes_without_the_operators_help(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     """Its operator goes in the same breath, so nothing in it may wait for one."""
     async with running(settings_for(hands.namespace)):
@@ -211,7 +211,7 @@ async def test_a_namespace_with_retained_volumes_goes_without_the_operators_help
             assert marks == [], manifest["metadata"]["name"]
 
 
-async def is_stalled(hands: ApiHands, reason: str) -> bool:
+async def is_stalled(hands: KubectlUser, reason: str) -> bool:
     session = await hands.get(SESSIONS, "tiny")
     assert session is not None
     conditions = (session.get("status") or {}).get("conditions", [])

@@ -12,11 +12,19 @@ import pytest
 import yaml
 from cluster.operator.test_others import RESTARTED, rests
 from cluster.operator.test_repair import spec_of, spec_of_manifest
-from support.api_hands import ApiHands, Kubelet
-from support.api_proxy import ApiProxy
-from support.cluster_fixtures import Cluster
-from support.operators import IMAGE, comes_to_rest, condition_of, eventually, pool_manifest, running, settings_for
-from tinsmith_operator.resources import BUDGETS, DEPLOYMENTS, PODS, POLICIES, POOLS, SECRETS, SERVICES, Resource
+from support.kubernetes.api_proxy import ApiProxy
+from support.kubernetes.fixtures import Cluster
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import (
+    IMAGE,
+    comes_to_rest,
+    condition_of,
+    eventually,
+    pool_manifest,
+    running,
+    settings_for,
+)
+from tinsmith_operator.kube.resources import BUDGETS, DEPLOYMENTS, PODS, POLICIES, POOLS, SECRETS, SERVICES, Resource
 
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -33,16 +41,16 @@ OWNED = {
 }
 
 
-async def is_ready(hands: ApiHands) -> Any:
+async def is_ready(hands: KubectlUser) -> Any:
     return await comes_to_rest(hands, "ReplicasReady", resource=POOLS)
 
 
-async def uids(hands: ApiHands) -> set[str]:
+async def uids(hands: KubectlUser) -> set[str]:
     """Of the pods that are not on their way out."""
     return {pod["metadata"]["uid"] for pod in await hands.all(PODS) if "deletionTimestamp" not in pod["metadata"]}
 
 
-async def test_a_pool_gets_its_children_and_becomes_ready(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_a_pool_gets_its_children_and_becomes_ready(hands: KubectlUser, kubelet: Kubelet) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest(replicas=2))
         ready = await is_ready(hands)
@@ -55,7 +63,7 @@ async def test_a_pool_gets_its_children_and_becomes_ready(hands: ApiHands, kubel
     assert numbers == {"replicas": 2, "readyReplicas": 2, "updatedReplicas": 2}
 
 
-async def test_its_endpoints_can_be_found_by_the_name_of_the_pool(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_its_endpoints_can_be_found_by_the_name_of_the_pool(hands: KubectlUser, kubelet: Kubelet) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest())
         await is_ready(hands)
@@ -68,7 +76,7 @@ async def test_its_endpoints_can_be_found_by_the_name_of_the_pool(hands: ApiHand
 
 
 @pytest.mark.parametrize("child", OWNED)
-async def test_a_child_of_a_pool_that_is_deleted_comes_back(hands: ApiHands, kubelet: Kubelet, child: str) -> None:
+async def test_a_child_of_a_pool_that_is_deleted_comes_back(hands: KubectlUser, kubelet: Kubelet, child: str) -> None:
     name, resource = OWNED[child]
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest())
@@ -111,7 +119,7 @@ EDITS: dict[str, tuple[str, Resource, dict[str, Any], Look]] = {
 
 @pytest.mark.parametrize("edit", EDITS)
 async def test_a_child_of_a_pool_that_is_edited_becomes_what_it_was(
-    hands: ApiHands, kubelet: Kubelet, edit: str
+    hands: KubectlUser, kubelet: Kubelet, edit: str
 ) -> None:
     name, resource, patch, look = EDITS[edit]
     async with running(settings_for(hands.namespace)):
@@ -130,7 +138,7 @@ async def test_a_child_of_a_pool_that_is_edited_becomes_what_it_was(
 
 
 @pytest.mark.parametrize("child", ["deployment", "budget"])
-async def test_a_strangers_object_is_not_touched_for_a_pool(hands: ApiHands, kubelet: Kubelet, child: str) -> None:
+async def test_a_strangers_object_is_not_touched_for_a_pool(hands: KubectlUser, kubelet: Kubelet, child: str) -> None:
     name, resource = OWNED[child]
     labels = {"of": "a-stranger"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "example.invalid/c:1"}]}}
@@ -154,7 +162,7 @@ async def test_a_strangers_object_is_not_touched_for_a_pool(hands: ApiHands, kub
 
 
 async def test_a_pool_is_scaled_by_its_subresource_and_keeps_the_pods_that_stay(
-    hands: ApiHands, kubelet: Kubelet, api_cluster: Cluster
+    hands: KubectlUser, kubelet: Kubelet, api_cluster: Cluster
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest())
@@ -169,7 +177,7 @@ async def test_a_pool_is_scaled_by_its_subresource_and_keeps_the_pods_that_stay(
         assert await uids(hands) == set()
 
 
-async def test_an_autoscaler_finds_what_it_scales(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_an_autoscaler_finds_what_it_scales(hands: KubectlUser, kubelet: Kubelet) -> None:
     autoscaler = yaml.safe_load((EXAMPLES / "sampler-pool-autoscaler.yaml").read_text())
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest())
@@ -185,7 +193,7 @@ async def test_an_autoscaler_finds_what_it_scales(hands: ApiHands, kubelet: Kube
         await eventually(has_found, "the autoscaler has read the scale of the pool")
 
 
-async def test_another_image_rolls_the_pods_and_none_is_missing_meanwhile(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_another_image_rolls_the_pods_and_none_is_missing_meanwhile(hands: KubectlUser, kubelet: Kubelet) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest(replicas=2))
         await is_ready(hands)
@@ -198,7 +206,7 @@ async def test_another_image_rolls_the_pods_and_none_is_missing_meanwhile(hands:
     assert (images, rolled["status"]["image"], fewest) == ({NEW_IMAGE}, NEW_IMAGE, 2)
 
 
-async def fewest_ready(hands: ApiHands) -> int:
+async def fewest_ready(hands: KubectlUser) -> int:
     """Until it is cancelled."""
     fewest = 1000
     try:
@@ -211,7 +219,7 @@ async def fewest_ready(hands: ApiHands) -> int:
 
 
 async def test_an_installation_with_another_default_image_restarts_no_replica_until_somebody_asks(
-    hands: ApiHands, kubelet: Kubelet
+    hands: KubectlUser, kubelet: Kubelet
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest())
@@ -238,7 +246,7 @@ async def test_an_installation_with_another_default_image_restarts_no_replica_un
 
 
 async def test_a_restart_by_kubectl_is_undone_and_the_operator_comes_to_rest(
-    hands: ApiHands, kubelet: Kubelet, proxy: ApiProxy
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest())
@@ -255,7 +263,7 @@ async def test_a_restart_by_kubectl_is_undone_and_the_operator_comes_to_rest(
         await rests(proxy)
 
 
-async def test_a_deleted_pool_leaves_nothing(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_a_deleted_pool_leaves_nothing(hands: KubectlUser, kubelet: Kubelet) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest(replicas=2))
         ready = await is_ready(hands)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.api_hands import ApiHands, Kubelet
-from support.operators import comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.resources import CLAIMS, POLICIES, SECRETS, SERVICES, SESSIONS, WORKLOADS, Resource
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import comes_to_rest, eventually, running, session_manifest, settings_for
+from tinsmith_operator.kube.resources import CLAIMS, POLICIES, SECRETS, SERVICES, SESSIONS, WORKLOADS, Resource
 
 OWNED = {
     "workload": ("tiny", WORKLOADS),
@@ -48,7 +48,7 @@ EDITS: dict[str, tuple[str, Resource, dict[str, Any], Look]] = {
 
 
 @pytest.mark.parametrize("child", OWNED)
-async def test_a_child_that_is_deleted_comes_back(hands: ApiHands, kubelet: Kubelet, child: str) -> None:
+async def test_a_child_that_is_deleted_comes_back(hands: KubectlUser, kubelet: Kubelet, child: str) -> None:
     name, resource = OWNED[child]
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -66,7 +66,7 @@ async def test_a_child_that_is_deleted_comes_back(hands: ApiHands, kubelet: Kube
 
 
 @pytest.mark.parametrize("edit", EDITS)
-async def test_a_child_that_is_edited_becomes_what_it_was(hands: ApiHands, kubelet: Kubelet, edit: str) -> None:
+async def test_a_child_that_is_edited_becomes_what_it_was(hands: KubectlUser, kubelet: Kubelet, edit: str) -> None:
     name, resource, patch, look = EDITS[edit]
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -84,7 +84,7 @@ async def test_a_child_that_is_edited_becomes_what_it_was(hands: ApiHands, kubel
         await eventually(is_mended, f"{edit} is as it was")
 
 
-async def test_a_field_that_a_session_no_longer_asks_for_leaves_the_pod(hands: ApiHands, kubelet: Kubelet) -> None:
+async def test_a_field_that_a_session_no_longer_asks_for_leaves_the_pod(hands: KubectlUser, kubelet: Kubelet) -> None:
     """The object was created by POST, and later changed by apply: both must be undone by leaving a field out."""
     pod = {"nodeSelector": {"disk": "fast"}, "priorityClassName": "system-node-critical"}
     async with running(settings_for(hands.namespace)):
@@ -100,7 +100,7 @@ async def test_a_field_that_a_session_no_longer_asks_for_leaves_the_pod(hands: A
 
 @pytest.mark.parametrize("child", OWNED)
 async def test_a_strangers_object_is_never_touched_and_the_session_says_so(
-    hands: ApiHands, kubelet: Kubelet, child: str
+    hands: KubectlUser, kubelet: Kubelet, child: str
 ) -> None:
     name, resource = OWNED[child]
     stranger = await hands.create(resource, strangers(resource, name))
@@ -135,7 +135,7 @@ def strangers(resource: Resource, name: str) -> dict[str, Any]:
     }
 
 
-async def spec_of(hands: ApiHands, resource: Resource, name: str) -> Any:
+async def spec_of(hands: KubectlUser, resource: Resource, name: str) -> Any:
     live = await hands.get(resource, name)
     assert live is not None
     return spec_of_manifest(live)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.api_hands import ApiHands, Kubelet
-from support.chart_account import grant, kubeconfig_of_the_account, rights_of
-from support.cluster_fixtures import Cluster
-from support.operators import (
+from support.kubernetes.chart_account import grant, kubeconfig_of_the_account, rights_of
+from support.kubernetes.fixtures import Cluster
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import (
     comes_to_rest,
     eventually,
     operator_program,
@@ -16,19 +16,19 @@ from support.operators import (
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.resources import BUDGETS, DEPLOYMENTS, POOLS, SECRETS, SERVICES, SESSIONS
+from tinsmith_operator.kube.resources import BUDGETS, DEPLOYMENTS, POOLS, SECRETS, SERVICES, SESSIONS
 
 KEY_SECRET = "tinsmith-api-key"
 
 
 @pytest.fixture
-def account(api_cluster: Cluster, hands: ApiHands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def account(api_cluster: Cluster, hands: KubectlUser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators that the test starts have the rights of the chart's service account."""
     grant(api_cluster, rights_of(hands.namespace))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of_the_account(api_cluster, hands.namespace, tmp_path)))
 
 
-async def test_the_charts_role_is_enough_for_a_whole_life(hands: ApiHands, kubelet: Kubelet, account: None) -> None:
+async def test_the_charts_role_is_enough_for_a_whole_life(hands: KubectlUser, kubelet: Kubelet, account: None) -> None:
     storage = {"retentionPolicy": {"whenDeleted": "Delete"}}
     # Nobody answers as a worker here, so the deletion waits for none.
     settings = settings_for(hands.namespace, delete_grace_seconds=1)
@@ -52,7 +52,7 @@ async def test_the_charts_role_is_enough_for_a_whole_life(hands: ApiHands, kubel
 
 
 async def test_the_charts_role_is_enough_for_the_life_of_a_pool(
-    hands: ApiHands, kubelet: Kubelet, account: None
+    hands: KubectlUser, kubelet: Kubelet, account: None
 ) -> None:
     async with operator_program(settings_for(hands.namespace)) as program:
         await hands.create(POOLS, pool_manifest())
@@ -65,7 +65,7 @@ async def test_the_charts_role_is_enough_for_the_life_of_a_pool(
 
 
 async def test_the_charts_role_is_enough_for_the_first_key_which_every_later_operator_keeps(
-    hands: ApiHands, account: None
+    hands: KubectlUser, account: None
 ) -> None:
     async def key() -> str | None:
         secret = await hands.get(SECRETS, KEY_SECRET)

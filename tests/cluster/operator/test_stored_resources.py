@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from support.api_hands import ApiHands, Kubelet
-from support.crds import fill_defaults, root_schema
-from support.operators import (
+from support.kubernetes.crds import fill_defaults, root_schema
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.kubernetes.revisions import unpack
+from support.operator.operators import (
     IMAGE,
     OperatorProgram,
     comes_to_rest,
@@ -23,15 +24,14 @@ from support.operators import (
     session_manifest,
     settings_for,
 )
-from support.revisions import unpack
-from support.stored import stored
-from tinsmith_operator.decide.difference import holds
-from tinsmith_operator.resources import PODS, SESSIONS
+from support.operator.stored_objects import stored
+from tinsmith_operator.common.drift import holds
+from tinsmith_operator.kube.resources import PODS, SESSIONS
 
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 
 
-async def test_todays_definition_takes_each_with_its_status(hands: ApiHands) -> None:
+async def test_todays_definition_takes_each_with_its_status(hands: KubectlUser) -> None:
     for name, found in stored(1).items():
         kept = await hands.create(SESSIONS, {**found.session, "metadata": {"name": name}})
         assert kept["spec"] == fill_defaults(found.session["spec"], root_schema()["properties"]["spec"]), name
@@ -70,7 +70,7 @@ async def first_revision(sources: Path, namespace: str) -> AsyncIterator[Operato
 
 
 async def test_a_worker_runs_on_through_an_upgrade_of_the_operator_and_back(
-    hands: ApiHands, kubelet: Kubelet, tmp_path: Path
+    hands: KubectlUser, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     sources = unpack(1, tmp_path).sources
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.api_hands import ApiHands, Kubelet
-from support.operators import comes_to_rest, condition_of, eventually, running, session_manifest, settings_for
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import comes_to_rest, condition_of, eventually, running, session_manifest, settings_for
+from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
 from tinsmith_operator.build import pod as pod_builder
-from tinsmith_operator.model.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
-from tinsmith_operator.resources import PODS, SESSIONS, WORKLOADS
+from tinsmith_operator.kube.resources import PODS, SESSIONS, WORKLOADS
+from tinsmith_operator.runtime.worker_client import Target
 from tinsmith_operator.settings import Settings
-from tinsmith_operator.workers import Target
 
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 ASKED_AT = "2026-02-01T12:00:00Z"
@@ -21,22 +21,22 @@ WORK = {"spec": {"storage": {"size": "11Gi"}}}
 
 
 @pytest.fixture
-def old(hands: ApiHands) -> Settings:
+def old(hands: KubectlUser) -> Settings:
     return settings_for(hands.namespace)
 
 
 @pytest.fixture
-def new(hands: ApiHands) -> Settings:
+def new(hands: KubectlUser) -> Settings:
     return settings_for(hands.namespace, trainer_image=NEW_IMAGE)
 
 
-async def pod(hands: ApiHands) -> dict[str, Any]:
+async def pod(hands: KubectlUser) -> dict[str, Any]:
     found = await hands.get(PODS, "tiny-0")
     assert found is not None
     return found
 
 
-async def upgrade_condition(hands: ApiHands, status: str) -> dict[str, Any]:
+async def upgrade_condition(hands: KubectlUser, status: str) -> dict[str, Any]:
     async def look() -> dict[str, Any] | None:
         found = condition_of(await hands.get(SESSIONS, "tiny"), "UpgradeAvailable")
         return found if found.get("status") == status else None
@@ -46,7 +46,7 @@ async def upgrade_condition(hands: ApiHands, status: str) -> dict[str, Any]:
 
 
 async def test_a_newer_operator_with_a_newer_image_restarts_nobody_and_neither_does_the_way_back(
-    hands: ApiHands, kubelet: Kubelet, old: Settings, new: Settings, monkeypatch: pytest.MonkeyPatch
+    hands: KubectlUser, kubelet: Kubelet, old: Settings, new: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(old):
         await hands.create(SESSIONS, session_manifest())
@@ -74,7 +74,7 @@ async def test_a_newer_operator_with_a_newer_image_restarts_nobody_and_neither_d
 
 
 async def test_a_restart_that_is_asked_for_brings_the_new_image_once(
-    hands: ApiHands, kubelet: Kubelet, old: Settings, new: Settings
+    hands: KubectlUser, kubelet: Kubelet, old: Settings, new: Settings
 ) -> None:
     async with running(old):
         await hands.create(SESSIONS, session_manifest())
@@ -98,7 +98,7 @@ async def test_a_restart_that_is_asked_for_brings_the_new_image_once(
 
 
 async def test_a_snapshot_that_is_asked_for_is_taken_once_by_whichever_operator_leads(
-    hands: ApiHands, kubelet: Kubelet, old: Settings
+    hands: KubectlUser, kubelet: Kubelet, old: Settings
 ) -> None:
     asked: list[Target] = []
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.cluster_fixtures import Cluster
+from support.kubernetes.fixtures import Cluster
 
 PLUGIN = Path(sys.executable).with_name("kubectl-tinsmith")
 _SECONDS = 240.0

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster.plugin.conftest import Plugin
-from support.chart_account import until_allowed
-from support.cluster_fixtures import Cluster
-from support.families import unready
-from support.operators import session_manifest
+from support.kubernetes.chart_account import until_allowed
+from support.kubernetes.families import unready
+from support.kubernetes.fixtures import Cluster
+from support.operator.operators import session_manifest
 from tinsmith.cluster.errors import KindUnknown, KubectlFailed, NotFound, Unreachable
 from tinsmith.cluster.kubectl import Access, Kubectl
 from tinsmith.cluster.names import Kind

@@ -5,14 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from cluster.plugin.conftest import Plugin, aside
-from support.api_hands import ApiHands, Kubelet
-from support.operators import comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.resources import PODS, POOLS, SESSIONS
-from tinsmith_operator.workers import CannotSnapshot, Target
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import comes_to_rest, eventually, running, session_manifest, settings_for
+from tinsmith_operator.kube.resources import PODS, POOLS, SESSIONS
+from tinsmith_operator.runtime.worker_client import CannotSnapshot, Target
 
 
 async def test_a_session_is_suspended_and_resumed_and_each_time_waited_for(
-    hands: ApiHands, kubelet: Kubelet, plugin: Plugin
+    hands: KubectlUser, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
@@ -25,7 +25,9 @@ async def test_a_session_is_suspended_and_resumed_and_each_time_waited_for(
         assert "TrainingSession tiny is ready" in resumed.out
 
 
-async def test_a_session_that_cannot_start_is_not_waited_for(hands: ApiHands, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_a_session_that_cannot_start_is_not_waited_for(
+    hands: KubectlUser, kubelet: Kubelet, plugin: Plugin
+) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest(suspend=True, storage={"existingClaim": "not-there"}))
         await comes_to_rest(hands, "ClaimMissing")
@@ -34,7 +36,7 @@ async def test_a_session_that_cannot_start_is_not_waited_for(hands: ApiHands, ku
         assert "ClaimMissing" in said.err.splitlines()[-1]
 
 
-async def test_a_restart_replaces_the_pod(hands: ApiHands, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_a_restart_replaces_the_pod(hands: KubectlUser, kubelet: Kubelet, plugin: Plugin) -> None:
     async with running(settings_for(hands.namespace)):
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
@@ -46,7 +48,7 @@ async def test_a_restart_replaces_the_pod(hands: ApiHands, kubelet: Kubelet, plu
 
 
 async def test_a_snapshot_is_waited_for_until_the_worker_has_taken_it(
-    hands: ApiHands, kubelet: Kubelet, plugin: Plugin
+    hands: KubectlUser, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     async def take(target: Target) -> datetime:
         return datetime.now(UTC)
@@ -60,7 +62,7 @@ async def test_a_snapshot_is_waited_for_until_the_worker_has_taken_it(
 
 
 async def test_a_snapshot_that_is_refused_leads_to_the_reason(
-    hands: ApiHands, kubelet: Kubelet, plugin: Plugin
+    hands: KubectlUser, kubelet: Kubelet, plugin: Plugin
 ) -> None:
     async def refuse(target: Target) -> datetime:
         raise CannotSnapshot("the worker is too old for that")
@@ -74,7 +76,7 @@ async def test_a_snapshot_that_is_refused_leads_to_the_reason(
         assert "the worker is too old for that" in (await aside(plugin, "why", "tiny")).out
 
 
-async def test_a_pool_rolls(hands: ApiHands, kubelet: Kubelet, plugin: Plugin) -> None:
+async def test_a_pool_rolls(hands: KubectlUser, kubelet: Kubelet, plugin: Plugin) -> None:
     source = session_manifest()["spec"]["model"]
     manifest = {
         "apiVersion": POOLS.api_version,

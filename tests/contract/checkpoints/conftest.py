@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.s3 import S3Server, s3_server, used_here
+from support.server.s3 import S3Server, s3_server, used_here
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.s3 import S3Server, used_here
-from support.worker_in_process import Worker
-from support.workers import MODEL, create, save, step, train
+from support.server.s3 import S3Server, used_here
+from support.worker.in_process import Worker
+from support.worker.process import MODEL, create, save, step, train
 from tinsmith_server.errors import CheckpointRootUnavailable
 from tinsmith_server.services.files import CheckpointFiles
 from tinsmith_trainer import putting_off

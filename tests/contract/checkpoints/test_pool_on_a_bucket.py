@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from support.pool_replica import PoolReplica, RemoteSampler
-from support.sampling import ask, job, prompt_of, random_adapter
-from support.tiny import tiny_model
+from support.sampler.jobs import ask, job, prompt_of, random_adapter
+from support.sampler.pool_replica import PoolReplica, RemoteSampler
+from support.tiny_models import tiny_model
 
 PROMPT = prompt_of(20)
 

@@ -9,7 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 from s3fs import S3FileSystem
-from support.reference_engine import MODULE, ReferenceEngine
+from support.engine.reference import MODULE, ReferenceEngine
 from tinsmith_server.services.files import CheckpointFiles
 from tinsmith_trainer.checkpoints import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec

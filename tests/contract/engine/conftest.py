@@ -1,4 +1,4 @@
-"""Every engine keeps the promises in this folder. A new one adds a line to `support.engines.ENGINES`."""
+"""Every engine keeps the promises in this folder. A new one adds a line to `support.engine.contract.ENGINES`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.engines import ENGINES, EngineFactory, spec
-from support.gpus import GPU_ENGINES
+from support.engine.contract import ENGINES, GPU_ENGINES, EngineFactory, spec
 from tinsmith_trainer.engines.base import Engine
 
 FOLDER = Path(__file__).parent
@@ -17,7 +16,7 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """Ranks that the tests here share end with the last of them: a Ray that nobody uses keeps a machine busy."""
     if nextitem is None or not nextitem.path.is_relative_to(FOLDER):
         # Only who asked for them has imported what starts them.
-        engines = sys.modules.get("support.nemo_rl_engines")
+        engines = sys.modules.get("support.nemo_rl.engines")
         if engines is not None:
             engines.close_shared_ranks()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.datums import policy_datum, sft_datum, with_inputs
-from support.engines import (
+from support.engine.contract import (
     CROSS_ENTROPY,
     IMPORTANCE_SAMPLING,
     forward,
@@ -15,6 +14,7 @@ from support.engines import (
     state_bits,
     train,
 )
+from support.engine.datums import policy_datum, sft_datum, with_inputs
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import AdamParams, Engine, LossSpec, Work
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.datums import policy_datum, sft_datum
-from support.engines import forward_backward
+from support.engine.contract import forward_backward
+from support.engine.datums import policy_datum, sft_datum
 from tinsmith_trainer.engines.base import Engine, LossSpec
 from tinsmith_trainer.losses import loss_names
 

@@ -7,15 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.datums import policy_datum, sft_datum
-from support.engines import (
-    IMPORTANCE_SAMPLING,
-    forward_backward,
-    gradients,
-    group,
-    state_bits,
-    train,
-)
+from support.engine.contract import IMPORTANCE_SAMPLING, forward_backward, gradients, group, state_bits, train
+from support.engine.datums import policy_datum, sft_datum
 from tinsmith_trainer.engines.base import AdamParams, Engine
 from tinsmith_trainer.errors import UserError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.datums import policy_datum, sft_datum, with_inputs
-from support.engines import CROSS_ENTROPY, EngineFactory, bits, forward_backward, gradients, spec, train
+from support.engine.contract import CROSS_ENTROPY, EngineFactory, bits, forward_backward, gradients, spec, train
+from support.engine.datums import policy_datum, sft_datum, with_inputs
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import Engine, LossSpec, Work
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from support.datums import sft_datum
-from support.engines import forward, forward_backward, group, train
-from support.tiny import SMALL, TIED, tiny_directory, tiny_model
+from support.engine.contract import forward, forward_backward, group, train
+from support.engine.datums import sft_datum
+from support.tiny_models import SMALL, TIED, tiny_directory, tiny_model
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec
 from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine

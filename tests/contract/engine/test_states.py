@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.datums import sft_datum
-from support.engines import (
+from support.engine.contract import (
     CROSS_ENTROPY,
     MAX_RANK,
     SLOTS,
@@ -19,6 +18,7 @@ from support.engines import (
     state_bits,
     train,
 )
+from support.engine.datums import sft_datum
 from tinsmith_trainer.engines.base import AdapterState, Engine, Work
 from tinsmith_trainer.errors import TrainerError, UserError
 

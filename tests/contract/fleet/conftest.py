@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.cluster.handle import Cluster
-from support.cluster_fixtures import api_cluster, namespace, pytest_collection_finish
-from support.crds import install_crds
-from support.fleets import Installation, SamplingInstallation, until_present, worker_pid
-from support.operator_stand_in import MODEL, StandInOperator, reached_at
+from support.kubernetes.crds import install_crds
+from support.kubernetes.fixtures import api_cluster, namespace, pytest_collection_finish
+from support.server.fleet_under_test import Installation, SamplingInstallation, until_present, worker_pid
+from support.server.operator_stand_in import MODEL, StandInOperator, reached_at
+from testcluster.cluster import Cluster
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.fleet.local import LocalFleet, WorkerCommand
 from tinsmith_server.settings import Settings
@@ -41,7 +41,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     real = WorkerCommand.__call__
 
     def command(self: WorkerCommand, socket: Path, parent_fd: int) -> list[str]:
-        return [sys.executable, "-m", "support.fake_worker_program", *real(self, socket, parent_fd)[3:]]
+        return [sys.executable, "-m", "support.server.fake_worker_program", *real(self, socket, parent_fd)[3:]]
 
     monkeypatch.setattr(WorkerCommand, "__call__", command)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.operator_stand_in import MODEL, StandInOperator, spec_of
+from support.server.operator_stand_in import MODEL, StandInOperator, spec_of
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.engine import SqlStore

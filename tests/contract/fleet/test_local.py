@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fleets import START_SECONDS, worker_pid
-from support.operator_stand_in import MODEL
+from support.server.fleet_under_test import START_SECONDS, worker_pid
+from support.server.operator_stand_in import MODEL
 from tinsmith_server.errors import StartupError, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.local import LocalFleet
 from tinsmith_server.fleet.supervisor import Supervisor

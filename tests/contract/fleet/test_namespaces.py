@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cluster.handle import Cluster
-from support.fleets import START_SECONDS
-from support.operator_stand_in import MODEL, StandInOperator, reached_at, spec_of
+from support.server.fleet_under_test import START_SECONDS
+from support.server.operator_stand_in import MODEL, StandInOperator, reached_at, spec_of
+from testcluster.cluster import Cluster
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings

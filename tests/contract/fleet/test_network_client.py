@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.certificates import CLIENT, Authority, mount_secret
-from support.worker_in_process import Worker
-from support.worker_port import WORKER_ID, Port, worker_port
-from support.workers import MODEL, create
+from support.worker.in_process import Worker
+from support.worker.process import MODEL, create
+from support.worker.tls_port import WORKER_ID, Port, worker_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerError, WorkerUnavailable
 from tinsmith_server.fleet.channels import TlsDirectory, WorkerTls

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from support.fleets import START_SECONDS
-from support.http_server import API_KEY, TestedServer, running_server
-from support.operator_stand_in import MODEL, StandInOperator, StandInReplica, StandInWorker, reached_at
-from support.ports import free_port
+from support.server.fleet_under_test import START_SECONDS
+from support.server.http_server import API_KEY, TestedServer, running_server
+from support.server.operator_stand_in import MODEL, StandInOperator, StandInReplica, StandInWorker, reached_at
+from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import StartupError, WorkerUnavailable
 from tinsmith_server.fleet.base import SamplerHandle

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.fleets import START_SECONDS, Installation
-from support.operator_stand_in import MODEL
+from support.server.fleet_under_test import START_SECONDS, Installation
+from support.server.operator_stand_in import MODEL
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerAbsent, WorkerUnavailable
 

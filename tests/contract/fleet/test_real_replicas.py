@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.http_server import API_KEY, TestedServer, running_server
-from support.operator_stand_in import MODEL, StandInOperator, StandInReplica, StandInWorker, reached_at
-from support.pool_replica import PoolReplica
-from support.tiny import tiny_directory
+from support.sampler.pool_replica import PoolReplica
+from support.server.http_server import API_KEY, TestedServer, running_server
+from support.server.operator_stand_in import MODEL, StandInOperator, StandInReplica, StandInWorker, reached_at
+from support.tiny_models import tiny_directory
 from tinsmith_rpc import wire_pb2
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings

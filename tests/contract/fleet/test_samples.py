@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import httpx
-from support.fleets import START_SECONDS, SamplingInstallation
-from support.http_server import TestedServer
+from support.server.fleet_under_test import START_SECONDS, SamplingInstallation
+from support.server.http_server import TestedServer
 from tinsmith_rpc import wire_pb2
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.fleets import until_present
-from support.http_server import API_KEY, TestedServer, running_server
-from support.operator_stand_in import FINALIZER, MODEL, StandInOperator, spec_of
+from support.server.fleet_under_test import until_present
+from support.server.http_server import API_KEY, TestedServer, running_server
+from support.server.operator_stand_in import FINALIZER, MODEL, StandInOperator, spec_of
 from tinsmith_server.app import create_app
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from support.cluster.handle import Cluster
-from support.fleets import START_SECONDS, until_present
-from support.operator_stand_in import FINALIZER, MODEL, StandInOperator, StandInWorker
-from support.ports import free_port
+from support.server.fleet_under_test import START_SECONDS, until_present
+from support.server.operator_stand_in import FINALIZER, MODEL, StandInOperator, StandInWorker
+from testcluster.cluster import Cluster
+from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
 from tinsmith_server.fleet.kubernetes import watching

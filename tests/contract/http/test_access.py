@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_fleet import FakeFleet
-from support.http_server import API_KEY, TestedServer, one_server, running_server, settings_for
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import API_KEY, TestedServer, one_server, running_server, settings_for
 from tinsmith_server.routes.unsupported import UNSUPPORTED
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support.fake_fleet import FakeFleet
-from support.http_server import TestedServer, running_server, settings_for
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import TestedServer, running_server, settings_for
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import CheckpointRootUnavailable
 from tinsmith_server.services.files import CheckpointFiles

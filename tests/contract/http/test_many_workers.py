@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
-from support.fake_worker import FakeWorker, json_result
-from support.http_server import TestedServer, one_server, running_server, settings_for
+from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
+from support.server.fake_worker import FakeWorker, json_result
+from support.server.http_server import TestedServer, one_server, running_server, settings_for
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_server.errors import WorkerUnstartable
 from tinsmith_server.fleet.base import ServedModel, WorkerClient

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.fake_worker import json_result
-from support.http_server import TestedServer, one_server
+from support.server.fake_worker import json_result
+from support.server.http_server import TestedServer, one_server
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.fleet.base import WorkerClient
 from tinsmith_server.services import operations

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import zstandard
-from support.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
-from support.fake_worker import proto_result
-from support.http_server import PROTOBUF, TestedServer, training_body
+from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
+from support.server.fake_worker import proto_result
+from support.server.http_server import PROTOBUF, TestedServer, training_body
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.store.engine import open_store
 

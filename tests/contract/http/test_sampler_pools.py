@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.fake_fleet import BASE_MODEL, FakeFleet, FakeReplica
-from support.http_server import TestedServer, running_server, settings_for
+from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeReplica
+from support.server.http_server import TestedServer, running_server, settings_for
 from tinsmith_server.services.routing import BUSIER_FACTOR, FEW_SAMPLES
 from tinsmith_server.wire.ids import sampler_token
 

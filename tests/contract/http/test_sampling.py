@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.fake_fleet import OTHER_MODEL
-from support.http_server import TestedServer
+from support.server.fake_fleet import OTHER_MODEL
+from support.server.http_server import TestedServer
 from tinsmith_rpc import wire_pb2, worker_pb2
 
 TARGETS = {"data": [5, -1, 6, 7], "dtype": "int64", "shape": [2, 2]}

@@ -6,8 +6,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from support.fake_fleet import FakeFleet
-from support.http_server import TestedServer, running_server, settings_for
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import TestedServer, running_server, settings_for
 
 SUCCESS = {"reason": {"type": "success"}, "detail": None}
 

@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 import zstandard
 from pydantic import ValidationError
-from support.fake_fleet import FakeFleet
-from support.http_server import (
-    API_KEY,
-    PROTOBUF,
-    TestedServer,
-    running_server,
-    settings_for,
-    training_body,
-)
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import API_KEY, PROTOBUF, TestedServer, running_server, settings_for, training_body
 from tinsmith_rpc import RELEASE_SEQ_ID, wire_pb2, worker_pb2
 from tinsmith_server.settings import Settings
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from support.datums import policy_datum, sft_datum
-from support.engines import CROSS_ENTROPY, IMPORTANCE_SAMPLING, bits, forward_backward, group, spec, state_bits
-from support.gloo_group import GlooGroup
-from support.nemo_rl_engines import engine_over
-from support.tiny import tiny_model
+from support.engine.contract import CROSS_ENTROPY, IMPORTANCE_SAMPLING, bits, forward_backward, group, spec, state_bits
+from support.engine.datums import policy_datum, sft_datum
+from support.nemo_rl.engines import engine_over
+from support.nemo_rl.gloo_group import GlooGroup
+from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
 from tinsmith_trainer.engines.nemo_rl.cpu_rank import RankModel
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism

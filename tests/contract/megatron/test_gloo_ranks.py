@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed
-from support.gloo import GlooRanks, RankDied, RanksHang, RankTraceback, run_on_ranks
+from support.nemo_rl.gloo import GlooRanks, RankDied, RanksHang, RankTraceback, run_on_ranks
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.datums import policy_datum, sft_datum
-from support.engines import IMPORTANCE_SAMPLING, forward_backward, spec
+from support.engine.contract import IMPORTANCE_SAMPLING, forward_backward, spec
+from support.engine.datums import policy_datum, sft_datum
+from support.nemo_rl.engines import engine_over
 from support.nemo_rl.gloo_workers import GlooWorkers
 from support.nemo_rl.one_worker import tiny_sizes
-from support.nemo_rl_engines import engine_over
-from support.tiny import tiny_model
+from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, Engine
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.gloo import GlooRanks
-from support.tiny import SMALL, TIED, tiny_directory, tiny_model
+from support.nemo_rl.gloo import GlooRanks
+from support.tiny_models import SMALL, TIED, tiny_directory, tiny_model
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.loading import load_torch_model

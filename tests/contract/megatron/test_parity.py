@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.gates import parity
-from support.tiny import TIED, tiny_directory
+from support.engine.contract import parity
+from support.tiny_models import TIED, tiny_directory
 from tinsmith_trainer.tiny_model import Family, TinyShape
 
 ATOL = 1e-4

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.joined_states import Played, assert_same_bits, assert_same_state, torch_step
-from support.megatron_training import (
+from support.nemo_rl.joined_states import Played, assert_same_bits, assert_same_state, torch_step
+from support.nemo_rl.megatron_training import (
     Backward,
     Create,
     Event,
@@ -25,7 +25,7 @@ from support.megatron_training import (
     rows,
     run_schedule,
 )
-from support.tiny import tiny_directory
+from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.nemo_rl.groups import RanksLost
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism

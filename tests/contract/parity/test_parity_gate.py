@@ -10,7 +10,7 @@ import pytest
 from tinsmith.cli import main
 
 # An engine in numpy, which has the losses of the first step.
-NUMPY = "support.reference_engine:build_reference"
+NUMPY = "support.engine.reference:build_reference"
 
 
 def parity(*arguments: object) -> int:
@@ -53,7 +53,7 @@ def test_the_peft_engine_agrees_with_a_plain_peft_loop_in_every_loss_on_a_model_
 def test_an_engine_that_differs_is_told_by_quantity_step_and_place(
     engine: str, sentence: str, step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert beside_numpy(f"support.wrong_engines:{engine}") == 1
+    assert beside_numpy(f"support.engine.wrong:{engine}") == 1
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith(sentence)]
     assert f" in step {step} (" in line
@@ -62,7 +62,7 @@ def test_an_engine_that_differs_is_told_by_quantity_step_and_place(
 
 
 def test_a_tolerance_that_is_wide_enough_lets_a_difference_pass() -> None:
-    assert beside_numpy("support.wrong_engines:rounds_logprobs", "--atol", "0.01") == 0
+    assert beside_numpy("support.engine.wrong:rounds_logprobs", "--atol", "0.01") == 0
 
 
 def test_an_engine_agrees_with_itself_to_the_bit() -> None:
@@ -95,4 +95,4 @@ def test_it_runs_without_the_tinsmith_program() -> None:
 
 
 def test_one_base_model_at_a_time_is_in_memory() -> None:
-    assert parity(*sides(*["support.counted_engines:build"] * 2), "--model", "reference", "--steps", 1) == 0
+    assert parity(*sides(*["support.engine.wrong:build_only_one"] * 2), "--model", "reference", "--steps", 1) == 0

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from support.fake_fleet import FakeFleet
-from support.http_server import TestedServer, running_servers, settings_for
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import TestedServer, running_servers, settings_for
 from tinsmith_server.settings import Settings
 
 

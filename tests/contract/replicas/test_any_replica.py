@@ -6,8 +6,8 @@ import asyncio
 import time
 
 import pytest
-from support.fake_fleet import FakeFleet
-from support.http_server import TestedServer
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import TestedServer
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.keys import CACHE_SECONDS, Keys
 from tinsmith_server.services.sessions import ACTIVE_SECONDS

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support.fake_fleet import FakeFleet
-from support.http_server import SharedFleet, TestedServer, running_server
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import SharedFleet, TestedServer, running_server
 from tinsmith_server.services.leases import LEASE_SECONDS, RENEW_SECONDS, Leases
 from tinsmith_server.settings import Settings
 

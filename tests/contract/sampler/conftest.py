@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler
+from support.sampler.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler
 from support.token_server.shared import SharedStandIns
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
@@ -75,7 +75,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], 
     """Of a pool of `qwen3`, behind mutual TLS; shared, so its counters and caches tell nothing of one test."""
     replica = PoolReplica(
         tmp_path_factory.mktemp("replica"),
-        {"--engine": "support.pool_replica:build_small_sampler"},
+        {"--engine": "support.sampler.pool_replica:build_small_sampler"},
         model=model_of("qwen3").directory,
     )
     replica.start()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.sampling import ask, job, prompt_of, random_adapter
+from support.sampler.jobs import ask, job, prompt_of, random_adapter
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.pool_replica import PoolReplica, RemoteSampler
-from support.sampling import all_logprobs, ask, ask_all, job, plain_model, prompt_of, random_adapter, submit
+from support.sampler.jobs import all_logprobs, ask, ask_all, job, plain_model, prompt_of, random_adapter, submit
+from support.sampler.pool_replica import PoolReplica, RemoteSampler
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, EMPTY_TOKEN, NO_TARGET, SampleJob, Sampler, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_LOGPROBS, MOST_TOPK

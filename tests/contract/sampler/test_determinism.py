@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.sampling import ask, ask_all, bits, job, prompt_of, random_adapter
+from support.sampler.jobs import ask, ask_all, bits, job, prompt_of, random_adapter
 from tinsmith_trainer.sampling.base import SampleJob, Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel

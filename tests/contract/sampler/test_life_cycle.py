@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from support.sampling import ask, ask_all, bits, job, prompt_of, random_adapter, submit
+from support.sampler.jobs import ask, ask_all, bits, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.sampling import ask, ask_all, full_logprobs, job, plain_model, prompt_of, random_adapter
+from support.sampler.jobs import ask, ask_all, full_logprobs, job, plain_model, prompt_of, random_adapter
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel
 

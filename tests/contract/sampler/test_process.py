@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import grpc
 import pytest
-from support.pod_process import describe
-from support.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler, decode_outcome, sample_request
-from support.sampling import ask, bits, job, prompt_of, random_adapter
-from support.workers import AWAIT_SECONDS, START_SECONDS
+from support.sampler.jobs import ask, bits, job, prompt_of, random_adapter
+from support.sampler.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler, decode_outcome, sample_request
+from support.worker.pod_process import describe
+from support.worker.process import AWAIT_SECONDS, START_SECONDS
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.checkpoints import CheckpointRoot
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings

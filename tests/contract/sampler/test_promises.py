@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.sampling import ask, ask_all, job, prompt_of, submit
+from support.sampler.jobs import ask, ask_all, job, prompt_of, submit
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import SampleJob, Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.sampling import all_logprobs, ask, ask_all, job, plain_model, prompt_of, random_adapter, submit
+from support.sampler.jobs import all_logprobs, ask, ask_all, job, plain_model, prompt_of, random_adapter, submit
 from support.token_server.look_alikes import StandInHand
 from support.token_server.shared import SharedStandIns
 from support.waiting import until

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.pod_process import describe
-from support.pool_replica import PoolReplica, RemoteSampler
-from support.sampling import ask, full_logprobs, job, plain_model, prompt_of, random_adapter, submit
+from support.sampler.jobs import ask, full_logprobs, job, plain_model, prompt_of, random_adapter, submit
+from support.sampler.pool_replica import PoolReplica, RemoteSampler
 from support.token_server.look_alikes import START_FAILURE, StandInHand, environment_with_look_alikes
 from support.waiting import until
+from support.worker.pod_process import describe
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 PROMPT = prompt_of(20)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.sampling import ask, ask_all, bits, full_logprobs, job, plain_model, prompt_of, random_adapter, submit
+from support.sampler.jobs import ask, ask_all, bits, full_logprobs, job, plain_model, prompt_of, random_adapter, submit
 from support.token_server.look_alikes import StandInHand
 from support.token_server.shared import SharedStandIns
 from support.waiting import until

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.store_records import NOW, a_checkpoint
+from support.server.store_records import NOW, a_checkpoint
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.records import Checkpoint
 from typing_extensions import override

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 import pytest
-from support.store_records import NOW, a_checkpoint, a_model, a_sampling_session, a_session, later
+from support.server.store_records import NOW, a_checkpoint, a_model, a_sampling_session, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType
 

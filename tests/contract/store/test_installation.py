@@ -1,6 +1,6 @@
 import asyncio
 
-from support.store_records import NOW, a_checkpoint, a_model, a_session
+from support.server.store_records import NOW, a_checkpoint, a_model, a_session
 from tinsmith_server.store.base import Store
 
 

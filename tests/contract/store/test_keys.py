@@ -1,6 +1,6 @@
 import asyncio
 
-from support.store_records import NOW, later
+from support.server.store_records import NOW, later
 from tinsmith_server.store.base import Store
 
 

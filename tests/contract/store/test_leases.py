@@ -3,7 +3,7 @@
 import asyncio
 from datetime import timedelta
 
-from support.store_records import NOW, later
+from support.server.store_records import NOW, later
 from tinsmith_server.store.base import Store
 
 ABSENCE = timedelta(seconds=45)

@@ -9,7 +9,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine.interfaces import ReflectedColumn
-from support.store_records import a_session
+from support.server.store_records import a_session
 from tinsmith_server.store import migrate
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.tables import metadata

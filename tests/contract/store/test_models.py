@@ -2,7 +2,7 @@ import asyncio
 from typing import get_args
 
 import pytest
-from support.store_records import NOW, a_model, a_session, later
+from support.server.store_records import NOW, a_model, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import RowRefused
 from tinsmith_server.store.records import FinalState, ModelState

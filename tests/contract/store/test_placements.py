@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any, get_args
 
 import pytest
-from support.store_records import a_model, a_session, later
+from support.server.store_records import a_model, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinalState, Model
 

@@ -6,8 +6,8 @@ from urllib.parse import quote_plus
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
-from support.postgres import PostgresServer
-from support.store_records import a_session, later
+from support.server.postgres import PostgresServer
+from support.server.store_records import a_session, later
 from tinsmith_server.store import database
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.errors import StoreUnavailable

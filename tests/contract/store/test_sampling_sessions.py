@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from support.store_records import NOW, a_sampling_session, a_session, later
+from support.server.store_records import NOW, a_sampling_session, a_session, later
 from tinsmith_server.store.base import Store
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from support.store_records import NOW, a_model, a_session, later
+from support.server.store_records import NOW, a_model, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinishType, ModelState
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, event, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
-from support.store_records import a_session
+from support.server.store_records import a_session
 from tinsmith_server.store import database, migrate
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.engine import open_store

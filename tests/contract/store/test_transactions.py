@@ -3,7 +3,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from support.store_records import NOW, a_checkpoint, a_model, a_session, later
+from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.errors import UnstorableValue

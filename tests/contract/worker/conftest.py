@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.worker_in_process import Worker
+from support.worker.in_process import Worker
 
 StartWorker = Callable[..., Awaitable[Worker]]
 

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.worker_in_process import Worker
-from support.workers import create, save, train
+from support.worker.in_process import Worker
+from support.worker.process import create, save, train
 from tinsmith_trainer.errors import ImageChanged
 from tinsmith_trainer.image_pin import pin_image
 from tinsmith_trainer.volume import Volume

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.worker_in_process import Worker
-from support.workers import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
+from support.worker.in_process import Worker
+from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer import putting_off
 from tinsmith_trainer import service as service_module

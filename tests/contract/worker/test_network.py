@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 from support.certificates import CLIENT, SERVER, Authority, Leaf, mount_secret
-from support.worker_in_process import Worker
-from support.worker_port import WORKER_NAME, Port, worker_port
-from support.workers import MODEL, Call, create, train
+from support.worker.in_process import Worker
+from support.worker.process import MODEL, Call, create, train
+from support.worker.tls_port import WORKER_NAME, Port, worker_port
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.describe import WorkerName
 from tinsmith_trainer.errors import ServerError

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.later_release import with_a_later_field
-from support.worker_in_process import Worker
-from support.workers import MODEL, Call, broken_train, create, save, step, train
+from support.worker.in_process import Worker
+from support.worker.messages import with_a_later_field
+from support.worker.process import MODEL, Call, broken_train, create, save, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer import service as service_module
 from tinsmith_trainer.lines import GAP_CLOSES_AFTER_SECONDS, UnknownModel

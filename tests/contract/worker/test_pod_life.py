@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from support.gated_engine import COMPUTING, LOADING
-from support.pod_worker import PodWorker, describe, finished
-from support.worker_port import WORKER_ID
-from support.workers import create, save, train
+from support.engine.gated import COMPUTING, LOADING
+from support.worker.pod_worker import PodWorker, describe, finished
+from support.worker.process import create, save, train
+from support.worker.tls_port import WORKER_ID
 from tinsmith_rpc import worker_pb2_grpc
 
 StartPod = Callable[..., PodWorker]

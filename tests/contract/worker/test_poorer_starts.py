@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.reference_engine import ReferenceEngine
-from support.worker_in_process import Worker
-from support.workers import MODEL, Call, create, step, train
+from support.engine.reference import ReferenceEngine
+from support.worker.in_process import Worker
+from support.worker.process import MODEL, Call, create, step, train
 from tinsmith_rpc import worker_pb2
 
 from .conftest import StartWorker

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from support.gated_engine import SEED_VARIABLE
-from support.pod_worker import IMAGE, PodWorker, finished
-from support.workers import create, train
+from support.engine.gated import SEED_VARIABLE
+from support.worker.pod_worker import IMAGE, PodWorker, finished
+from support.worker.process import create, train
 
 StartPod = Callable[..., PodWorker]
 CANNOT_START, USAGE = 3, 2

@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from support.scripted_sampler import ScriptedSampler
-from support.worker_in_process import Worker
-from support.worker_port import Port, worker_port
-from support.workers import AWAIT_SECONDS
+from support.sampler.scripted_sampler import ScriptedSampler
+from support.worker.in_process import Worker
+from support.worker.process import AWAIT_SECONDS
+from support.worker.tls_port import Port, worker_port
 from tinsmith_rpc import worker_pb2
 
 

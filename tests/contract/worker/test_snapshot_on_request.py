@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import pytest
 from support.certificates import CLIENT
-from support.reference_engine import ReferenceEngine
-from support.worker_in_process import Worker
-from support.worker_port import Port, worker_port
-from support.workers import AWAIT_SECONDS, MODEL, create, step, train
+from support.engine.reference import ReferenceEngine
+from support.worker.in_process import Worker
+from support.worker.process import AWAIT_SECONDS, MODEL, create, step, train
+from support.worker.tls_port import Port, worker_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.engines.base import Outcome, Work
 from tinsmith_trainer.errors import Draining, JournalFull

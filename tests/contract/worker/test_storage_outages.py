@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
-from support.worker_in_process import Worker
-from support.workers import MODEL, Call, create, save, step, train
+from support.worker.in_process import Worker
+from support.worker.process import MODEL, Call, create, save, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer import putting_off
 from tinsmith_trainer.checkpoint_storage import CheckpointStorage

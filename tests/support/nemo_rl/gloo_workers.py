@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from support.gloo import GlooRanks
 from support.nemo_rl.fakes import fake_modules
+from support.nemo_rl.gloo import GlooRanks
 from tinsmith_trainer.engines.nemo_rl.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.nemo_rl.groups import Answer, RankGroup, agreed
 from tinsmith_trainer.engines.nemo_rl.megatron_model import initialise_parallel

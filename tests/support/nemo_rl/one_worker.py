@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed
 from support.nemo_rl.bridge import adapted_by_bridge
-from support.tiny import tiny_model
+from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.nemo_rl.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.nemo_rl.groups import RankGroup, agreed
 from tinsmith_trainer.engines.nemo_rl.megatron_model import build_megatron_model

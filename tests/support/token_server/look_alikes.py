@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.ports import free_port
+from testcluster.ports import free_port
 from tinsmith_trainer.sampling.token_server.launch import ServerSettings
 
 TESTS = Path(__file__).parents[2]

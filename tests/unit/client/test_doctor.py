@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.certificates import SERVER, Authority, mount_secret
-from support.stub_server import GOOD_KEY, NOT_FOUND, WELL, Answer, stub_server
+from support.client.stub_server import GOOD_KEY, NOT_FOUND, WELL, Answer, stub_server
 from tinsmith.checks import Finding, Status, Surroundings, diagnose
 from tinsmith.cli import main
 from typing_extensions import override

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.stub_server import GOOD_KEY, stub_server
+from support.client.stub_server import GOOD_KEY, stub_server
 from tinsmith.cli import main
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from images import archives
-from images.builder import Program, find_builder
-from images.errors import ImageError
+from images.archives import find_builder
+from images.builder import Program
+from images.commands import ImageError
 from images.sources import Image
 
 

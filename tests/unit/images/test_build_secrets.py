@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from images.build_secrets import CERTIFICATES_IN_BUILD, build_secrets, passed_variables
+from images.archives import CERTIFICATES_IN_BUILD, build_secrets, passed_variables
 
 
 def test_proxies_and_pips_settings_are_passed_to_a_build() -> None:

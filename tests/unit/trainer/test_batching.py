@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.datums import VOCAB_SIZE, sft_datum, with_inputs
+from support.engine.datums import VOCAB_SIZE, sft_datum, with_inputs
 from tinsmith_trainer.batching import (
     MAX_ROWS,
     Microbatch,

@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from support.reference_engine import ReferenceEngine
+from support.engine.reference import ReferenceEngine
 from tinsmith_trainer.checkpoint_storage import CheckpointStorage
 from tinsmith_trainer.checkpoints import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec

@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
-from support.bodies import datum, forward_backward, next_token_datum
+from support.worker.messages import datum, forward_backward, next_token_datum
 from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinsmith_rpc import wire_pb2
 from tinsmith_trainer.codec import decode_forward_backward, encode_forward_backward

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.sampling import job, prompt_of, submit
-from support.tiny import SMALL, tiny_directory
+from support.sampler.jobs import job, prompt_of, submit
+from support.tiny_models import SMALL, tiny_directory
 from tinsmith_trainer.colocated import build_colocated, build_sampler, load_base_model
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions, parse_options

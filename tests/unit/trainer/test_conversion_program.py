@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 from support.nemo_rl.rank_python import SAVE, SAVE_HALF, conversions_begun, write_rank_python
-from support.tiny import tiny_directory
+from support.tiny_models import tiny_directory
 from tinsmith_trainer import conversion
 
 TELL_AND_WAIT = """

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import orjson
 import pytest
-from support.bodies import forward_backward
-from support.reference_engine import ReferenceEngine
-from support.workers import Call, create, save, save_ephemeral, step, train
+from support.engine.reference import ReferenceEngine
+from support.worker.messages import forward_backward
+from support.worker.process import Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer import executor as executor_module
 from tinsmith_trainer.checkpoints import CheckpointRoot

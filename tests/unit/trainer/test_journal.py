@@ -11,7 +11,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from support.faulting_files import LossyVfs, lossy_vfs, restore
+from support.worker.faulting_files import LossyVfs, lossy_vfs, restore
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.journal import Journal
 from tinsmith_trainer.operations import get_meta, set_meta

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reference_engine import ReferenceEngine
+from support.engine.reference import ReferenceEngine
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints import CheckpointRoot, LoadedCheckpoint, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.datums import policy_datum, sft_datum, with_inputs, without_input
+from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
 from tinsmith_trainer.batching import pad, plan_microbatches
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import LossSpec

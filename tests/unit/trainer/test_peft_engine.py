@@ -10,18 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from support.datums import policy_datum, sft_datum, with_inputs, without_input
-from support.engines import (
-    CROSS_ENTROPY,
-    bits,
-    forward,
-    forward_backward,
-    gradients,
-    group,
-    state_bits,
-    train,
-)
-from support.tiny import SMALL, TIED, tiny_model
+from support.engine.contract import CROSS_ENTROPY, bits, forward, forward_backward, gradients, group, state_bits, train
+from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
+from support.tiny_models import SMALL, TIED, tiny_model
 from tinsmith_trainer import ending
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, LossSpec, Work

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.reference_engine import ReferenceEngine
-from support.scripted_sampler import ScriptedSampler
+from support.engine.reference import ReferenceEngine
+from support.sampler.scripted_sampler import ScriptedSampler
 from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer import samples as samples_module
 from tinsmith_trainer.checkpoint_storage import CheckpointStorage

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.tiny import SMALL, tiny_directory
+from support.tiny_models import SMALL, tiny_directory
 from tinsmith_trainer.tiny_model import LLAMA3_TOKENS, QWEN3_TOKENS, Family, TinyShape, make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

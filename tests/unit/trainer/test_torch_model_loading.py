@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.tiny import SMALL, tiny_directory, tiny_model
+from support.tiny_models import SMALL, tiny_directory, tiny_model
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ModelNotFound
 from tinsmith_trainer.torch_model.loading import files_digest, load_torch_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.message import Message
-from support.later_release import with_a_later_field
+from support.worker.messages import with_a_later_field
 from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sample_codec import decode_sample

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import families as made
+from support.kubernetes import families as made
 from tinsmith.cli import main as tinsmith
 from tinsmith.cluster.commands import main as kubectl_tinsmith
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import families as made
+from support.kubernetes import families as made
 from tinsmith.cluster.evidence import MOST_EVENTS, Surroundings, explain
 from tinsmith.cluster.families import Family, assemble
 from tinsmith.cluster.names import Kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import families as made
+from support.kubernetes import families as made
 from tinsmith.cluster.errors import Forbidden, KindUnknown, Misused, NotFound
 from tinsmith.cluster.families import Target, assemble, choose, list_readable, parse_target, read_families
 from tinsmith.cluster.kubectl import Kubectl

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tinsmith.cluster import names
 from tinsmith.cluster.names import Kind
 from tinsmith.cluster.requests import SUSPENDED
-from tinsmith_operator.decide.keeper import KEEPERS
-from tinsmith_operator.model import names as operators
-from tinsmith_operator.model.reasons import Reason
-from tinsmith_operator.resources import POOLS, SESSIONS
+from tinsmith_operator.api import names as operators
+from tinsmith_operator.api.reasons import Reason
+from tinsmith_operator.common.workload_state import WORKLOAD_KINDS
+from tinsmith_operator.kube.resources import POOLS, SESSIONS
 
 
 def test_the_plugin_and_the_operator_call_things_alike() -> None:
@@ -30,4 +30,4 @@ def test_the_plugin_and_the_operator_call_things_alike() -> None:
 def test_the_plugin_knows_the_operators_kinds() -> None:
     for kind, resource in ((Kind.SESSION, SESSIONS), (Kind.POOL, POOLS)):
         assert (kind.kind, kind.resource) == (resource.kind, f"{resource.plural}.{operators.GROUP}")
-    assert (Kind.SESSION.workloads, Kind.POOL.workloads) == (KEEPERS, {"Deployment"})
+    assert (Kind.SESSION.workloads, Kind.POOL.workloads) == (WORKLOAD_KINDS, {"Deployment"})

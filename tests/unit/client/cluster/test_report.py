@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import families as made
+from support.kubernetes import families as made
 from tinsmith.cluster.bundle import INDEX, Bundle, NotWritten
 from tinsmith.cluster.errors import Forbidden, NotFound, Unreachable
 from tinsmith.cluster.families import Target

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import families as made
+from support.kubernetes import families as made
 from tinsmith.cluster import requests
 from tinsmith.cluster.errors import DidNotHappen, Misused, NotFound, Unreachable
 from tinsmith.cluster.families import Family
 from tinsmith.cluster.names import Kind
 from tinsmith.cluster.requests import Request
 from tinsmith.cluster.waiting import wait_for
-from tinsmith_operator.decide.condition_states import standard_conditions
-from tinsmith_operator.decide.wording import found
-from tinsmith_operator.model.reasons import Progress, Reason
+from tinsmith_operator.api.reasons import Progress, Reason
+from tinsmith_operator.common.conditions import standard_conditions
+from tinsmith_operator.common.diagnosis import found
 
 Manifest = dict[str, Any]
 SUSPENDED = made.unready("Suspended", "The worker is stopped.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from support import families as made
+from support.kubernetes import families as made
 from tinsmith.cluster.families import Family, assemble
 from tinsmith.cluster.names import Kind
 from tinsmith.cluster.status_tree import as_json, status_tree

@@ -6,16 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.built_sessions import EVERYTHING, NEMO_RL, STORE
-from support.training_sessions import FROM_HUB, INSTALLATION, make_session
+from support.operator.built_sessions import EVERYTHING, NEMO_RL, STORE
+from support.operator.resources import FROM_HUB, INSTALLATION, make_session
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.session import TrainingSession
 from tinsmith_operator.build.conversion import build_conversion, conversion_digest
-from tinsmith_operator.build.plan import PinnedImage, WorkerPlan
-from tinsmith_operator.build.policy import build_session_policy
-from tinsmith_operator.build.service import build_service
+from tinsmith_operator.build.network import build_service, build_session_policy
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.session import TrainingSession
 from tinsmith_trainer.conversion import parse_options
 
 PLAN = WorkerPlan("claim-uid", PinnedImage("image", None), 1)

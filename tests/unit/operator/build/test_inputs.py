@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.built_sessions import BUILT
-from support.training_sessions import INSTALLATION, make_session
-from tinsmith_operator.build.plan import PinnedImage, WorkerPlan, inputs_hash
+from support.operator.built_sessions import BUILT
+from support.operator.resources import INSTALLATION, make_session
+from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, inputs_hash
 from tinsmith_operator.build.workload import build_workload
-from tinsmith_operator.model.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
 
 # Of the first revision that had an operator.
 HASHES = {

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.built_sessions import NEMO_RL
-from support.training_sessions import INSTALLATION, make_session
+from support.operator.built_sessions import NEMO_RL
+from support.operator.resources import INSTALLATION, make_session
+from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.build import ray
-from tinsmith_operator.build.plan import PinnedImage, WorkerPlan
-from tinsmith_operator.build.policy import build_session_policy
-from tinsmith_operator.build.service import build_service
+from tinsmith_operator.build.network import build_service, build_session_policy
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
 
 ROOT = Path(__file__).parents[4]
 PLAN = WorkerPlan("claim-uid", PinnedImage("image", None), 1)

@@ -6,15 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.built_sessions import REMOTE
-from support.sampler_pools import make_pool
-from support.training_sessions import FROM_HUB, INSTALLATION, make_session
-from tinsmith_operator.build.plan import PinnedImage, WorkerPlan
-from tinsmith_operator.build.policy import build_policy
+from support.operator.built_sessions import REMOTE
+from support.operator.resources import FROM_HUB, INSTALLATION, make_pool, make_session
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.build.network import build_policy
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.owner import Owner
 
 PLAN = WorkerPlan("claim-uid", PinnedImage("trainer:1", None), 1)
 KEYED = replace(REMOTE, checkpoint_secret="store")

@@ -6,15 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.built_pools import BUILT_POOLS, EVERYTHING_OF_A_POOL, REMOTE, VLLM, BuiltPool
-from support.sampler_pools import make_pool
-from support.training_sessions import FROM_HUB, INSTALLATION, make_session
+from support.operator.built_pools import BUILT_POOLS, EVERYTHING_OF_A_POOL, REMOTE, VLLM, BuiltPool
+from support.operator.resources import FROM_HUB, INSTALLATION, make_pool, make_session
+from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.names import POOL_LABEL
 from tinsmith_operator.build.deployment import build_deployment, build_sampler_template, sampler_inputs
-from tinsmith_operator.build.policy import build_policy
-from tinsmith_operator.build.service import build_service
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.names import POOL_LABEL
-from tinsmith_operator.model.quantity import parse_quantity
+from tinsmith_operator.build.network import build_policy, build_service
 from tinsmith_trainer.options import parse_options
 
 EACH = pytest.mark.parametrize("built", BUILT_POOLS.values(), ids=BUILT_POOLS)

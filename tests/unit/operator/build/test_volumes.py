@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.built_sessions import NEMO_RL
-from support.training_sessions import INSTALLATION, make_session
-from tinsmith_operator.build.plan import PinnedImage, WorkerPlan
+from support.operator.built_sessions import NEMO_RL
+from support.operator.resources import INSTALLATION, make_session
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
 from tinsmith_operator.build.workload import build_workload
-from tinsmith_operator.model.base import Manifest
 
 PLAN = WorkerPlan("claim-uid", PinnedImage("image", None), 1)
 MODEL = {

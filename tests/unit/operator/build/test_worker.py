@@ -6,16 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.built_sessions import BUILT, EVERYTHING, REMOTE, Built
-from support.training_sessions import FROM_HUB, INSTALLATION, ON_CLAIM, make_session
-from tinsmith_operator.build.plan import PinnedImage, WorkerPlan, grace_seconds, inputs_hash
-from tinsmith_operator.build.policy import build_policy
-from tinsmith_operator.build.worker import worker_arguments
+from support.operator.built_sessions import BUILT, EVERYTHING, REMOTE, Built
+from support.operator.resources import FROM_HUB, INSTALLATION, ON_CLAIM, make_session
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.status import TrainingSessionStatus
+from tinsmith_operator.build.network import build_policy
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, grace_seconds, inputs_hash, worker_arguments
 from tinsmith_operator.build.workload import build_workload
-from tinsmith_operator.decide.keeper import template_of
-from tinsmith_operator.model.base import Manifest
-from tinsmith_operator.model.session import TrainingSession
-from tinsmith_operator.model.status import TrainingSessionStatus
+from tinsmith_operator.common.workload_state import template_of
 
 PLAN = WorkerPlan("claim-uid", PinnedImage("trainer:1", None), 1)
 every_session = pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.fake_fleet import FakeReplica
+from support.server.fake_fleet import FakeReplica
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.loads import Loads
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.datums import VOCAB_SIZE, policy_datum, sft_datum
+from support.engine.datums import VOCAB_SIZE, policy_datum, sft_datum
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import LossSpec
 from tinsmith_trainer.engines.nemo_rl.alignment import is_shifted

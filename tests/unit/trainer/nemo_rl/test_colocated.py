@@ -6,7 +6,7 @@ import pytest
 
 # Megatron's import may take longer on a busy machine than a unit test has: it belongs to none of them.
 import tinsmith_trainer.engines.nemo_rl.in_process  # noqa: F401
-from support.tiny import SMALL, tiny_directory, tiny_model
+from support.tiny_models import SMALL, tiny_directory, tiny_model
 from tinsmith_trainer.colocated import build_nemo_rl
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.options import WorkerOptions, parse_options

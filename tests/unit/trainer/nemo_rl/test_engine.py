@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.datums import sft_datum, with_inputs
-from support.engines import CROSS_ENTROPY
+from support.engine.contract import CROSS_ENTROPY
+from support.engine.datums import sft_datum, with_inputs
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.export import BaseFiles

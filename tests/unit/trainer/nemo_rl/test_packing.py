@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.datums import VOCAB_SIZE, sft_datum
+from support.engine.datums import VOCAB_SIZE, sft_datum
 from tinsmith_trainer.batching import check_tokens
 from tinsmith_trainer.engines.base import LossSpec
 from tinsmith_trainer.engines.nemo_rl.batch import INPUT_IDS, encode

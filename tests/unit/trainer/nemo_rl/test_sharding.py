@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.datums import sft_datum
+from support.engine.datums import sft_datum
 from tinsmith_trainer.batching import MAX_ROWS
 from tinsmith_trainer.engines.base import LossSpec
 from tinsmith_trainer.engines.nemo_rl.batch import (

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support.tiny import tiny_directory
+from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.nemo_rl.weights import EMBEDDING, Checkpoint, Part, interleave_groups
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 

@@ -51,7 +51,7 @@ def test_what_a_worker_would_refuse_is_refused(text: str) -> None:
         options_of(parse_choice(text), model="m", rank=8)
 
 
-@pytest.mark.parametrize("text", ["no_such_module:build", "support.tiny:no_such_factory"])
+@pytest.mark.parametrize("text", ["no_such_module:build", "support.tiny_models:no_such_factory"])
 def test_a_factory_that_is_not_there_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"{text} is no engine: "):
         options_of(parse_choice(text), model="m", rank=8)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.sampling import random_adapter
+from support.sampler.jobs import random_adapter
 from tinsmith_trainer.sampling.builtin.adapters import (
     BASE_MODEL,
     AdapterShape,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from support.sampling import Answer, ask, job, prompt_of, random_adapter
+from support.sampler.jobs import Answer, ask, job, prompt_of, random_adapter
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel

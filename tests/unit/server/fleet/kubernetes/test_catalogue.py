@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.operator_stand_in import spec_of
+from support.server.operator_stand_in import spec_of
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.catalogue import CatalogueEntry, read_catalogue
 from tinsmith_server.fleet.kubernetes.session import Session, parse_session

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.certificates import CLIENT, Authority, mount_secret
-from support.operator_stand_in import API_SERVER_NAME
+from support.server.operator_stand_in import API_SERVER_NAME
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.connecting import Connector
 

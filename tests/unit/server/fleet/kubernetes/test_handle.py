@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.certificates import CLIENT, Authority, mount_secret
-from support.operator_stand_in import API_SERVER_NAME, StandInWorker, spec_of
-from support.ports import free_port
+from support.server.operator_stand_in import API_SERVER_NAME, StandInWorker, spec_of
+from testcluster.ports import free_port
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.handle import SessionHandle
 from tinsmith_server.fleet.kubernetes.session import parse_session

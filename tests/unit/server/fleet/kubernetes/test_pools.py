@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.operator_stand_in import spec_of
+from support.server.operator_stand_in import spec_of
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.pool import Endpoint, Pool, Slice, parse_pool
 from tinsmith_server.fleet.kubernetes.pools import Pools

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support.operator_stand_in import spec_of
+from support.server.operator_stand_in import spec_of
 from tinsmith_server.fleet.kubernetes.session import Session, parse_session
 
 

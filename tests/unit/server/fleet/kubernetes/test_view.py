@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from support.operator_stand_in import spec_of
+from support.server.operator_stand_in import spec_of
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi, Resource
 from tinsmith_server.fleet.kubernetes.errors import ApiRefused, ApiUnavailable, KubernetesError

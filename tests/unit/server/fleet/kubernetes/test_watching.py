@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.operator_stand_in import spec_of
+from support.server.operator_stand_in import spec_of
 from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi
 from tinsmith_server.fleet.kubernetes.session import parse_session
 from tinsmith_server.fleet.kubernetes.watching import Watch

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load
-from support.tiny import tiny_directory, tiny_model
+from support.tiny_models import tiny_directory, tiny_model
 from tinsmith_trainer.engines.nemo_rl.nemo import bridge_import
 from tinsmith_trainer.engines.nemo_rl.nemo.importing import FAILURE
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tiny import tiny_model
+from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.nemo_rl.nemo.foreign_code import check_no_code
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 

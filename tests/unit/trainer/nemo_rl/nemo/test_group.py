@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from support.nemo_rl.fakes import ACTOR_ENVIRONMENT_REGISTRY, Policy, RayVirtualCluster
 from support.nemo_rl.rank_python import conversions_begun, write_rank_python
 from support.nemo_rl.worker_group import SILENCE, Behaviour, FakeRay, FakeWorkerGroup
-from support.tiny import tiny_model
+from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.nemo_rl import ray_answers
 from tinsmith_trainer.engines.nemo_rl.groups import Answer, RanksFailed, RanksLost
 from tinsmith_trainer.engines.nemo_rl.nemo.environment import DriverEnvironmentInvalid

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.datums import VOCAB_SIZE, policy_datum, sft_datum
+from support.engine.datums import VOCAB_SIZE, policy_datum, sft_datum
 from tinsmith_trainer.datums import Datum
 from tinsmith_trainer.engines.base import LossSpec
 from tinsmith_trainer.engines.nemo_rl.batch import encode, scored

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.datums import policy_datum, sft_datum
-from support.engines import forward, forward_backward, spec
+from support.engine.contract import forward, forward_backward, spec
+from support.engine.datums import policy_datum, sft_datum
+from support.nemo_rl.engines import engine_over, in_process_engine
 from support.nemo_rl.fakes import CanonicalLoRA, MegatronPolicyWorkerImpl
 from support.nemo_rl.one_worker import ONE, OneWorker, one_worker, tiny_sizes
-from support.nemo_rl_engines import engine_over, in_process_engine
-from support.tiny import tiny_model
+from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, Engine, LossSpec
 from tinsmith_trainer.engines.nemo_rl.nemo import loss as nemo_loss
 from tinsmith_trainer.engines.nemo_rl.nemo import schedule
@@ -114,7 +114,7 @@ def test_a_call_that_fails_within_nemo_rl_leaves_no_trace(engine: Engine, monkey
 
     with monkeypatch.context() as broken:
         broken.setattr(nemo_loss, "total_loss", out_of_memory)
-        from support.engines import CROSS_ENTROPY
+        from support.engine.contract import CROSS_ENTROPY
         from tinsmith_trainer.engines.base import Work
 
         outcome = engine.forward_backward([Work("a", [sft_datum(9)], CROSS_ENTROPY)])[0]

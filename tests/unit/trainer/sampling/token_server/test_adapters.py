@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from peft import PeftModel
-from support.sampling import random_adapter
-from support.tiny import TIED, tiny_directory, tiny_model
+from support.sampler.jobs import random_adapter
+from support.tiny_models import TIED, tiny_directory, tiny_model
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, check_adapter
 from tinsmith_trainer.sampling.token_server.model import ServedModel, read_model

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sampling import job, prompt_of
-from support.tiny import tiny_directory
+from support.sampler.jobs import job, prompt_of
+from support.tiny_models import tiny_directory
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.token_server.base import Drawn

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.ports import free_port
+from testcluster.ports import free_port
 from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
 from tinsmith_trainer.sampling.token_server.json_calls import JsonCalls
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from support.sampling import job, prompt_of
+from support.sampler.jobs import job, prompt_of
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, NO_TARGET, SampleJob, Sequence
 from tinsmith_trainer.sampling.token_server.base import MOST_CANDIDATES, Drawing, Drawn

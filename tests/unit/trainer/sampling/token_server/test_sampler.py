@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.sampling import ask, job, prompt_of
-from support.tiny import tiny_directory
+from support.sampler.jobs import ask, job, prompt_of
+from support.tiny_models import tiny_directory
 from support.waiting import until
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.sampling.base import Sequence

@@ -1,0 +1,1 @@
+"""What a TrainingSession or SamplerPool says and shows: spec, status, conditions and their reasons, typed."""

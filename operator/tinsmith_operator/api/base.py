@@ -1,0 +1,56 @@
+"""How the cluster's values become ours, and back: camelCase, times, quantities."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+
+def format_time(moment: datetime) -> str:
+    """As Kubernetes writes a time: UTC, whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """As Kubernetes writes a time; None where it writes none."""
+    return datetime.fromisoformat(text) if text else None
+
+
+Time = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
+
+Manifest = dict[str, Any]
+"""A Kubernetes object, or a part of one, as the API server speaks it."""
+
+
+class Resource(BaseModel):
+    """A part of a custom resource.
+
+    Unknown fields are ignored: the API server has checked them, and a newer CRD may know more than we do.
+    """
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+    def to_manifest(self) -> Manifest:
+        """As the API server speaks it, without what is unset."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+_FORM = re.compile(r"^([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([numkMGTPE]?|[KMGTPE]i))$")
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+
+
+def parse_quantity(quantity: int | float | str) -> Decimal:
+    """Raises ValueError when it is none."""
+    match = _FORM.match(str(quantity))
+    if match is None or match[1].count(".") > 1:
+        raise ValueError(f"{quantity!r} is not a quantity such as 500m, 16Gi or 1")
+    number, exponent, suffix = Decimal(match[1]), match[2], match[3] or ""
+    if exponent:
+        return number.scaleb(int(exponent[1:]))
+    return number * 2 ** _BINARY[suffix] if suffix in _BINARY else number.scaleb(_DECIMAL[suffix])

@@ -1,0 +1,83 @@
+"""A SamplerPool as the rest of the operator sees it, and its spec, for which the CRD is the authority."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field, ValidationError
+from typing_extensions import override
+
+from tinsmith_operator.api.base import Manifest, Resource, parse_quantity
+from tinsmith_operator.api.names import POOL_KIND, POOL_LABEL
+from tinsmith_operator.api.owner import Owner, identity_of, unreadable
+from tinsmith_operator.api.spec import GPU, PodOverrides, ServingSpec
+from tinsmith_operator.api.status import SamplerPoolStatus
+
+
+class SamplerEngine(StrEnum):
+    BUILTIN = "builtin"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+class LoadedAdapters(Resource):
+    """Of each replica."""
+
+    max_loaded: int = 64
+    max_rank: int = 64
+
+
+class SamplerPodOverrides(PodOverrides):
+    topology_spread_constraints: list[Manifest] = Field(default_factory=list)
+    termination_grace_period_seconds: int = 600
+
+
+class SamplerPoolSpec(ServingSpec):
+    engine: SamplerEngine = SamplerEngine.BUILTIN
+    server_arguments: list[str] = Field(default_factory=list)
+    replicas: int = 1
+    adapters: LoadedAdapters = LoadedAdapters()
+    pod: SamplerPodOverrides = SamplerPodOverrides()
+
+    @property
+    def runs_a_server(self) -> bool:
+        """Whether each replica samples by a server of another maker, on GPUs."""
+        return self.engine is not SamplerEngine.BUILTIN
+
+    @property
+    def gpus(self) -> int:
+        """Of each replica. The CRD lets whole ones pass only, and demands one of those that run a server."""
+        return int(parse_quantity(self.resources.limits.get(GPU, 0)))
+
+
+@dataclass(frozen=True)
+class SamplerPool(Owner):
+    KIND = POOL_KIND
+    NOUN = "pool"
+    LABEL = POOL_LABEL
+    APPLICATION = "tinsmith-sampler"
+    COMPONENT = "sampler"
+
+    spec: SamplerPoolSpec
+    status: SamplerPoolStatus
+
+    @property
+    @override
+    def workload_name(self) -> str:
+        """Other than a session's of the same name, which may be there for the same model."""
+        return f"{self.name}-sampler"
+
+
+def parse_pool(body: Mapping[str, Any]) -> SamplerPool:
+    """Raises Unreadable, which names the field."""
+    try:
+        return SamplerPool(
+            **identity_of(body),
+            spec=SamplerPoolSpec.model_validate(body.get("spec", {})),
+            status=SamplerPoolStatus.model_validate(body.get("status") or {}),
+        )
+    except ValidationError as error:
+        raise unreadable(POOL_KIND, body, error) from error

@@ -1,0 +1,1 @@
+"""The certificate authority of an installation, and what it issues."""

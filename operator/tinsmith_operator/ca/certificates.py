@@ -1,0 +1,219 @@
+"""The certificate authority of an installation, and the leaves it signs. Pure but for chance and the clock.
+
+The authority's key never leaves the Secret it was made in and this process. Leaves carry one use each: a worker cannot
+act as a client, nor the API server as a worker.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from tinsmith_operator.api.base import Manifest, format_time
+from tinsmith_operator.common.observed import CertificateFacts
+from tinsmith_operator.errors import AuthorityInvalid
+
+AUTHORITY_LIFETIME = timedelta(days=3650)
+LEAF_LIFETIME = timedelta(days=30)
+# Clocks of nodes differ.
+BACKDATED = timedelta(minutes=5)
+
+API_SERVER_NAME = "api-server.tinsmith.internal"
+OPERATOR_NAME = "operator.tinsmith.internal"
+
+SecretData = dict[str, str]
+"""The `data` of a Secret: base64."""
+
+
+class Use(Enum):
+    SERVER = ExtendedKeyUsageOID.SERVER_AUTH
+    CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """PEM."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+    not_after: datetime
+
+    def secret_data(self) -> SecretData:
+        return _encoded({"tls.crt": self.certificate, "tls.key": self.key, "ca.crt": self.authority})
+
+
+@dataclass(frozen=True)
+class Authority:
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.certificate)
+
+    @property
+    def pem(self) -> bytes:
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def secret_data(self) -> SecretData:
+        return _encoded({"tls.crt": self.pem, "tls.key": _key_pem(self.key)})
+
+    def check(self, now: datetime) -> None:
+        """Raises AuthorityInvalid when its time has passed."""
+        end = self.certificate.not_valid_after_utc
+        if now >= end:
+            raise AuthorityInvalid(
+                f"The certificate authority ended at {format_time(end)}. Put another one into its Secret; or delete "
+                "that, and the operator makes a new authority and new certificates for every worker."
+            )
+
+    def issue(self, dns_names: tuple[str, ...], use: Use, now: datetime) -> Leaf:
+        """A key and a certificate for these names, never longer than the authority's own.
+
+        Raises AuthorityInvalid when that has ended.
+        """
+        self.check(now)
+        key = ec.generate_private_key(ec.SECP256R1())
+        not_after = min(now + LEAF_LIFETIME, self.certificate.not_valid_after_utc)
+        certificate = (
+            _draft(_name(dns_names[0]), self.certificate.subject, key.public_key(), now, not_after)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([use.value]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        pem = certificate.public_bytes(serialization.Encoding.PEM)
+        return Leaf(pem, _key_pem(key), self.pem, certificate.not_valid_after_utc)
+
+
+def new_authority(release: str, now: datetime) -> Authority:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"{release} certificate authority")
+    certificate = (
+        _draft(name, name, key.public_key(), now, now + AUTHORITY_LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Authority(certificate, key)
+
+
+def read_authority(secret: Manifest) -> Authority:
+    """Raises AuthorityInvalid."""
+    try:
+        data = _decoded(secret)
+        certificate = x509.load_pem_x509_certificate(data["tls.crt"])
+        key = serialization.load_pem_private_key(data["tls.key"], password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError("its key is not one of an elliptic curve")
+        if key.public_key() != certificate.public_key():
+            raise ValueError("its key does not belong to its certificate")
+        if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            raise ValueError("its certificate is not an authority's")
+    except (KeyError, ValueError, TypeError, x509.ExtensionNotFound) as error:
+        name = f"{secret['metadata']['namespace']}/{secret['metadata']['name']}"
+        raise AuthorityInvalid(
+            f"The Secret {name} holds no certificate authority ({error}). Put back its backup; or delete it, and the "
+            "operator makes a new authority and new certificates for every worker."
+        ) from error
+    return Authority(certificate, key)
+
+
+def read_facts(secret: Manifest) -> CertificateFacts | None:
+    """Of the leaf in a Secret; None when there is none, or its key is another one's.
+
+    authority_fingerprint: of the `ca.crt` beside it, and empty when that one did not sign the leaf.
+    """
+    try:
+        data = _decoded(secret)
+        leaf = x509.load_pem_x509_certificate(data["tls.crt"])
+        key = serialization.load_pem_private_key(data["tls.key"], password=None)
+        authority = x509.load_pem_x509_certificate(data["ca.crt"])
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (KeyError, ValueError, TypeError, x509.ExtensionNotFound):
+        return None
+    if key.public_key() != leaf.public_key():
+        return None
+    return CertificateFacts(
+        not_before=leaf.not_valid_before_utc,
+        not_after=leaf.not_valid_after_utc,
+        dns_names=tuple(names.get_values_for_type(x509.DNSName)),
+        authority_fingerprint=fingerprint(authority) if _signed(leaf, authority) else "",
+        authority_not_after=authority.not_valid_after_utc,
+    )
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def _signed(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        leaf.verify_directly_issued_by(authority)
+    except Exception:  # an InvalidSignature, a ValueError or a TypeError: any of them says no
+        return False
+    return True
+
+
+def _draft(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, not_after: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now.astimezone(UTC) - BACKDATED)
+        .not_valid_after(not_after.astimezone(UTC))
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    # X.520 ends a common name at 64 characters; the names that count are the alternative ones.
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _encoded(data: Mapping[str, bytes]) -> SecretData:
+    return {name: base64.b64encode(content).decode() for name, content in data.items()}
+
+
+def _decoded(secret: Manifest) -> dict[str, bytes]:
+    """Raises ValueError."""
+    try:
+        return {name: base64.b64decode(text) for name, text in (secret.get("data") or {}).items()}
+    except binascii.Error as error:
+        raise ValueError("its data is not base64") from error

@@ -1,0 +1,1 @@
+"""Pure: what sessions and pools are decided by alike."""

@@ -1,0 +1,37 @@
+"""The conditions that sessions and pools have in common, from what was found."""
+
+from __future__ import annotations
+
+from tinsmith_operator.api.conditions import ConditionState, ConditionType, Finding, Truth
+from tinsmith_operator.api.reasons import Progress, Reason
+from tinsmith_operator.common.diagnosis import found
+
+AS_WANTED = found(Reason.AS_WANTED, "There is nothing left to do.")
+BRINGING = found(Reason.CREATING_OBJECTS, "Objects are being brought to what the spec says.")
+READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
+
+
+def standard_conditions(
+    readiness: Finding, progress: Finding, degradation: Finding | None
+) -> tuple[ConditionState, ...]:
+    """Each of them, always, so that nobody has to know what a missing one means."""
+    nothing = found(Reason.AS_EXPECTED, "Nothing is wrong that Ready would not say.")
+    return (
+        condition(ConditionType.READY, readiness, holds=readiness.reason in READY_REASONS),
+        condition(ConditionType.RECONCILING, progress, holds=progress.reason.progress is Progress.MOVING),
+        condition(ConditionType.STALLED, progress, holds=progress.reason.progress is Progress.STUCK),
+        condition(ConditionType.DEGRADED, degradation or nothing, holds=degradation is not None),
+    )
+
+
+def condition(type_: ConditionType, finding: Finding, *, holds: bool) -> ConditionState:
+    return ConditionState(type_, Truth.TRUE if holds else Truth.FALSE, finding)
+
+
+def upgrade_available(runs: str, next_start: str) -> ConditionState:
+    """runs: the image in use. next_start: the one that a clean restart would bring."""
+    if runs == next_start:
+        current = found(Reason.IMAGE_CURRENT, f"It runs {runs}, as a restart would.")
+        return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.FALSE, current)
+    waits = found(Reason.NEW_DEFAULT_IMAGE, f"It runs {runs}, and would start with {next_start} now.")
+    return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, waits)

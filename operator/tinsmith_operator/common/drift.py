@@ -1,0 +1,144 @@
+"""Whether a live child has drifted from what is wanted, and what to do about it, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.api.names import MANAGER
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.common.actions import Action, Apply, Create, IssueCertificate
+from tinsmith_operator.common.ownership import is_ours
+
+LIST_KEYS = {
+    "containers": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "ownerReferences": "uid",
+    "ports": "name",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+"""Lists in which others may have items too. All other lists must be equal in length and order."""
+
+QUANTITY_FIELDS = frozenset({"requests", "limits", "sizeLimit"})
+
+
+def holds(live: Any, wanted: Any, field: str = "") -> bool:
+    """Whether everything wanted is in what is live. Quantities are compared by value: the API server rewrites them."""
+    if isinstance(wanted, dict):
+        return _holds_fields(live, wanted, field)
+    if isinstance(wanted, list):
+        return _holds_items(live, wanted, field)
+    if field in QUANTITY_FIELDS and live is not None:
+        return parse_quantity(live) == parse_quantity(wanted)
+    # The API server leaves out a text that is empty: a variable's value, a toleration's key.
+    return bool(live == wanted) or (live is None and wanted == "")
+
+
+def _holds_fields(live: Any, wanted: dict[str, Any], field: str) -> bool:
+    if not wanted:
+        return live is None or isinstance(live, dict)
+    if not isinstance(live, dict):
+        return False
+    # A resource's name says nothing about its value; the map that it is in does.
+    return all(
+        holds(live.get(name), value, field if field in QUANTITY_FIELDS else name) for name, value in wanted.items()
+    )
+
+
+def _holds_items(live: Any, wanted: list[Any], field: str) -> bool:
+    if not wanted:
+        return not live
+    if not isinstance(live, list):
+        return False
+    key = LIST_KEYS.get(field)
+    if key is not None and all(isinstance(item, dict) and key in item for item in wanted):
+        by_key = {item.get(key): item for item in live}
+        return all(holds(by_key.get(item[key]), item) for item in wanted)
+    return len(live) == len(wanted) and all(holds(*pair) for pair in zip(live, wanted, strict=True))
+
+
+def ensure_child(owner: Owner, live: Manifest | None, wanted: Manifest) -> tuple[Create | Apply, ...]:
+    """No request when the live object is what is wanted; none about a stranger's, or one that is on its way out."""
+    if live is None:
+        return (Create(wanted),)
+    if not is_ours(owner, live) or live["metadata"].get("deletionTimestamp"):
+        return ()
+    if holds(live, wanted) and not others_hold_content(live):
+        return ()
+    return (apply_to(live, wanted),)
+
+
+def apply_to(live: Manifest, wanted: Manifest) -> Apply:
+    return Apply(wanted, live["metadata"]["uid"], live["metadata"]["resourceVersion"])
+
+
+def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> dict[str, str]:
+    """A refusal matters while the object is still asked for: who takes a change back has cured it without a request."""
+    asked = {action.manifest["kind"] for action in children if isinstance(action, Create | Apply | IssueCertificate)}
+    return {kind: words for kind, words in refusals.items() if kind in asked}
+
+
+CONTENT = frozenset({"f:spec", "f:data", "f:stringData", "f:type"})
+"""Labels and annotations of others may stay beside ours."""
+
+SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
+"""Their content is written by controllers too: the volume that a claim is bound to."""
+
+
+def others_hold_content(manifest: Manifest) -> bool:
+    """Whether somebody else wrote into the content of an object that is all ours."""
+    if manifest["kind"] in SHARED_KINDS:
+        return False
+    managed = manifest["metadata"].get("managedFields", [])
+    return any(_is_others(entry) and CONTENT & entry.get("fieldsV1", {}).keys() for entry in managed)
+
+
+def spec_fields_of_ours(manifest: Manifest) -> frozenset[str]:
+    """Those that we have named, in a POST or in an apply, and that an apply without them would take away."""
+    managed = manifest["metadata"].get("managedFields", [])
+    spec = (entry.get("fieldsV1", {}).get("f:spec", {}) for entry in managed if _is_ours(entry))
+    return frozenset(name.removeprefix("f:") for fields in spec for name in fields)
+
+
+def taken_over(manifest: Manifest) -> list[Manifest]:
+    """The managed fields as they must be before an apply: all that is ours in one entry, of an apply.
+
+    A POST of ours is booked as an update, which nobody repeats: what it named, and an apply no longer does, would stay.
+    """
+    managed: list[Manifest] = manifest["metadata"].get("managedFields", [])
+    takes_content = manifest["kind"] not in SHARED_KINDS
+    mine: Manifest | None = None
+    rest: list[Manifest] = []
+    for entry in managed:
+        if _is_ours(entry):
+            mine = _with_fields({**entry, "operation": "Apply"}, entry.get("fieldsV1", {}), mine)
+            continue
+        fields = entry.get("fieldsV1", {})
+        theirs = {name: tree for name, tree in fields.items() if name in CONTENT}
+        if not (takes_content and _is_others(entry) and theirs):
+            rest.append(entry)
+            continue
+        mine = _with_fields(mine or {**entry, "manager": MANAGER, "operation": "Apply"}, theirs, mine)
+        if left := {name: tree for name, tree in fields.items() if name not in theirs}:
+            rest.append({**entry, "fieldsV1": left})
+    return rest if mine is None else [mine, *rest]
+
+
+def _with_fields(entry: Manifest, fields: dict[str, Any], known: Manifest | None) -> Manifest:
+    return {**entry, "fieldsV1": _union(known["fieldsV1"] if known is not None else {}, fields)}
+
+
+def _union(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    both = {name: _union(one[name], other[name]) for name in one.keys() & other.keys()}
+    return {**one, **other, **both}
+
+
+def _is_ours(entry: Manifest) -> bool:
+    return entry.get("manager") == MANAGER and not entry.get("subresource")
+
+
+def _is_others(entry: Manifest) -> bool:
+    return entry.get("manager") != MANAGER and not entry.get("subresource")

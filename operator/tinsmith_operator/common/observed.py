@@ -1,0 +1,184 @@
+"""What is there, as far as a decision needs to know it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from typing_extensions import override
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.pool import SamplerPool
+from tinsmith_operator.api.session import TrainingSession
+
+
+@dataclass(frozen=True)
+class CertificateFacts:
+    """Of the leaf in a Secret, whoever wrote it, and of the authority beside it.
+
+    authority_fingerprint: empty when that authority did not sign the leaf.
+    """
+
+    not_before: datetime
+    not_after: datetime
+    dns_names: tuple[str, ...]
+    authority_fingerprint: str
+    authority_not_after: datetime
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What the worker in this pod last said of itself.
+
+    running_seconds: of the operation that runs now; 0 when none does.
+    snapshot_seconds: the longest that a snapshot of everything took since the worker started; 0 before the first.
+    """
+
+    pod_uid: str
+    received_at: datetime
+    epoch: int
+    adapters_used: int
+    adapter_slots: int
+    running_seconds: float
+    snapshot_seconds: float
+    last_snapshot_time: datetime | None
+
+
+@dataclass(frozen=True)
+class SnapshotAnswer:
+    """To a request for a snapshot. at: when everything was on disk; None where the worker refused it: `problem`."""
+
+    request: str
+    at: datetime | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class KubernetesWarning:
+    """An Event of type Warning about an object of the namespace.
+
+    kind: of the object, for example Pod, StatefulSet or PersistentVolumeClaim.
+    at: when it was last seen.
+    """
+
+    kind: str
+    uid: str
+    reason: str
+    message: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings(ABC):
+    """What lies under the names of an owner's children, ours or not; None is "not there".
+
+    authority_fingerprint: None when there is no authority that could issue anything.
+    ca_problem: why certificates cannot be issued or kept, as a sentence.
+    certificate: None also when the Secret holds nothing that can be read.
+    snapshot: the latest answer of the session's worker to a request for one.
+    warnings: may be left empty while the owner is ready.
+    refusals: what the API server said to the latest create or apply of a kind (status 400, 403 or 422), until one
+        succeeds. The action is decided again each time; whoever acts spaces out the attempts.
+    """
+
+    authority_fingerprint: str | None
+    workload: Manifest | None = None
+    service: Manifest | None = None
+    policy: Manifest | None = None
+    certificate_secret: Manifest | None = None
+    certificate: CertificateFacts | None = None
+    snapshot: SnapshotAnswer | None = None
+    warnings: tuple[KubernetesWarning, ...] = ()
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    ca_problem: str | None = None
+
+    @property
+    @abstractmethod
+    def owner(self) -> Owner:
+        """Whose children these are."""
+
+    @property
+    def certificate_expiry_time(self) -> datetime | None:
+        return self.certificate.not_after if self.certificate is not None else None
+
+    @property
+    def owned(self) -> tuple[Manifest | None, ...]:
+        """What must belong to the owner by its owner reference, if it is there."""
+        return (self.workload, self.service, self.certificate_secret, self.policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed(Surroundings):
+    """One session.
+
+    claim: the one of `session.claim_name`, which may be a claim that somebody else made.
+    claim_holder: another session that names the same claim and comes before this one, or whose pod still mounts it.
+    pod: the one with the worker. members: the others of a session of several pods, by name.
+    conversion: the Job that converts its model. converters: the pods of it, and of one before it while they are there.
+    no_groups: why no session of several pods can be made here, as a sentence.
+    report: the latest, of whatever pod sent it.
+    """
+
+    session: TrainingSession
+    claim: Manifest | None = None
+    claim_holder: str | None = None
+    pod: Manifest | None = None
+    members: tuple[Manifest, ...] = ()
+    conversion: Manifest | None = None
+    converters: tuple[Manifest, ...] = ()
+    no_groups: str | None = None
+    report: WorkerReport | None = None
+
+    @property
+    @override
+    def owner(self) -> TrainingSession:
+        return self.session
+
+    @property
+    @override
+    def owned(self) -> tuple[Manifest | None, ...]:
+        return (*super().owned, self.conversion)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedPool(Surroundings):
+    """One pool. pods: by name, those that its workload's replica sets made, of any revision."""
+
+    pool: SamplerPool
+    budget: Manifest | None = None
+    pods: tuple[Manifest, ...] = ()
+
+    @property
+    @override
+    def owner(self) -> SamplerPool:
+        return self.pool
+
+    @property
+    @override
+    def owned(self) -> tuple[Manifest | None, ...]:
+        return (*super().owned, self.budget)
+
+
+WARNING_LIFE = timedelta(minutes=20)
+"""A StatefulSet's controller tries again within 17 minutes; what is older has been overcome."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """warnings: of the namespace. claim_uid: of the claim with its journal, if it has one."""
+
+    warnings: tuple[KubernetesWarning, ...]
+    now: datetime
+    claim_uid: str | None = None
+
+    def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
+        """About the object of that UID, and not too old to matter."""
+        recent = (
+            warning
+            for warning in self.warnings
+            if warning.uid == uid and warning.reason in reasons and self.now - warning.at < WARNING_LIFE
+        )
+        return max(recent, key=lambda warning: warning.at, default=None)

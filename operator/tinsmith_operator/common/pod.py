@@ -1,0 +1,182 @@
+"""A pod's status, read, and whether its node has gone silent: the operator may not read nodes, the pod tells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from tinsmith_operator.api.base import Manifest, parse_time
+from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION, WORKER_CONTAINER
+
+
+@dataclass(frozen=True)
+class TerminationRecord:
+    """What a worker left behind that refused to start. image: of ImageChanged, the one that can replay the journal."""
+
+    reason: str
+    message: str
+    image: str | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run of the worker's container ended."""
+
+    exit_code: int
+    out_of_memory: bool
+    record: TerminationRecord | None
+
+
+@dataclass(frozen=True)
+class Pod:
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.manifest["metadata"]["uid"])
+
+    @property
+    def inputs(self) -> str | None:
+        inputs: str | None = self._annotations.get(INPUTS_ANNOTATION)
+        return inputs
+
+    @property
+    def restart_request(self) -> str | None:
+        """With which it was started."""
+        request: str | None = self._annotations.get(RESTART_REQUEST_ANNOTATION)
+        return request
+
+    @property
+    def deletion_time(self) -> datetime | None:
+        """When it should be gone: the API server adds the grace period."""
+        return parse_time(self.manifest["metadata"].get("deletionTimestamp"))
+
+    @property
+    def is_terminating(self) -> bool:
+        return self.deletion_time is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """For good, as when it was evicted: no container of it is started again."""
+        return self.manifest.get("status", {}).get("phase") in {"Failed", "Succeeded"}
+
+    @property
+    def has_failed(self) -> bool:
+        """For good, and not as it should."""
+        return bool(self.manifest.get("status", {}).get("phase") == "Failed")
+
+    @property
+    def node_name(self) -> str | None:
+        name: str | None = self.manifest.get("spec", {}).get("nodeName")
+        return name
+
+    @property
+    def image(self) -> str | None:
+        """As the pod asks for it: a webhook may have put a mirror in place of what the session asked for."""
+        image: str | None = self._wanted.get("image")
+        return image
+
+    @property
+    def journal_image(self) -> str | None:
+        """As the worker was told it, which it writes into its journal: what the session asked for, on any mirror."""
+        arguments = self._wanted.get("args") or ()
+        return next((each.removeprefix("--image=") for each in arguments if each.startswith("--image=")), None)
+
+    @property
+    def image_id(self) -> str | None:
+        """As the node found it: repository@digest, or an id where the image came from no registry."""
+        found = str(self._container.get("imageID", "")).removeprefix("docker-pullable://")
+        return found or None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.condition("Ready").get("status") == "True" and not self.is_terminating
+
+    @property
+    def restarts(self) -> int:
+        return int(self._container.get("restartCount", 0))
+
+    @property
+    def waiting(self) -> Manifest | None:
+        """Why the container does not run: reason and message."""
+        return self._state.get("waiting")
+
+    @property
+    def running_since(self) -> datetime | None:
+        return parse_time((self._state.get("running") or {}).get("startedAt"))
+
+    @property
+    def latest_ending(self) -> Ending | None:
+        terminated = self._state.get("terminated") or (self._container.get("lastState") or {}).get("terminated")
+        if not terminated:
+            return None
+        return Ending(
+            exit_code=int(terminated.get("exitCode", 0)),
+            out_of_memory=terminated.get("reason") == "OOMKilled",
+            record=parse_record(terminated.get("message")),
+        )
+
+    def condition(self, type_: str) -> Manifest:
+        """Empty when it is not there."""
+        conditions = self.manifest.get("status", {}).get("conditions") or ()
+        return next((condition for condition in conditions if condition["type"] == type_), {})
+
+    @property
+    def _annotations(self) -> Manifest:
+        return self.manifest["metadata"].get("annotations") or {}
+
+    @cached_property
+    def _wanted(self) -> Manifest:
+        containers = self.manifest.get("spec", {}).get("containers", ())
+        return next((each for each in containers if each["name"] == WORKER_CONTAINER), {})
+
+    @cached_property
+    def _container(self) -> Manifest:
+        statuses = self.manifest.get("status", {}).get("containerStatuses") or ()
+        return next((status for status in statuses if status["name"] == WORKER_CONTAINER), {})
+
+    @property
+    def _state(self) -> Manifest:
+        return self._container.get("state") or {}
+
+
+def parse_record(message: Any) -> TerminationRecord | None:
+    """Of a termination message, which may also be nothing, or somebody else's words."""
+    try:
+        record = json.loads(message or "")
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("reason"), str):
+        return None
+    image = record.get("image")
+    return TerminationRecord(
+        record["reason"], str(record.get("message", "")), image if isinstance(image, str) else None
+    )
+
+
+OVERDUE_AFTER = timedelta(seconds=60)
+"""Beyond its grace period: a kubelet that is there ends a pod within seconds of it."""
+
+
+def node_is_silent(pod: Pod, now: datetime) -> bool:
+    return _was_marked_by_node_controller(pod) or is_overdue(pod, now)
+
+
+def _was_marked_by_node_controller(pod: Pod) -> bool:
+    """It sets Ready to False and touches nothing else; a kubelet moves both conditions together."""
+    return pod.condition("Ready").get("status") == "False" and pod.condition("ContainersReady").get("status") == "True"
+
+
+def is_overdue(pod: Pod, now: datetime) -> bool:
+    return pod.deletion_time is not None and now > overdue_time(pod.deletion_time)
+
+
+def overdue_time(deletion_time: datetime) -> datetime:
+    return deletion_time + OVERDUE_AFTER

@@ -1,0 +1,127 @@
+"""What users ask for by annotations: a restart, a snapshot. Each names a time, and is done once for each time it names.
+
+What was done is known from what is there: the pod says for which request it was started, and so does the status, where
+it also stands which request could not be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+
+from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.status import Requests
+from tinsmith_operator.common.actions import Emit, EventType
+from tinsmith_operator.common.diagnosis import quoted
+from tinsmith_operator.common.observed import SnapshotAnswer, Surroundings
+from tinsmith_operator.common.ownership import own_workload
+from tinsmith_operator.common.workload_state import template_of
+
+LONGEST_REQUEST = 64
+
+RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
+
+
+def is_time(text: str) -> bool:
+    """Whether it is a time as RFC 3339 writes it, and Kubernetes with it."""
+    if not RFC_3339.fullmatch(text):
+        return False
+    try:
+        datetime.fromisoformat(re.sub(r"\.\d+", "", text))
+    except ValueError:
+        return False
+    return True
+
+
+def read_request(annotations: Mapping[str, str], name: str) -> str | None:
+    """The time that is asked for; None when none is, or when it cannot be read."""
+    said = annotations.get(name)
+    return said if said is not None and is_time(said) else None
+
+
+def restart_request(observed: Surroundings) -> str | None:
+    """The latest one, which stays the latest when its annotation is taken away: that is no wish for a restart."""
+    asked = read_request(observed.owner.annotations, RESTART_REQUEST_ANNOTATION)
+    workload = own_workload(observed)
+    if asked is not None or workload is None:
+        return asked
+    noted = template_of(workload)["metadata"].get("annotations") or {}
+    return noted.get(RESTART_REQUEST_ANNOTATION)
+
+
+def snapshot_request(session: TrainingSession) -> str | None:
+    """The one that no worker has answered yet."""
+    asked = read_request(session.annotations, SNAPSHOT_REQUEST_ANNOTATION)
+    answered = session.status.requests.snapshot if session.status.requests is not None else None
+    return asked if asked != answered else None
+
+
+def answered_requests(
+    session: TrainingSession, running_for: str | None, snapshot: SnapshotAnswer | None
+) -> Requests | None:
+    """running_for: the restart request that the pod was started with. None: nothing was ever asked for."""
+    before = session.status.requests or Requests()
+    asked_snapshot = _asked(session, SNAPSHOT_REQUEST_ANNOTATION)
+    is_answered = snapshot is not None and snapshot.request == asked_snapshot
+    after = Requests(
+        restart=answered_restart(session, before.restart, running_for),
+        snapshot=asked_snapshot if _is_done(asked_snapshot, is_answered) else before.snapshot,
+    )
+    return after if after != Requests() else None
+
+
+def answered_restart(owner: Owner, before: str | None, running_for: str | None) -> str | None:
+    """The latest request for a restart that is done with. running_for: the one that what runs was started with."""
+    asked = _asked(owner, RESTART_REQUEST_ANNOTATION)
+    return asked if _is_done(asked, asked == running_for) else before
+
+
+def restart_events(before: str | None, after: str | None, done: str) -> tuple[Emit, ...]:
+    """What is told when the status moves on to `after`. done: what was restarted, as the beginning of a sentence."""
+    if after is None or after == before:
+        return ()
+    if not is_time(after):
+        return (_unreadable(RESTART_REQUEST_ANNOTATION, after),)
+    return (Emit(EventType.NORMAL, "Restarted", f"{done} started anew, as was asked for at {after}."),)
+
+
+def request_events(
+    session: TrainingSession, after: Requests | None, snapshot: SnapshotAnswer | None
+) -> tuple[Emit, ...]:
+    """What is told when the status moves on to `after`."""
+    before, after = session.status.requests or Requests(), after or Requests()
+    told = [*restart_events(before.restart, after.restart, "The worker was")]
+    if after.snapshot is not None and after.snapshot != before.snapshot:
+        told.append(_snapshot(after.snapshot, snapshot))
+    return tuple(told)
+
+
+def _asked(owner: Owner, name: str) -> str | None:
+    said = owner.annotations.get(name)
+    return said[:LONGEST_REQUEST] if said is not None else None
+
+
+def _is_done(asked: str | None, is_answered: bool) -> bool:
+    """One that cannot be read is done with, once that has been told."""
+    return asked is not None and (is_answered or not is_time(asked))
+
+
+def _snapshot(request: str, answer: SnapshotAnswer | None) -> Emit:
+    if not is_time(request):
+        return _unreadable(SNAPSHOT_REQUEST_ANNOTATION, request)
+    if answer is not None and answer.problem is not None:
+        said = f"The snapshot that was asked for at {request} was refused: {quoted(answer.problem)}."
+        return Emit(EventType.WARNING, "SnapshotRefused", said)
+    return Emit(EventType.NORMAL, "SnapshotTaken", f"Every adapter is on disk, as was asked for at {request}.")
+
+
+def _unreadable(annotation: str, request: str) -> Emit:
+    return Emit(
+        EventType.WARNING,
+        "RequestUnreadable",
+        f"The annotation {annotation} is no time, so nothing is done: {quoted(request)}. Write the time at which you "
+        "ask, like 2026-01-31T12:00:00Z.",
+    )

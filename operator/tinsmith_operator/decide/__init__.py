@@ -1,1 +1,0 @@
-"""Pure: what is there, and what should be, to what is to be done."""

@@ -1,1 +1,0 @@
-"""What differs where the owner is a SamplerPool."""

@@ -1,0 +1,173 @@
+"""The cluster as the watches show it, in memory: what reconciles read, so that reading costs no request.
+
+It never goes back in time. The answer of each of our writes is put here at once, and a watch event of before that write
+changes nothing. What is gone stays gone: an answer from before the object's end does not bring it back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import GROUP, MANAGED_BY_LABEL, MANAGER
+from tinsmith_operator.kube.resources import (
+    BUDGETS,
+    BY_KIND,
+    DEPLOYMENTS,
+    OWNER_LABELS,
+    OWNERS,
+    POLICIES,
+    RAY_CLUSTERS,
+    SERVICES,
+    USED_CLAIM,
+    WORKLOADS,
+    Group,
+    Key,
+    Ref,
+    Resource,
+    groups_of,
+    labels_of,
+    ref_of,
+    version_of,
+)
+
+# Late answers arrive within seconds; this many objects do not end in that time.
+REMEMBERED_ENDS = 4096
+
+OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
+
+# Of a stranger's object of these kinds nothing is read but whose it is. Not claims: a session may use anybody's.
+SEEN_FOR_THEIR_NAMES = frozenset(
+    resource.kind for resource in (WORKLOADS, RAY_CLUSTERS, DEPLOYMENTS, SERVICES, POLICIES, BUDGETS)
+)
+# An annotation may repeat the whole object, as `kubectl apply` writes it.
+LARGE_METADATA = frozenset({"annotations", "managedFields"})
+
+
+class Cache:
+    """`enqueue` hears of every owner that a change may concern: itself, and those that looked at the place."""
+
+    def __init__(self, enqueue: Callable[[Key], None]) -> None:
+        self._enqueue = enqueue
+        self._objects: dict[Ref, Manifest] = {}
+        self._members: dict[Group, set[Ref]] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        self._readers: dict[Ref | Group, set[Key]] = {}
+        self._read_by: dict[Key, set[Ref | Group]] = {}
+
+    def read(self, ref: Ref, reader: Key) -> Manifest | None:
+        """What is there. The reader is enqueued when that changes. Do not change the object."""
+        self._note_reader(ref, reader)
+        return self._objects.get(ref)
+
+    def read_group(self, group: Group, reader: Key) -> list[Manifest]:
+        """What is in it, by name. The reader is enqueued when one changes, comes or goes."""
+        if group.label not in (*OWNER_LABELS, USED_CLAIM):
+            raise AssertionError(f"objects are not grouped by {group.label}")
+        self._note_reader(group, reader)
+        return [self._objects[ref] for ref in sorted(self._members.get(group, ()))]
+
+    def peek(self, ref: Ref) -> Manifest | None:
+        return self._objects.get(ref)
+
+    def forget_reader(self, reader: Key) -> None:
+        """Before it reads anew, or when it is gone."""
+        for place in self._read_by.pop(reader, set()):
+            readers = self._readers[place]
+            readers.discard(reader)
+            if not readers:
+                del self._readers[place]
+
+    def owners(self) -> list[Key]:
+        return [Key(ref.namespace, ref.name, ref.kind) for ref in self._objects if ref.kind in OWNER_KINDS]
+
+    def of_kind(self, kind: str) -> Iterable[Manifest]:
+        return [manifest for ref, manifest in self._objects.items() if ref.kind == kind]
+
+    def note(self, manifest: Manifest) -> bool:
+        """An object as a watch, a write or a read showed it. False: we knew that or better."""
+        ref, uid = ref_of(manifest), manifest["metadata"]["uid"]
+        known = self._objects.get(ref)
+        version = version_of(manifest)
+        if version < self._ended.get(uid, 0) or (known is not None and version <= version_of(known)):
+            return False
+        self._put(ref, kept_of(manifest))
+        self._tell(ref, known, manifest)
+        return True
+
+    def note_end(self, ref: Ref, uid: str, version: int) -> None:
+        """This object left the watch at that version. Another one of its name is not concerned.
+
+        It may live on without the label that we watch: reading it then shows that version or a newer one.
+        """
+        self._ended[uid] = version
+        while len(self._ended) > REMEMBERED_ENDS:
+            self._ended.popitem(last=False)
+        known = self._objects.get(ref)
+        if known is not None and known["metadata"]["uid"] == uid:
+            self._remove(ref)
+            self._tell(ref, known)
+
+    def replace(self, resource: Resource, namespace: str | None, listed: Iterable[Manifest], list_version: int) -> None:
+        """A whole list, of a namespace or of all. What it lacks, and is no newer than the list, is gone."""
+        present = set()
+        for manifest in listed:
+            present.add(ref_of(manifest))
+            self.note(manifest)
+        for ref, manifest in list(self._objects.items()):
+            listable = ref.kind == resource.kind and namespace in (None, ref.namespace) and resource.selects(manifest)
+            if listable and ref not in present and version_of(manifest) <= list_version:
+                self.note_end(ref, manifest["metadata"]["uid"], version_of(manifest) + 1)
+
+    def drop_if_unwatched(self, ref: Ref) -> None:
+        """Forgets an object that no watch would keep up to date: read once, believed for a while."""
+        manifest = self._objects.get(ref)
+        if manifest is not None and not BY_KIND[ref.kind].selects(manifest):
+            self._remove(ref)
+            self._tell(ref, manifest)
+
+    def _put(self, ref: Ref, manifest: Manifest) -> None:
+        if ref in self._objects:
+            self._remove(ref)
+        self._objects[ref] = manifest
+        for group in groups_of(manifest):
+            self._members.setdefault(group, set()).add(ref)
+
+    def _remove(self, ref: Ref) -> None:
+        for group in groups_of(self._objects.pop(ref)):
+            self._members[group].discard(ref)
+            if not self._members[group]:
+                del self._members[group]
+
+    def _note_reader(self, place: Ref | Group, reader: Key) -> None:
+        self._readers.setdefault(place, set()).add(reader)
+        self._read_by.setdefault(reader, set()).add(place)
+
+    def _tell(self, ref: Ref, *versions: Manifest | None) -> None:
+        """versions: the object before and after, as far as it was there."""
+        concerned = set(self._readers.get(ref, ()))
+        for manifest in filter(None, versions):
+            for group in groups_of(manifest):
+                concerned |= self._readers.get(group, set())
+        if ref.kind in OWNER_KINDS:
+            concerned.add(Key(ref.namespace, ref.name, ref.kind))
+        for key in concerned:
+            self._enqueue(key)
+
+
+def kept_of(manifest: Manifest) -> Manifest:
+    """What is held in memory of it: of a stranger's, which a whole cluster may have many of, only whose it is."""
+    if manifest["kind"] not in SEEN_FOR_THEIR_NAMES or _concerns_us(manifest):
+        return manifest
+    metadata = {name: value for name, value in manifest["metadata"].items() if name not in LARGE_METADATA}
+    kept = {name: value for name, value in manifest.items() if name in ("apiVersion", "kind")}
+    return {**kept, "metadata": metadata}
+
+
+def _concerns_us(manifest: Manifest) -> bool:
+    """By our label, or by an owner: either may have been taken away from a child of ours."""
+    if labels_of(manifest).get(MANAGED_BY_LABEL) == MANAGER:
+        return True
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return any(str(owner.get("apiVersion")).startswith(f"{GROUP}/") for owner in owners)

@@ -1,0 +1,312 @@
+"""The only module that talks to the Kubernetes API: plain dictionaries in and out, our own errors.
+
+Every write takes its turn in the rate limit and asks for permission, which is where a lost lease stops it
+(`leader.py`). Each carries what makes a second writer harmless: a create fails on whatever is there, every other write
+names the UID of the object and, but for deletes, its version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, Final
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import ConfigException
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, MANAGER
+from tinsmith_operator.errors import (
+    AlreadyExists,
+    ClusterError,
+    Conflict,
+    NotFound,
+    OperatorError,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+from tinsmith_operator.kube.rate_limit import Priority, RateLimit
+from tinsmith_operator.kube.resources import ApiCall, Resource, namespace_of, parse_call
+
+READ_TIMEOUT_SECONDS = 30.0
+# Kopf reads the token once per login; the kubelet replaces the file long before the token ends.
+WATCH_LOGIN_SECONDS = 600.0
+USER_AGENT = MANAGER
+
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+JSON = "application/json"
+
+# To an apply with a field that the kind does not have, or with a value of another type, the API server says 500, and
+# gives no reason (kubernetes/kubernetes#122480). No later try fares better.
+SCHEMA_ERROR = "failed to create typed patch object"
+
+Query = dict[str, str | None]
+
+Observe = Callable[[ApiCall, str], None]
+"""Hears of each finished request, with its status code or `error`."""
+
+Heard = Callable[[str | None, str, str], None]
+"""Hears of each list of a kind: the namespace (None: all of them), the kind's plural, and the status code."""
+
+Permit = Callable[[], float]
+"""The seconds that a write may take from now on. Raises NotLeading."""
+
+
+class Cluster:
+    """The API server, as one operator may use it."""
+
+    def __init__(self, limit: RateLimit, permit: Permit, observe: Observe) -> None:
+        self._limit = limit
+        self._permit = permit
+        self._observe = observe
+        self._client: ApiClient | None = None
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()  # type: ignore[no-untyped-call]
+            self._client = None
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
+        """Raises NotFound."""
+        return await self._send("GET", resource.path(namespace, name))
+
+    async def list_all(
+        self, resource: Resource, namespace: str | None, field_selector: str | None = None
+    ) -> tuple[list[Manifest], int]:
+        """Everything of the kind that is watched there, or in all namespaces (None); and the version of the list."""
+        query: Query = {"labelSelector": resource.label_selector, "fieldSelector": field_selector}
+        answer = await self._send("GET", resource.path(namespace), query=query)
+        # Items of a list do not say what they are.
+        named = [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
+        return named, int(answer["metadata"]["resourceVersion"])
+
+    async def kinds_of(self, api_version: str) -> frozenset[str]:
+        """The plurals that the API server tells to whoever asks, first for all groups, which kinds there are."""
+        groups = (await self._send("GET", "/apis"))["groups"]
+        told = {str(version["groupVersion"]) for group in groups for version in group["versions"]}
+        if api_version not in told:
+            return frozenset()
+        answer = await self._send("GET", f"/apis/{api_version}")
+        return frozenset(str(kind["name"]) for kind in answer["resources"])
+
+    async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
+        """Raises AlreadyExists, and leaves what is there as it is; and Refused for a field that the kind does not have,
+        which the API server would drop otherwise.
+        """
+        path = resource.path(manifest["metadata"]["namespace"])
+        query: Query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+        return await self._write("POST", path, manifest, query=query)
+
+    async def apply(self, resource: Resource, manifest: Manifest, subresource: str | None = None) -> Manifest:
+        """Server-side apply with force of this very version of this object: its metadata must name UID and version.
+
+        Raises Conflict when it has changed or is gone.
+        """
+        metadata = manifest["metadata"]
+        if not (metadata.get("uid") and metadata.get("resourceVersion")):
+            raise AssertionError("an apply without UID and version could overwrite a stranger's object")
+        path = resource.path(metadata["namespace"], metadata["name"], subresource)
+        query: Query = {"fieldManager": MANAGER, "force": "true"}
+        priority = Priority.STATUS if subresource == "status" else Priority.ORDINARY
+        return await self._write("PATCH", path, manifest, query=query, content=APPLY_PATCH, priority=priority)
+
+    async def own_created_fields(self, resource: Resource, manifest: Manifest, managed: list[Manifest]) -> Manifest:
+        """Puts other managed fields in place of the ones at this version, and breaks the seal: should the apply that
+        is to follow not happen, the object is known not to be what is wanted. Raises Conflict.
+        """
+        metadata = manifest["metadata"]
+        patch = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+            {"op": "replace", "path": "/metadata/managedFields", "value": managed},
+        ]
+        if CONFIGURATION_ANNOTATION in (metadata.get("annotations") or {}):
+            escaped = CONFIGURATION_ANNOTATION.replace("~", "~0").replace("/", "~1")
+            patch.append({"op": "remove", "path": f"/metadata/annotations/{escaped}"})
+        path = resource.path(metadata["namespace"], metadata["name"])
+        return await self._write("PATCH", path, patch, content=JSON_PATCH)
+
+    async def merge_metadata(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
+        """Sets fields of the metadata of this very version of this object. Raises Conflict, NotFound."""
+        metadata = manifest["metadata"]
+        guard = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        path = resource.path(metadata["namespace"], metadata["name"])
+        return await self._write("PATCH", path, {"metadata": {**changes, **guard}}, content=MERGE_PATCH)
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, uid: str, grace_period_seconds: int | None = None
+    ) -> Manifest:
+        """Only the object of this UID. Raises NotFound, and Conflict when another one has its name."""
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_period_seconds is not None:
+            options["gracePeriodSeconds"] = grace_period_seconds  # type: ignore[assignment]
+        path = resource.path(namespace, name)
+        return await self._write("DELETE", path, options, priority=Priority.DELETE)
+
+    async def write_lease(self, resource: Resource, manifest: Manifest, timeout_seconds: float) -> Manifest:
+        """Creates it, or replaces the version it names. Needs no permission, since permission comes from it."""
+        metadata = manifest["metadata"]
+        replaces = "resourceVersion" in metadata
+        path = resource.path(metadata["namespace"], metadata["name"] if replaces else None)
+        return await self._send("PUT" if replaces else "POST", path, manifest, timeout_seconds=timeout_seconds)
+
+    async def _write(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        *,
+        query: Query | None = None,
+        content: str = JSON,
+        priority: Priority = Priority.ORDINARY,
+    ) -> Manifest:
+        await self._limit.wait(priority)
+        timeout_seconds = self._permit()
+        try:
+            return await self._send(method, path, body, query=query, content=content, timeout_seconds=timeout_seconds)
+        except Throttled as error:
+            self._limit.hold(error.retry_after_seconds or 1.0)
+            raise
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Query | None = None,
+        content: str = JSON,
+        timeout_seconds: float = READ_TIMEOUT_SECONDS,
+    ) -> Manifest:
+        client = await self._connected()
+        pairs = [(key, value) for key, value in (query or {}).items() if value is not None]
+        headers = {"Content-Type": content, "Accept": JSON}
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                request = await client.param_serialize(
+                    method, path, None, pairs, headers, body, auth_settings=["BearerToken"]
+                )
+                response = await client.call_api(*request)
+                answer = await response.read()  # type: ignore[no-untyped-call]
+        except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:
+            # A RuntimeError: another request was answered 401 just now, and closed the session that they shared.
+            raise Unavailable(f"The Kubernetes API did not answer {method} {path}: {error!r}.") from error
+        if response.status == 401:
+            # An expired login: the next request reads the credentials anew.
+            await self.close()
+        if response.status >= 400:
+            raise error_of(response.status, answer, response.headers.get("Retry-After"), f"{method} {path}")
+        try:
+            parsed: Manifest = json.loads(answer)
+        except ValueError as error:
+            raise Unavailable(f"Something other than the Kubernetes API answered {method} {path}.") from error
+        return parsed
+
+    async def _connected(self) -> ApiClient:
+        if self._client is None:
+            configuration = await load_configuration()
+            configuration.trace_configs = [trace(self._observe)]
+            client = ApiClient(configuration)
+            client.user_agent = USER_AGENT
+            self._client = client
+        return self._client
+
+
+def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> ClusterError:
+    """The API server's refusal as one of ours."""
+    try:
+        answer = json.loads(body)
+        reason, message = answer.get("reason"), answer.get("message") or ""
+    except (ValueError, AttributeError):
+        reason, message = None, body[:200].decode(errors="replace")
+    text = f"The Kubernetes API answered {what} with {status}: {message}"
+    seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
+    if status == 429:
+        return Throttled(text, seconds or 1.0)
+    if status == 409:
+        return AlreadyExists(text) if reason == "AlreadyExists" else Conflict(text)
+    if status == 500 and message.startswith(SCHEMA_ERROR):
+        return Refused(message)
+    if status in (401, 410) or status >= 500:
+        return Unavailable(text, seconds)
+    return NotFound(text) if status == 404 else Refused(message or text)
+
+
+async def load_configuration() -> Configuration:
+    """Of $KUBECONFIG, else of the pod's service account, else of the default kubeconfig. Raises OperatorError.
+
+    A service account's token is read again every minute: the kubelet replaces it.
+    """
+    configuration = Configuration()
+    try:
+        if "KUBECONFIG" not in os.environ:
+            try:
+                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                return configuration
+            except ConfigException:
+                pass
+        file = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+        await config.load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=file, client_configuration=configuration
+        )
+    except (ConfigException, OSError) as error:
+        raise OperatorError(
+            f"No credentials for the Kubernetes API: {error}. Run the operator in a pod with a service account, or set "
+            "KUBECONFIG."
+        ) from error
+    return configuration
+
+
+def trace(observe: Observe, heard: Heard | None = None) -> aiohttp.TraceConfig:
+    """Sees every request of a session."""
+
+    def finished(url: Any, method: str, code: str) -> None:
+        call = parse_call(method, url.path, url.query.get("watch") == "true")
+        observe(call, code)
+        if heard is not None and call.verb == "list":
+            heard(namespace_of(url.path), call.resource, code)
+
+    async def on_end(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
+        finished(params.url, params.method, str(params.response.status))
+
+    async def on_error(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
+        finished(params.url, params.method, "error")
+
+    hooks = aiohttp.TraceConfig()
+    hooks.on_request_end.append(on_end)
+    hooks.on_request_exception.append(on_error)
+    return hooks
+
+
+@dataclass(frozen=True)
+class WatchSession:
+    """Credentials for Kopf's watches: an open HTTP session, and when to ask for the next one (None: when refused)."""
+
+    server: str
+    http: aiohttp.ClientSession
+    expires_at: datetime | None
+
+
+async def open_watch_session(observe: Observe, heard: Heard) -> WatchSession:
+    """To be called in the event loop that uses it. Kopf closes it."""
+    configuration = await load_configuration()
+    token = await configuration.get_api_key_with_prefix("BearerToken")
+    client = ApiClient(configuration)
+    http = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=client.rest_client.ssl_context),
+        headers={"User-Agent": f"{USER_AGENT}-watch", **({"Authorization": token} if token else {})},
+        trust_env=True,
+        trace_configs=[trace(observe, heard)],
+    )
+    rotates: Final = configuration.refresh_api_key_hook is not None
+    expires_at = datetime.now(UTC) + timedelta(seconds=WATCH_LOGIN_SECONDS) if rotates else None
+    return WatchSession(configuration.host, http, expires_at)

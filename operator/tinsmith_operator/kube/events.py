@@ -1,0 +1,115 @@
+"""Kubernetes Events about sessions and pools: what `kubectl describe` shows of their way."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from tinsmith_operator.api.base import Manifest, format_time
+from tinsmith_operator.api.names import API_VERSION, MANAGER
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.common.actions import Emit
+from tinsmith_operator.common.observed import KubernetesWarning
+from tinsmith_operator.errors import AlreadyExists, ClusterError
+from tinsmith_operator.kube.client import Cluster
+from tinsmith_operator.kube.resources import EVENTS
+from tinsmith_operator.logs import get_logger
+
+LONGEST_MESSAGE = 1024
+# Between two looks at the warnings of a namespace, however many sessions wait there.
+WARNINGS_SECONDS = 15.0
+# Of a namespace that nobody asks about any more; it may be gone.
+FORGET_SECONDS = 20 * 60.0
+
+log = get_logger(__name__)
+
+
+class Events:
+    """Writes our Events, each once, and reads others' warnings.
+
+    An Event's name follows from its owner, the owner's version, and what is said: the same decision, taken again by
+    another operator, makes the same name, and the API server answers that it exists.
+    """
+
+    def __init__(
+        self, cluster: Cluster, identity: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._cluster = cluster
+        self._identity = identity
+        self._clock = clock
+        self._read: dict[str, tuple[float, tuple[KubernetesWarning, ...]]] = {}
+
+    async def emit(self, owner: Owner, event: Emit) -> None:
+        """Raises NotLeading. Where Events cannot be written, nothing waits for them: they are told, not relied upon."""
+        try:
+            await self._cluster.create(EVENTS, self._manifest(owner, event))
+        except AlreadyExists:
+            log.debug("event told before", owner=owner.name, reason=event.reason)
+        except ClusterError as error:
+            log.warning("event not written", owner=owner.name, reason=event.reason, error=str(error))
+
+    async def warnings(self, owner: Owner) -> tuple[KubernetesWarning, ...]:
+        """Those of the namespace, as read a quarter of a minute ago at most; whose they are is for the reader.
+
+        The last ones known where they cannot be read: they explain, and nothing else depends on them.
+        """
+        namespace, now = owner.namespace, asyncio.get_running_loop().time()
+        read_at, known = self._read.get(namespace, (float("-inf"), ()))
+        if now < read_at + WARNINGS_SECONDS:
+            return known
+        self._read = {name: read for name, read in self._read.items() if now < read[0] + FORGET_SECONDS}
+        # Before the answer: owners side by side ask once.
+        self._read[namespace] = (now, known)
+        try:
+            found, _ = await self._cluster.list_all(EVENTS, namespace, field_selector="type=Warning")
+        except ClusterError as error:
+            log.warning("warnings not read", namespace=namespace, error=str(error))
+            return known
+        warnings = tuple(parse_warning(event) for event in found)
+        self._read[namespace] = (now, warnings)
+        return warnings
+
+    def _manifest(self, owner: Owner, event: Emit) -> Manifest:
+        said = "\n".join([owner.uid, owner.resource_version, event.type, event.reason, event.message])
+        name = f"{owner.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+        now = self._clock()
+        return {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": name, "namespace": owner.namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": owner.KIND,
+                "name": owner.name,
+                "namespace": owner.namespace,
+                "uid": owner.uid,
+                "resourceVersion": owner.resource_version,
+            },
+            "type": event.type.value,
+            "reason": event.reason,
+            "message": event.message[:LONGEST_MESSAGE],
+            "action": "Reconcile",
+            "count": 1,
+            "firstTimestamp": format_time(now),
+            "lastTimestamp": format_time(now),
+            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "source": {"component": MANAGER},
+            "reportingComponent": MANAGER,
+            "reportingInstance": self._identity[:128],
+        }
+
+
+def parse_warning(event: Manifest) -> KubernetesWarning:
+    """An Event of whichever of the two APIs wrote it."""
+    series = event.get("series") or {}
+    at = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    about = event["involvedObject"]
+    return KubernetesWarning(
+        kind=about.get("kind", ""),
+        uid=about.get("uid", ""),
+        reason=event.get("reason", ""),
+        message=event.get("message", ""),
+        at=datetime.fromisoformat(at or event["metadata"]["creationTimestamp"]),
+    )

@@ -1,0 +1,183 @@
+"""The kinds of objects that the operator reads and writes, and where the API server keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from tinsmith_operator.api.names import (
+    API_VERSION,
+    MANAGED_BY_LABEL,
+    MANAGER,
+    POOL_KIND,
+    POOL_LABEL,
+    POOL_PLURAL,
+    SESSION_KIND,
+    SESSION_LABEL,
+    SESSION_PLURAL,
+    claim_name,
+)
+
+
+@dataclass(frozen=True)
+class Resource:
+    """label: of what is watched, as (key, value); None watches everything."""
+
+    api_version: str
+    kind: str
+    plural: str
+    label: tuple[str, str] | None = None
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
+    @property
+    def label_selector(self) -> str | None:
+        if self.label is None:
+            return None
+        key, value = self.label
+        return f"{key}={value}"
+
+    def selects(self, manifest: dict[str, Any]) -> bool:
+        """Whether a watch shows this object."""
+        if self.label is None:
+            return True
+        key, value = self.label
+        return bool(labels_of(manifest).get(key) == value)
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """Without a namespace: in all of them, to be listed."""
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
+        inside = ["namespaces", quote(namespace, safe="")] if namespace is not None else []
+        parts = [root, *inside, self.plural]
+        parts += [quote(name, safe="")] if name is not None else []
+        parts += [subresource] if subresource is not None else []
+        return "/".join(parts)
+
+
+SESSIONS = Resource(API_VERSION, SESSION_KIND, SESSION_PLURAL)
+POOLS = Resource(API_VERSION, POOL_KIND, POOL_PLURAL)
+# Watched whole: so a stranger's object under one of our names is seen before we run into it, and a claim that a
+# session merely uses is seen too.
+WORKLOADS = Resource("apps/v1", "StatefulSet", "statefulsets")
+DEPLOYMENTS = Resource("apps/v1", "Deployment", "deployments")
+# Others' Jobs are many.
+JOBS = Resource("batch/v1", "Job", "jobs", (MANAGED_BY_LABEL, MANAGER))
+SERVICES = Resource("v1", "Service", "services")
+CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+BUDGETS = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+# KubeRay's, of sessions of several pods. A cluster need not have it: it is watched when a session needs it.
+RAY_CLUSTERS = Resource("ray.io/v1", "RayCluster", "rayclusters")
+# Others' Secrets are not ours to hold in memory, and others' pods are many.
+SECRETS = Resource("v1", "Secret", "secrets", (MANAGED_BY_LABEL, MANAGER))
+PODS = Resource("v1", "Pod", "pods", (MANAGED_BY_LABEL, MANAGER))
+
+LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
+EVENTS = Resource("v1", "Event", "events")
+
+OWNERS = (SESSIONS, POOLS)
+WATCHED = (*OWNERS, WORKLOADS, DEPLOYMENTS, JOBS, SERVICES, CLAIMS, POLICIES, BUDGETS, SECRETS, PODS)
+BY_KIND = {resource.kind: resource for resource in (*WATCHED, RAY_CLUSTERS)}
+
+
+class Ref(NamedTuple):
+    """The place of an object, whatever lies there."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+class Key(NamedTuple):
+    """One TrainingSession or SamplerPool, by name: what is reconciled, one at a time."""
+
+    namespace: str
+    name: str
+    kind: str
+
+
+OWNER_LABELS = (SESSION_LABEL, POOL_LABEL)
+USED_CLAIM = "spec.storage"
+"""As the label of a group: the sessions that name the same claim, said or by default, and the pods that mount it."""
+
+
+class Group(NamedTuple):
+    """All objects of a kind in a namespace with this label, which is one of `OWNER_LABELS` or USED_CLAIM."""
+
+    kind: str
+    namespace: str
+    label: str
+    value: str
+
+
+def labels_of(manifest: dict[str, Any]) -> dict[str, str]:
+    return manifest["metadata"].get("labels") or {}
+
+
+def groups_of(manifest: dict[str, Any]) -> list[Group]:
+    """Every group that it is in."""
+    kind, namespace, labels = manifest["kind"], manifest["metadata"]["namespace"], labels_of(manifest)
+    groups = [Group(kind, namespace, label, labels[label]) for label in OWNER_LABELS if label in labels]
+    return [*groups, *(Group(kind, namespace, USED_CLAIM, claim) for claim in _claims_of(manifest))]
+
+
+def _claims_of(manifest: dict[str, Any]) -> set[str]:
+    spec = manifest.get("spec") or {}
+    if manifest["kind"] == SESSION_KIND:
+        storage = spec.get("storage") or {}
+        return {str(storage.get("existingClaim") or claim_name(manifest["metadata"]["name"]))}
+    if manifest["kind"] == PODS.kind:
+        mounted = (volume.get("persistentVolumeClaim") for volume in spec.get("volumes") or ())
+        return {str(claim["claimName"]) for claim in mounted if claim}
+    return set()
+
+
+def ref_of(manifest: dict[str, Any]) -> Ref:
+    metadata = manifest["metadata"]
+    return Ref(manifest["kind"], metadata["namespace"], metadata["name"])
+
+
+def version_of(manifest: dict[str, Any]) -> int:
+    """Of an object or a list, to compare within one kind: greater is newer, as Kubernetes promises since 1.35 and etcd
+    has always done."""
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+class ApiCall(NamedTuple):
+    """A request in RBAC's words. resource is `discovery` for what is no object."""
+
+    verb: str
+    resource: str
+    name: str | None
+
+
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
+
+
+def namespace_of(path: str) -> str | None:
+    """The one that a request to this path stays in; None where it concerns all of them, or none."""
+    parts = path.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    return unquote(rest[1]) if rest[:1] == ["namespaces"] and len(rest) > 1 else None
+
+
+def parse_call(method: str, path: str, is_watch: bool) -> ApiCall:
+    """What a request to this path does: `/api/v1/namespaces/n/pods/p/status` is of `pods/status`."""
+    parts = path.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    if rest[:1] == ["namespaces"]:
+        rest = rest[2:]
+    if not rest:
+        return ApiCall("get", "discovery", None)
+    name = rest[1] if len(rest) > 1 else None
+    resource = "/".join([rest[0], *rest[2:3]])
+    if method == "GET" and name is None:
+        return ApiCall("watch" if is_watch else "list", resource, None)
+    return ApiCall(VERBS[method], resource, name)

@@ -1,1 +1,0 @@
-"""What a TrainingSession says and shows: its spec, its status, its conditions and their reasons, typed."""

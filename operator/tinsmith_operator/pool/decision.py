@@ -1,0 +1,55 @@
+"""decide_pool: what is to be done about a pool, beside `decide` for sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from tinsmith_operator.build.deployment import build_budget, build_deployment
+from tinsmith_operator.build.network import build_policy, build_service
+from tinsmith_operator.common.actions import Action, Decision
+from tinsmith_operator.common.certificate import ensure_certificate, renewal_time
+from tinsmith_operator.common.drift import ensure_child, still_refused
+from tinsmith_operator.common.observed import ObservedPool
+from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
+from tinsmith_operator.installation import Installation
+from tinsmith_operator.pool.conditions import pool_conditions
+from tinsmith_operator.pool.situation import PoolSituation, assess_pool
+from tinsmith_operator.pool.status import write_pool_status
+
+
+def decide_pool(observed: ObservedPool, installation: Installation, now: datetime) -> Decision:
+    """Pure, as `decide` is. A pool that is being deleted needs nothing: its children go with it, by their owner."""
+    if observed.pool.is_being_deleted:
+        return Decision(())
+    situation = assess_pool(observed, installation, now)
+    children = _ensure_children(situation, installation)
+    refusals = still_refused(observed.refusals, children)
+    situation = replace(situation, observed=replace(observed, refusals=refusals))
+    conditions = pool_conditions(situation, acts=bool(children))
+    # The status comes first: what the API server refuses below must not keep it from being said.
+    status = write_pool_status(situation, conditions)
+    return Decision((*status, *children), requeue_after(_moments(situation), now))
+
+
+def _ensure_children(situation: PoolSituation, installation: Installation) -> tuple[Action, ...]:
+    """In the order in which they need each other: pods mount the certificate."""
+    pool, observed = situation.pool, situation.observed
+    return (
+        *ensure_certificate(observed, pool.uid, situation.now),
+        *ensure_child(pool, observed.service, build_service(pool)),
+        *ensure_child(pool, observed.policy, build_policy(pool, installation)),
+        *ensure_child(pool, observed.workload, build_deployment(pool, situation.template)),
+        *ensure_child(pool, observed.budget, build_budget(pool)),
+    )
+
+
+def _moments(situation: PoolSituation) -> Iterator[datetime | None]:
+    observed = situation.observed
+    if observed.certificate is not None:
+        yield renewal_time(observed.certificate)
+    for pod in situation.staying_pods:
+        yield from requeue_times_of(pod)
+    if not situation.rollout.is_done(situation.pool.spec.replicas):
+        yield situation.now + LOOK_FOR_WARNINGS

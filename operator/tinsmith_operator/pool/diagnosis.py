@@ -1,0 +1,74 @@
+"""Why a pool is not what its spec says: one reason, and one sentence with the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tinsmith_operator.api.conditions import Finding
+from tinsmith_operator.api.reasons import Progress, Reason
+from tinsmith_operator.common import diagnosis
+from tinsmith_operator.common.diagnosis import found
+from tinsmith_operator.common.ownership import foreign_objects
+from tinsmith_operator.common.pod import Pod, node_is_silent
+from tinsmith_operator.common.pod_diagnosis import why_pod_is_not_ready, why_pods_are_missing
+from tinsmith_operator.pool.situation import PoolSituation
+
+
+def why_not_ready(situation: PoolSituation) -> Finding:
+    """Of a pool that nobody can sample from."""
+    return (
+        names_taken(situation)
+        or diagnosis.refusal(situation.observed)
+        or _scaled_to_zero(situation)
+        or diagnosis.missing_certificate(situation.observed)
+        or unfinished(situation)
+    )
+
+
+def names_taken(situation: PoolSituation) -> Finding | None:
+    return diagnosis.name_conflict(situation.pool, foreign_objects(situation.observed))
+
+
+def unfinished(situation: PoolSituation) -> Finding:
+    """Why the Deployment has not come to what the spec says: what is the matter with a replica, the worst first."""
+    if situation.observed.workload is None:
+        return found(Reason.CREATING_OBJECTS, "The Deployment is being made.")
+    worst = min(_replica_findings(situation), key=_severity, default=None)
+    counts = _counts(situation)
+    if worst is None:
+        return found(Reason.ROLLING_OUT, f"{counts}.")
+    return Finding(worst.reason, f"{counts}; {worst.message}")
+
+
+def _scaled_to_zero(situation: PoolSituation) -> Finding | None:
+    rollout = situation.rollout
+    if situation.pool.spec.replicas > 0 or situation.observed.workload is None:
+        return None
+    if not rollout.is_done(0):
+        return found(Reason.ROLLING_OUT, "The last replicas finish what they have taken, and go.")
+    return found(Reason.SCALED_TO_ZERO, "No replica is wanted, and none is there.")
+
+
+def _counts(situation: PoolSituation) -> str:
+    wanted, rollout = situation.pool.spec.replicas, situation.rollout
+    return f"{rollout.ready} of {wanted} replicas are ready, and {rollout.updated} run as the spec says"
+
+
+def _replica_findings(situation: PoolSituation) -> Iterator[Finding]:
+    if situation.rollout.refused is not None:
+        yield why_pods_are_missing(situation.rollout.refused)
+    for pod in situation.staying_pods:
+        if not pod.is_ready:
+            finding = _lost_node(situation, pod) or why_pod_is_not_ready(pod, situation.evidence)
+            yield Finding(finding.reason, f"pod {pod.name}: {finding.message}")
+
+
+def _lost_node(situation: PoolSituation, pod: Pod) -> Finding | None:
+    if not node_is_silent(pod, situation.now):
+        return None
+    return found(Reason.REPLICA_NODE_UNREACHABLE, f"Node {pod.node_name} does not answer.")
+
+
+def _severity(finding: Finding) -> bool:
+    """What needs a person comes first; else the order in which they were found."""
+    return finding.reason.progress is not Progress.STUCK

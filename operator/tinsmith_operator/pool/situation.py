@@ -1,0 +1,110 @@
+"""What follows from what is there around a pool, worked out once; how far its Deployment has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import (
+    CONFIGURATION_ANNOTATION,
+    IMAGE_ANNOTATION,
+    INPUTS_ANNOTATION,
+    RESTART_REQUEST_ANNOTATION,
+)
+from tinsmith_operator.api.pool import SamplerPool
+from tinsmith_operator.build.deployment import build_sampler_template
+from tinsmith_operator.common.drift import others_hold_content
+from tinsmith_operator.common.observed import Evidence, ObservedPool
+from tinsmith_operator.common.ownership import own_workload
+from tinsmith_operator.common.pod import Pod
+from tinsmith_operator.common.requests import restart_request
+from tinsmith_operator.installation import Installation
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """replicas, ready, updated: pods that are not on their way out.
+    is_known: whether its controller has seen this version of it.
+    refused: what the API server says when a pod is to be made.
+    """
+
+    replicas: int = 0
+    ready: int = 0
+    updated: int = 0
+    is_known: bool = False
+    refused: str | None = None
+
+    def is_done(self, wanted: int) -> bool:
+        return self.is_known and self.replicas == self.ready == self.updated == wanted
+
+
+def read_rollout(deployment: Manifest | None) -> Rollout:
+    if deployment is None:
+        return Rollout()
+    status = deployment.get("status") or {}
+    failures = (each for each in status.get("conditions") or () if each["type"] == "ReplicaFailure")
+    return Rollout(
+        replicas=status.get("replicas", 0),
+        ready=status.get("readyReplicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        is_known=status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0),
+        refused=next((each.get("message", "") for each in failures if each["status"] == "True"), None),
+    )
+
+
+@dataclass(frozen=True)
+class PoolSituation:
+    """next_template: of pods that start from now on, if anything starts them anew. template: of the Deployment."""
+
+    observed: ObservedPool
+    now: datetime
+    next_template: Manifest
+    template: Manifest
+    rollout: Rollout
+
+    @property
+    def pool(self) -> SamplerPool:
+        return self.observed.pool
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.observed.warnings, self.now)
+
+    @property
+    def staying_pods(self) -> tuple[Pod, ...]:
+        """Those that count: one that is on its way out, or was evicted, has been replaced."""
+        pods = (Pod(manifest) for manifest in self.observed.pods)
+        return tuple(pod for pod in pods if not pod.is_terminating and not pod.has_ended)
+
+
+def assess_pool(observed: ObservedPool, installation: Installation, now: datetime) -> PoolSituation:
+    live = own_workload(observed)
+    built = build_sampler_template(observed.pool, installation, restart_request(observed))
+    rollout = read_rollout(live)
+    if live is None or _must_be_written(live, built):
+        # Whatever its controller has come to, it was for another template.
+        return PoolSituation(observed, now, built, built, replace(rollout, is_known=False))
+    return PoolSituation(observed, now, built, live["spec"]["template"], rollout)
+
+
+def image_of(template: Manifest) -> str:
+    return str(_annotations(template).get(IMAGE_ANNOTATION, ""))
+
+
+def restart_of(template: Manifest) -> str | None:
+    """The request to start anew that its pods are the answer to."""
+    return _annotations(template).get(RESTART_REQUEST_ANNOTATION)
+
+
+def _must_be_written(deployment: Manifest, built: Manifest) -> bool:
+    """The live template stays while it says the same: what another operator, or another default image, would add to it
+    rolls no pods. One that others have written into, or whose seal is broken, does not say what it should."""
+    live = deployment["spec"]["template"]
+    said, wanted = _annotations(live).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
+    is_sealed = CONFIGURATION_ANNOTATION in _annotations(deployment)
+    return said != wanted or not is_sealed or others_hold_content(deployment)
+
+
+def _annotations(manifest: Manifest) -> dict[str, str]:
+    return (manifest.get("metadata") or {}).get("annotations") or {}

@@ -1,0 +1,47 @@
+"""The status of a pool as it should read now."""
+
+from __future__ import annotations
+
+from tinsmith_operator.api.conditions import ConditionState, move_conditions
+from tinsmith_operator.api.status import PoolRequests, SamplerPoolStatus
+from tinsmith_operator.build.metadata import selector_labels
+from tinsmith_operator.common.actions import Action
+from tinsmith_operator.common.requests import answered_restart, restart_events
+from tinsmith_operator.common.status_events import status_changes
+from tinsmith_operator.pool.situation import PoolSituation, image_of, restart_of
+
+
+def write_pool_status(situation: PoolSituation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
+    """Nothing when it reads so already."""
+    before, after = situation.pool.status, build_pool_status(situation, conditions)
+    changes = status_changes(before, after)
+    return (*changes, *restart_events(_restart(before), _restart(after), "Every replica was")) if changes else ()
+
+
+def build_pool_status(situation: PoolSituation, conditions: tuple[ConditionState, ...]) -> SamplerPoolStatus:
+    pool, rollout = situation.pool, situation.rollout
+    before = pool.status.conditions
+    return SamplerPoolStatus(
+        observed_generation=pool.generation,
+        conditions=move_conditions(before, conditions, generation=pool.generation, now=situation.now),
+        certificate_expiry_time=situation.observed.certificate_expiry_time,
+        replicas=rollout.replicas,
+        ready_replicas=rollout.ready,
+        updated_replicas=rollout.updated,
+        selector=",".join(f"{label}={value}" for label, value in selector_labels(pool).items()),
+        image=image_of(situation.template),
+        requests=_requests(situation),
+    )
+
+
+def _requests(situation: PoolSituation) -> PoolRequests | None:
+    """A restart is done with when every replica is of that template."""
+    pool = situation.pool
+    is_done = situation.rollout.is_done(pool.spec.replicas)
+    running_for = restart_of(situation.template) if is_done else None
+    answered = answered_restart(pool, _restart(pool.status), running_for)
+    return PoolRequests(restart=answered) if answered is not None else None
+
+
+def _restart(status: SamplerPoolStatus) -> str | None:
+    return status.requests.restart if status.requests is not None else None

@@ -1,0 +1,1 @@
+"""The running operator: watches, queue, controller, leader, and what asks workers."""

@@ -1,0 +1,234 @@
+"""Actions to requests. No rule lives here: each action is done as it says, or the first that fails ends the round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import assert_never
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.ca.issuer import Issuer
+from tinsmith_operator.common.actions import (
+    Action,
+    AddFinalizer,
+    Apply,
+    Create,
+    Delete,
+    Emit,
+    IssueCertificate,
+    RemoveFinalizer,
+    WriteStatus,
+)
+from tinsmith_operator.common.drift import taken_over
+from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, Refused
+from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.client import Cluster
+from tinsmith_operator.kube.events import Events
+from tinsmith_operator.kube.resources import BY_KIND, Key, Ref, ref_of, version_of
+from tinsmith_operator.logs import get_logger
+
+# An object that no watch shows is believed for so long before it is looked at again.
+BELIEVED_SECONDS = 60.0
+
+log = get_logger(__name__)
+
+
+class Actor:
+    """Does what was decided about a session or a pool, and puts each answer into the cache."""
+
+    def __init__(self, cluster: Cluster, cache: Cache, issuer: Issuer, events: Events) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._issuer = issuer
+        self._events = events
+        self._refusals: dict[Key, dict[str, str]] = {}
+
+    def refusals(self, key: Key) -> dict[str, str]:
+        """What the API server said to the latest create or apply of a kind, until one succeeds."""
+        return dict(self._refusals.get(key, {}))
+
+    def forget(self, key: Key) -> None:
+        self._refusals.pop(key, None)
+
+    async def act(self, owner: Owner, actions: Sequence[Action]) -> None:
+        """In turn. Raises ClusterError and NotLeading.
+
+        After a refusal what only tells (status, Events) is still done, or nobody would hear why nothing happens. Where
+        the status itself is refused, as by a CRD that is older than this operator, the children are kept all the same.
+        """
+        round_ = _Round(owner)
+        refusals: list[Refused] = []
+        only_tells = False
+        for action in actions:
+            if only_tells and not isinstance(action, WriteStatus | Emit):
+                continue
+            try:
+                await self._do(round_, action)
+            except Refused as error:
+                refusals.append(error)
+                only_tells = only_tells or not isinstance(action, WriteStatus)
+        if refusals:
+            raise Refused("; ".join(map(str, refusals))) from refusals[0]
+
+    async def _do(self, round_: _Round, action: Action) -> None:
+        match action:
+            case Create():
+                await self._create(round_.owner, action.manifest)
+            case Apply():
+                await self._apply(round_.owner, action.manifest, action.uid, action.resource_version)
+            case IssueCertificate():
+                await self._issue(round_.owner, action)
+            case Delete():
+                await self._delete(round_.owner, action)
+            case WriteStatus():
+                await self._write_status(round_, action.status)
+            case AddFinalizer():
+                await self._write_finalizers(round_, (*round_.owner.finalizers, action.name))
+            case RemoveFinalizer():
+                left = tuple(name for name in round_.owner.finalizers if name != action.name)
+                await self._write_finalizers(round_, left)
+            case Emit():
+                await self._events.emit(round_.owner, action)
+            case _:
+                assert_never(action)
+
+    async def _create(self, owner: Owner, manifest: Manifest) -> None:
+        resource, ref = BY_KIND[manifest["kind"]], ref_of(manifest)
+        try:
+            created = await self._cluster.create(resource, manifest)
+        except AlreadyExists:
+            await self._look(ref)
+            raise
+        except Refused as error:
+            self._note_refusal(owner, ref.kind, error)
+            raise
+        self._note_success(owner, ref.kind, created)
+        log.info("created", owner=owner.name, kind=ref.kind, name=ref.name)
+
+    async def _apply(self, owner: Owner, manifest: Manifest, uid: str, version: str) -> None:
+        resource, ref = BY_KIND[manifest["kind"]], ref_of(manifest)
+        guard = {"uid": uid, "resourceVersion": version}
+        try:
+            guard["resourceVersion"] = await self._own_created_fields(ref, guard)
+            metadata = {**manifest["metadata"], **guard}
+            applied = await self._cluster.apply(resource, {**manifest, "metadata": metadata})
+        except Conflict:
+            await self._look(ref)
+            raise
+        except Refused as error:
+            self._note_refusal(owner, ref.kind, error)
+            raise
+        self._note_success(owner, ref.kind, applied)
+        log.info("applied", owner=owner.name, kind=ref.kind, name=ref.name)
+
+    async def _own_created_fields(self, ref: Ref, guard: Manifest) -> str:
+        """Makes ours what the apply must be able to take away. Returns the version to apply to."""
+        version: str = guard["resourceVersion"]
+        live = self._cache.peek(ref)
+        if live is None or live["metadata"]["resourceVersion"] != version:
+            return version
+        owned = taken_over(live)
+        if owned == live["metadata"].get("managedFields", []):
+            return version
+        changed = await self._cluster.own_created_fields(BY_KIND[ref.kind], live, owned)
+        self._cache.note(changed)
+        changed_version: str = changed["metadata"]["resourceVersion"]
+        return changed_version
+
+    async def _issue(self, owner: Owner, action: IssueCertificate) -> None:
+        leaf = self._issuer.issue_for_worker(action.dns_names)
+        manifest = {**action.manifest, "data": leaf.secret_data()}
+        if action.uid is None or action.resource_version is None:
+            await self._create(owner, manifest)
+        else:
+            await self._apply(owner, manifest, action.uid, action.resource_version)
+
+    async def _delete(self, owner: Owner, action: Delete) -> None:
+        resource, namespace = BY_KIND[action.kind], owner.namespace
+        log.info("deleting", owner=owner.name, kind=action.kind, name=action.name, why=action.why)
+        try:
+            left = await self._cluster.delete(resource, namespace, action.name, action.uid, action.grace_period_seconds)
+        except (NotFound, Conflict):
+            # Gone; a conflict says that another object has its name.
+            await self._look(Ref(action.kind, namespace, action.name))
+            return
+        if left.get("kind") != action.kind:
+            return
+        if _is_leaving(left):
+            self._cache.note(left)
+        else:
+            # At once, as of a pod without a node: this answer may come after the watch has told of its end.
+            self._cache.note_end(ref_of(left), left["metadata"]["uid"], version_of(left))
+
+    async def _write_status(self, round_: _Round, status: Manifest) -> None:
+        manifest = {
+            "apiVersion": round_.resource.api_version,
+            "kind": round_.resource.kind,
+            "metadata": {**round_.place, **round_.guard},
+            "status": status,
+        }
+        await self._write_owner(round_, self._cluster.apply(round_.resource, manifest, "status"))
+
+    async def _write_finalizers(self, round_: _Round, finalizers: tuple[str, ...]) -> None:
+        manifest = {"kind": round_.resource.kind, "metadata": {**round_.place, **round_.guard}}
+        changes = {"finalizers": list(finalizers)}
+        await self._write_owner(round_, self._cluster.merge_metadata(round_.resource, manifest, changes))
+
+    async def _write_owner(self, round_: _Round, request: Awaitable[Manifest]) -> None:
+        try:
+            written = await request
+        except (Conflict, NotFound):
+            await self._look(Ref(round_.resource.kind, round_.owner.namespace, round_.owner.name))
+            raise
+        round_.version = written["metadata"]["resourceVersion"]
+        self._cache.note(written)
+
+    async def _look(self, ref: Ref) -> None:
+        """What is really there, into the cache: we acted on what was not so."""
+        resource = BY_KIND[ref.kind]
+        try:
+            live = await self._cluster.get(resource, ref.namespace, ref.name)
+        except NotFound:
+            known = self._cache.peek(ref)
+            if known is not None:
+                self._cache.note_end(ref, known["metadata"]["uid"], version_of(known) + 1)
+            return
+        self._cache.note(live)
+        if not resource.selects(live):
+            asyncio.get_running_loop().call_later(BELIEVED_SECONDS, self._cache.drop_if_unwatched, ref)
+
+    def _note_success(self, owner: Owner, kind: str, answer: Manifest) -> None:
+        self._refusals.get(_key(owner), {}).pop(kind, None)
+        self._cache.note(answer)
+
+    def _note_refusal(self, owner: Owner, kind: str, error: Refused) -> None:
+        self._refusals.setdefault(_key(owner), {})[kind] = str(error)
+
+
+class _Round:
+    """The owner as the actions of one decision find it: each write of it moves its version on."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.resource = BY_KIND[owner.KIND]
+        self.version = owner.resource_version
+
+    @property
+    def place(self) -> Manifest:
+        return {"name": self.owner.name, "namespace": self.owner.namespace}
+
+    @property
+    def guard(self) -> Manifest:
+        return {"uid": self.owner.uid, "resourceVersion": self.version}
+
+
+def _is_leaving(answer: Manifest) -> bool:
+    """Of the answer to a delete: whether the object is there until its time is over, or others have let it go."""
+    metadata = answer["metadata"]
+    waits = metadata.get("deletionGracePeriodSeconds") or metadata.get("finalizers")
+    return "deletionTimestamp" in metadata and bool(waits)
+
+
+def _key(owner: Owner) -> Key:
+    return Key(owner.namespace, owner.name, owner.KIND)

@@ -1,0 +1,137 @@
+"""Takes keys from the queue, a few at a time, and says when each is looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tinsmith_operator.api.owner import Unreadable
+from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, OperatorError, Refused, Unavailable
+from tinsmith_operator.kube.resources import Key
+from tinsmith_operator.logs import get_logger
+from tinsmith_operator.metrics import Metrics
+from tinsmith_operator.runtime.reconcile import ReconcileResult
+from tinsmith_operator.runtime.workqueue import WorkQueue
+
+# From nothing to a running worker takes about ten rounds. What is acted upon more often in a row does not come
+# to rest, and must not keep the API server busy.
+ROUNDS_AT_ONCE = 20
+NOT_LEADING_SECONDS = 1.0
+
+Reconcile = Callable[[Key], Awaitable[ReconcileResult]]
+
+Asked = Callable[[Key], object]
+"""What somebody wants of a session or pool, to be compared with what was wanted before."""
+
+log = get_logger(__name__)
+
+
+@dataclass
+class Rounds:
+    """How often a key was acted upon in a row, for the same that was asked for."""
+
+    asked: object
+    count: int = 0
+
+
+class Controller:
+    """Works only while `acts` is set."""
+
+    def __init__(
+        self, queue: WorkQueue[Key], reconcile: Reconcile, asked: Asked, metrics: Metrics, acts: asyncio.Event
+    ) -> None:
+        self._queue = queue
+        self._reconcile = reconcile
+        self._asked = asked
+        self._metrics = metrics
+        self._acts = acts
+        self._rounds: dict[Key, Rounds] = {}
+
+    def enqueue(self, key: Key) -> None:
+        """To be looked at as soon as possible. One that does not come to rest waits for its time, or until something
+        else is asked of it: what it hears of is mostly what was done to it.
+        """
+        rounds = self._rounds.get(key)
+        if rounds is not None and rounds.asked != self._asked(key):
+            del self._rounds[key]
+            self._queue.settle(key)
+            self._queue.release(key)
+        self._queue.add(key)
+
+    async def run(self) -> None:
+        """One worker of several; never two on one key."""
+        while True:
+            await self._acts.wait()
+            key = await self._queue.take()
+            try:
+                if self._acts.is_set():
+                    await self._work(key)
+                else:
+                    self._queue.add(key)
+            finally:
+                self._queue.done(key)
+            # A key at rest waits for nothing. Many of them in a row must not keep the Lease from being renewed.
+            await asyncio.sleep(0)
+
+    async def _work(self, key: Key) -> None:
+        began = asyncio.get_running_loop().time()
+        result = await self._attempt(key)
+        self._metrics.note_reconcile(result, asyncio.get_running_loop().time() - began)
+
+    async def _attempt(self, key: Key) -> str:
+        """Returns the result as metrics name it."""
+        try:
+            return self._settle(key, await self._reconcile(key))
+        except NotLeading:
+            # Whoever leads next looks at everything. But a renewal that was only slow begins no new term.
+            self._queue.add_after(key, NOT_LEADING_SECONDS)
+            return "not_leading"
+        except Unreadable as error:
+            log.error("not readable", kind=key.kind, name=key.name, error=str(error))
+            return "unreadable"
+        except OperatorError as error:
+            self._put_back(key, error)
+            return result_of(error)
+        except Exception as error:
+            log.exception("reconcile failed", kind=key.kind, name=key.name)
+            self._put_back(key, error)
+            return "error"
+
+    def _put_back(self, key: Key, error: Exception, *, hold: bool = False) -> None:
+        asked_seconds = error.retry_after_seconds if isinstance(error, Unavailable) else None
+        seconds = self._queue.hold(key) if hold else self._queue.retry(key, asked_seconds or 0.0)
+        self._metrics.note_retry()
+        log.info("put back", kind=key.kind, name=key.name, seconds=round(seconds, 2), error=str(error))
+
+    def _settle(self, key: Key, outcome: ReconcileResult) -> str:
+        if not outcome.acted:
+            self._rounds.pop(key, None)
+            self._queue.settle(key)
+        elif self._count(key) <= ROUNDS_AT_ONCE:
+            self._queue.add(key)
+        else:
+            error = RuntimeError("it was acted upon many times and has not come to rest")
+            self._put_back(key, error, hold=True)
+        if outcome.requeue_after_seconds is not None:
+            self._queue.add_after(key, outcome.requeue_after_seconds)
+        return "acted" if outcome.acted else "settled"
+
+    def _count(self, key: Key) -> int:
+        """One more round. Returns how many in a row."""
+        rounds = self._rounds.setdefault(key, Rounds(self._asked(key)))
+        rounds.count += 1
+        return rounds.count
+
+
+def result_of(error: OperatorError) -> str:
+    """As metrics name it. A conflict is no fault: somebody else was quicker, and we look again."""
+    match error:
+        case Conflict() | AlreadyExists() | NotFound():
+            return "conflict"
+        case Refused():
+            return "refused"
+        case Unavailable():
+            return "unavailable"
+        case _:
+            return "error"

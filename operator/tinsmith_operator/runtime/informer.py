@@ -1,0 +1,194 @@
+"""Keeps the cache complete across the gaps in a watch, and knows where it is.
+
+A watch that was away for too long begins anew with a list (410 Gone), and Kopf tells each object of that list, but not
+which ones have vanished meanwhile. So whenever it lists a kind, the kind is listed here as well, *after* it: what that
+list lacks is gone, and what goes later is told by the watch.
+
+Each part of the scope stands for itself. Where the API server forbids the watch (no such namespace, or no rights in it)
+nothing is known and nothing done, and the others do not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from tinsmith_operator.api.names import API_VERSION
+from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailable
+from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.client import Cluster
+from tinsmith_operator.kube.resources import OWNERS, WATCHED, Resource
+from tinsmith_operator.logs import get_logger
+from tinsmith_operator.scope import Scope
+
+RETRY_SECONDS = 2.0
+
+Part = str | None
+"""A namespace, or None for all of them at once."""
+
+Place = tuple[Part, str]
+"""A kind, by its plural, in a part of the scope."""
+
+log = get_logger(__name__)
+
+
+class State(Enum):
+    WAITS = auto()
+    LISTED = auto()
+    REFUSED = auto()
+
+
+class Informer:
+    """`complete` is set once it is known of every part what is in it, or that this is forbidden.
+
+    entered: hears of each part that is known from now on. resources: the kinds of one watch.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        scope: Scope,
+        entered: Callable[[Part], None],
+        resources: Sequence[Resource] = WATCHED,
+    ) -> None:
+        self._resources = {resource.plural: resource for resource in resources}
+        self._cluster = cluster
+        self._cache = cache
+        self._scope = scope
+        self._entered = entered
+        self._states: dict[Place, State] = {
+            (part, plural): State.WAITS for part in scope.parts for plural in self._resources
+        }
+        self._again: set[Place] = set()
+        self._listings: dict[Place, asyncio.Task[None]] = {}
+        self.complete = asyncio.Event()
+
+    @property
+    def missing(self) -> list[str]:
+        """Kinds that no watch has listed yet, and where."""
+        waiting = [place for place, state in self._states.items() if state is State.WAITS]
+        return sorted(f"{plural} in {words_for(part)}" for part, plural in waiting)
+
+    @property
+    def refused(self) -> list[str]:
+        """A sentence for each part that is not looked after."""
+        by_part: dict[Part, list[str]] = {}
+        for (part, plural), state in self._states.items():
+            if state is State.REFUSED:
+                by_part.setdefault(part, []).append(plural)
+        return [
+            f"Nothing is done in {words_for(part)}: this operator may not list {', '.join(sorted(plurals))} there. "
+            "Create the namespace, and give the operator its Role in it."
+            for part, plurals in by_part.items()
+        ]
+
+    def knows(self, namespace: str) -> bool:
+        """Whether all that is in this namespace is in the cache."""
+        return self._is_known(self._scope.part_of(namespace))
+
+    def is_refused(self, part: Part) -> bool:
+        """Whether something in it may not be listed."""
+        return any(self._states.get((part, plural)) is State.REFUSED for plural in self._resources)
+
+    async def check_kinds(self) -> None:
+        """Before any watch begins: Kopf looks for the kinds once, and never watches one that comes later.
+
+        Raises OperatorError when a CRD is not installed; waits while no part of the scope can be read.
+        """
+        while True:
+            readable = [await self._can_read(part) for part in self._scope.parts]
+            if any(readable) and await self._are_told():
+                return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def heard(self, namespace: Part, plural: str, code: str) -> None:
+        """A watch of this kind begins anew: its list was answered with this status."""
+        place = (namespace, plural)
+        if place not in self._states:
+            return
+        if code == "403":
+            self._refuse(place)
+        elif code == "200":
+            self._again.add(place)
+            if place not in self._listings:
+                name = f"list {plural} in {words_for(namespace)}"
+                self._listings[place] = asyncio.create_task(self._list(place), name=name)
+
+    async def close(self) -> None:
+        listings = list(self._listings.values())
+        for listing in listings:
+            listing.cancel()
+        await asyncio.gather(*listings, return_exceptions=True)
+
+    async def _can_read(self, part: Part) -> bool:
+        for resource in OWNERS:
+            try:
+                await self._cluster.list_all(resource, part)
+            except NotFound as error:
+                raise OperatorError(
+                    f"The cluster does not know {resource.plural}.{resource.group}. Install the CRD: "
+                    f"`kubectl apply -f crds/`, or the chart with `crds.install: true`."
+                ) from error
+            except Refused:
+                self._refuse((part, resource.plural))
+                return False
+            except Unavailable as error:
+                log.warning("waiting for the API server", error=str(error))
+                return False
+        return True
+
+    async def _are_told(self) -> bool:
+        """A kind that is new can be listed a moment before the API server tells of it, and Kopf asks what it tells."""
+        try:
+            told = await self._cluster.kinds_of(API_VERSION)
+        except (NotFound, Unavailable) as error:
+            log.warning("waiting for the API server to tell of the kinds", error=str(error))
+            return False
+        return all(resource.plural in told for resource in OWNERS)
+
+    async def _list(self, place: Place) -> None:
+        part, plural = place
+        resource = self._resources[plural]
+        while place in self._again:
+            self._again.discard(place)
+            try:
+                listed, version = await self._cluster.list_all(resource, part)
+            except Exception as error:
+                # Whatever it is, nobody waits for this task, and a kind that is not listed stops everything.
+                log.warning("not listed", resource=plural, where=words_for(part), error=repr(error))
+                self._again.add(place)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            self._cache.replace(resource, part, listed, version)
+            self._accept(place)
+        del self._listings[place]
+
+    def _accept(self, place: Place) -> None:
+        part, before = place[0], self._states[place]
+        self._states[place] = State.LISTED
+        if before is not State.LISTED and self._is_known(part):
+            log.info("watching", where=words_for(part))
+            self._entered(part)
+        self._settle()
+
+    def _refuse(self, place: Place) -> None:
+        part, plural = place
+        if self._states[place] is not State.REFUSED:
+            log.error("forbidden, so nothing is done there", resource=plural, where=words_for(part))
+        self._states[place] = State.REFUSED
+        self._settle()
+
+    def _settle(self) -> None:
+        """A part with one kind that is forbidden is settled: what is in it cannot be known."""
+        settled = all(self._is_known(part) or self.is_refused(part) for part in self._scope.parts)
+        if settled and any(self._is_known(part) for part in self._scope.parts):
+            self.complete.set()
+
+    def _is_known(self, part: Part) -> bool:
+        return all(self._states.get((part, plural)) is State.LISTED for plural in self._resources)
+
+
+def words_for(part: Part) -> str:
+    return "the cluster" if part is None else f"namespace {part}"

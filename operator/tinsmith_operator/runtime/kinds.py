@@ -1,0 +1,127 @@
+"""TrainingSessions and SamplerPools: what a decision about one is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import WORKER_CONTAINER, endpoint
+from tinsmith_operator.api.pool import SamplerPool, parse_pool
+from tinsmith_operator.api.session import TrainingSession, parse_session
+from tinsmith_operator.ca.issuer import Issuer
+from tinsmith_operator.common.actions import Decision
+from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool
+from tinsmith_operator.common.requests import snapshot_request
+from tinsmith_operator.installation import Installation
+from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.events import Events
+from tinsmith_operator.kube.resources import Key
+from tinsmith_operator.pool.decision import decide_pool
+from tinsmith_operator.pool.situation import read_rollout
+from tinsmith_operator.runtime.actor import Actor
+from tinsmith_operator.runtime.observe import observe_pool, observe_session
+from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
+from tinsmith_operator.runtime.snapshots import Snapshots
+from tinsmith_operator.runtime.worker_client import Target, Workers
+from tinsmith_operator.session.decision import decide
+
+
+@dataclass(frozen=True)
+class SessionKind:
+    cache: Cache
+    actor: Actor
+    events: Events
+    workers: Workers
+    snapshots: Snapshots
+    issuer: Issuer
+    installation: Installation
+    ray_clusters: RayClusterInformer
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def decide(self, key: Key, body: Manifest) -> tuple[TrainingSession, Decision]:
+        session = parse_session(body)
+        if not self._is_seen(session):
+            return session, Decision(())
+        observed = await self._observe(key, session)
+        return session, decide(observed, self.installation, self.clock())
+
+    def _is_seen(self, session: TrainingSession) -> bool:
+        """Whether what keeps its pods is known, or why it cannot be; when it is, the session is looked at again."""
+        if not session.spec.is_group:
+            return True
+        self.ray_clusters.want()
+        return self.ray_clusters.knows(session.namespace) or self.ray_clusters.problem(session.namespace) is not None
+
+    def forget(self, key: Key) -> None:
+        self.workers.forget(key)
+        self.snapshots.forget(key)
+
+    async def _observe(self, key: Key, session: TrainingSession) -> Observed:
+        children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
+        # A session that is being deleted waits until its worker says that it holds no adapter.
+        worker = worker_of(children)
+        self.workers.follow(key, worker, closely=session.is_being_deleted)
+        self.snapshots.want(key, worker, snapshot_request(session))
+        return replace(
+            children,
+            report=self.workers.report(key),
+            snapshot=self.snapshots.answer(key),
+            warnings=await self._warnings(children),
+            refusals=self.actor.refusals(key),
+            ca_problem=self.issuer.problem,
+            no_groups=self.ray_clusters.problem(session.namespace) if session.spec.is_group else None,
+        )
+
+    async def _warnings(self, observed: Observed) -> tuple[KubernetesWarning, ...]:
+        """Only while they could explain something: a session at rest costs no request."""
+        ready = observed.session.status.condition("Ready")
+        at_rest = observed.session.spec.suspend or (ready is not None and ready.status == "True")
+        nothing_is_made = observed.workload is None and observed.conversion is None
+        return () if at_rest or nothing_is_made else await self.events.warnings(observed.session)
+
+
+def worker_of(observed: Observed) -> Target | None:
+    """Whom to ask: the worker of the session's pod, once it has started."""
+    session, pod, claim = observed.session, observed.pod, observed.claim
+    if pod is None or claim is None or not _has_started(pod):
+        return None
+    address = endpoint(session.name, session.namespace)
+    return Target(pod["metadata"]["uid"], address, claim["metadata"]["uid"])
+
+
+def _has_started(pod: Manifest) -> bool:
+    """Not "is ready": a worker that hangs is not ready, and is asked all the same."""
+    containers = (pod.get("status") or {}).get("containerStatuses") or []
+    return any(container["name"] == WORKER_CONTAINER and container.get("started") for container in containers)
+
+
+@dataclass(frozen=True)
+class PoolKind:
+    cache: Cache
+    actor: Actor
+    events: Events
+    issuer: Issuer
+    installation: Installation
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def decide(self, key: Key, body: Manifest) -> tuple[SamplerPool, Decision]:
+        pool = parse_pool(body)
+        children = observe_pool(self.cache, key, pool, self.issuer.known_fingerprint)
+        observed = replace(
+            children,
+            warnings=await self._warnings(children),
+            refusals=self.actor.refusals(key),
+            ca_problem=self.issuer.problem,
+        )
+        return pool, decide_pool(observed, self.installation, self.clock())
+
+    def forget(self, key: Key) -> None:
+        """Nothing is kept of a pool."""
+
+    async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
+        """Only while they could explain something: a pool at rest costs no request."""
+        wanted, deployment = observed.pool.spec.replicas, observed.workload
+        at_rest = deployment is None or wanted == 0 or read_rollout(deployment).is_done(wanted)
+        return () if at_rest else await self.events.warnings(observed.pool)

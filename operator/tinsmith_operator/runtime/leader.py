@@ -1,0 +1,160 @@
+"""The Lease that makes one operator act while the others wait.
+
+A leader that cannot renew stops acting before anybody else may begin: it counts from the moment it *sent* its last
+successful renewal and stops after two thirds of the lease; others count the whole lease from the moment they *saw* that
+renewal, which is later. Both use monotonic clocks of their own; the times inside the Lease are for people.
+
+A process that was frozen between its check and its write is not stopped by this. That its write then does no harm is
+due to what every write carries (`cluster.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.errors import AlreadyExists, ClusterError, Conflict, NotFound, NotLeading
+from tinsmith_operator.kube.resources import LEASES
+from tinsmith_operator.logs import get_logger
+
+ACTING_SHARE = 2 / 3
+RENEW_SHARE = 1 / 5
+# Those who wait count from when they saw the last renewal: the later they look, the longer nobody leads.
+LOOK_SHARE = 1 / 10
+
+WriteLease = Callable[[Manifest, float], Awaitable[Manifest]]
+ReadLease = Callable[[], Awaitable[Manifest]]
+
+log = get_logger(__name__)
+
+
+class Leader:
+    """Takes part in one election. `changed` hears when this operator begins and ends to lead."""
+
+    def __init__(
+        self,
+        read: ReadLease,
+        write: WriteLease,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        lease_seconds: int,
+        changed: Callable[[bool], None],
+    ) -> None:
+        self._read = read
+        self._write = write
+        self._namespace = namespace
+        self._name = name
+        self.identity = identity
+        self._lease_seconds = lease_seconds
+        self._changed = changed
+        self._held: Manifest | None = None
+        self._renewed_at = float("-inf")
+        self._seen: tuple[Any, ...] | None = None
+        self._free_at = 0.0
+        self._announced = False
+
+    @property
+    def is_leading(self) -> bool:
+        return _now() < self._renewed_at + self._lease_seconds * ACTING_SHARE
+
+    def permit(self) -> float:
+        """The seconds that a write may still take. Raises NotLeading."""
+        if not self.is_leading:
+            raise NotLeading(f"This operator does not hold the lease {self._namespace}/{self._name} any more.")
+        return self._renewed_at + self._lease_seconds - _now()
+
+    async def run(self) -> None:
+        """Takes the lease when it is free, and keeps it, until cancelled."""
+        while True:
+            try:
+                await self._step()
+            except ClusterError as error:
+                log.warning("lease not renewed", lease=self._name, error=str(error))
+            self._announce()
+            await asyncio.sleep(self._seconds_to_next_step())
+
+    async def release(self) -> None:
+        """Lets the next one begin at once. Call it after the last write."""
+        held, self._held, self._renewed_at = self._held, None, float("-inf")
+        self._announce()
+        if held is None:
+            return
+        free = {**held, "spec": {**held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
+        try:
+            await self._write(free, self._lease_seconds * ACTING_SHARE)
+        except ClusterError as error:
+            log.warning("lease not released; it ends by itself", lease=self._name, error=str(error))
+
+    async def _step(self) -> None:
+        try:
+            if self._held is not None:
+                await self._hold({**self._held, "spec": {**self._held["spec"], "renewTime": _timestamp()}})
+            else:
+                await self._try_to_take()
+        except (Conflict, AlreadyExists, NotFound):
+            # Somebody wrote it in between; what they wrote is read at the next step.
+            self._held = None
+
+    async def _try_to_take(self) -> None:
+        try:
+            lease = await self._read()
+        except NotFound:
+            await self._hold(self._taken(None))
+            return
+        if self._is_free(lease):
+            await self._hold(self._taken(lease))
+
+    def _seconds_to_next_step(self) -> float:
+        """Who waits looks at the moment at which the lease ends: nobody leads from then on."""
+        if self._held is not None:
+            return self._lease_seconds * RENEW_SHARE
+        look = self._lease_seconds * LOOK_SHARE
+        left = self._free_at - _now()
+        return left if 0 < left < look else look
+
+    def _is_free(self, lease: Manifest) -> bool:
+        """Whether its holder is nobody, an earlier run of ourselves, or has not been heard of for a whole lease."""
+        spec = lease.get("spec") or {}
+        record = (spec.get("holderIdentity"), spec.get("renewTime"), lease["metadata"]["uid"])
+        if record != self._seen:
+            self._seen = record
+            self._free_at = _now() + spec.get("leaseDurationSeconds", self._lease_seconds)
+        return record[0] in (None, "", self.identity) or _now() >= self._free_at
+
+    async def _hold(self, wanted: Manifest) -> None:
+        sent_at = _now()
+        self._held = await self._write(wanted, self._lease_seconds * ACTING_SHARE)
+        self._renewed_at = sent_at
+
+    def _taken(self, lease: Manifest | None) -> Manifest:
+        """The lease as ours."""
+        metadata = lease["metadata"] if lease else {"name": self._name, "namespace": self._namespace}
+        transitions = (lease.get("spec") or {}).get("leaseTransitions", 0) + 1 if lease else 0
+        spec = {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self._lease_seconds,
+            "acquireTime": _timestamp(),
+            "renewTime": _timestamp(),
+            "leaseTransitions": transitions,
+        }
+        return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
+
+    def _announce(self) -> None:
+        if self.is_leading != self._announced:
+            self._announced = self.is_leading
+            log.info("leading" if self._announced else "not leading", lease=self._name, identity=self.identity)
+            self._changed(self._announced)
+
+
+def _now() -> float:
+    """Monotonic."""
+    return asyncio.get_running_loop().time()
+
+
+def _timestamp() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,174 @@
+"""Reads what lies under an owner's names: from the cache, so without a request."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import (
+    CONVERSION_APPLICATION,
+    MEMBER_APPLICATION,
+    SESSION_LABEL,
+    certificate_secret_name,
+    conversion_name,
+    pod_name,
+)
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.pool import SamplerPool
+from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.ca.certificates import read_facts
+from tinsmith_operator.common.observed import CertificateFacts, Observed, ObservedPool
+from tinsmith_operator.common.ownership import controller_of, has_foreign_owner
+from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.resources import (
+    BUDGETS,
+    CLAIMS,
+    DEPLOYMENTS,
+    JOBS,
+    PODS,
+    POLICIES,
+    RAY_CLUSTERS,
+    SECRETS,
+    SERVICES,
+    SESSIONS,
+    USED_CLAIM,
+    WORKLOADS,
+    Group,
+    Key,
+    Ref,
+    Resource,
+    labels_of,
+)
+
+RAY_LABEL = "ray.io/cluster"
+"""On every pod that KubeRay makes, with the name of its RayCluster."""
+
+
+class _Reading:
+    """From now on a change at any place that it reads enqueues the owner."""
+
+    def __init__(self, cache: Cache, reader: Key, owner: Owner) -> None:
+        self._cache = cache
+        self._reader = reader
+        self._owner = owner
+        cache.forget_reader(reader)
+
+    def one(self, resource: Resource, name: str) -> Manifest | None:
+        return self._cache.read(Ref(resource.kind, self._owner.namespace, name), self._reader)
+
+    def labelled(self, resource: Resource) -> list[Manifest]:
+        """All with the owner's label."""
+        owner = self._owner
+        return self._cache.read_group(Group(resource.kind, owner.namespace, owner.LABEL, owner.name), self._reader)
+
+    def using(self, claim_name: str, resource: Resource) -> list[Manifest]:
+        """The sessions that name this claim, the owner among them; or the pods that mount it."""
+        return self._cache.read_group(Group(resource.kind, self._owner.namespace, USED_CLAIM, claim_name), self._reader)
+
+
+def observe_session(cache: Cache, reader: Key, session: TrainingSession, authority_fingerprint: str | None) -> Observed:
+    """Whatever has the names of the session's children."""
+    reading, name = _Reading(cache, reader, session), session.workload_name
+    secret = reading.one(SECRETS, certificate_secret_name(name))
+    claim = reading.one(CLAIMS, session.claim_name)
+    labelled = reading.labelled(PODS)
+    group = _pods_of_a_group(session, labelled)
+    return Observed(
+        session=session,
+        authority_fingerprint=authority_fingerprint,
+        workload=reading.one(RAY_CLUSTERS if session.spec.is_group else WORKLOADS, name),
+        service=reading.one(SERVICES, name),
+        policy=reading.one(POLICIES, name),
+        claim=claim,
+        claim_holder=_holder(
+            session, claim, reading.using(session.claim_name, SESSIONS), reading.using(session.claim_name, PODS)
+        ),
+        certificate_secret=secret,
+        conversion=reading.one(JOBS, conversion_name(session.name)),
+        converters=tuple(pod for pod in labelled if _is_converter(session, pod)),
+        pod=_worker_pod(session, reading.one(PODS, pod_name(session.name)), group),
+        members=tuple(pod for pod in group if _is_member(pod)),
+        certificate=facts_of(secret) if secret is not None else None,
+    )
+
+
+def _holder(
+    session: TrainingSession, claim: Manifest | None, users: list[Manifest], pods: list[Manifest]
+) -> str | None:
+    """The one whose worker has the claim, or that was made first, until it is gone, and its pod too."""
+    uid = claim["metadata"]["uid"] if claim is not None else None
+    first = min(users, key=lambda user: _precedence(user, uid), default=None)
+    if first is not None and first["metadata"]["uid"] != session.uid:
+        return str(first["metadata"]["name"])
+    names = {user["metadata"]["name"] for user in users} | {session.name}
+    left = (labels_of(pod).get(SESSION_LABEL) for pod in pods if not _has_ended(pod))
+    return next((name for name in left if name is not None and name not in names), None)
+
+
+def _has_ended(pod: Manifest) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _precedence(user: Manifest, claim_uid: str | None) -> tuple[bool, str, str]:
+    """Times are in whole seconds: of two that were made within one, who has begun tells, and else the UIDs do."""
+    has_begun = claim_uid is not None and (user.get("status") or {}).get("workerId") == claim_uid
+    return not has_begun, str(user["metadata"].get("creationTimestamp")), str(user["metadata"]["uid"])
+
+
+def _pods_of_a_group(session: TrainingSession, labelled: list[Manifest]) -> list[Manifest]:
+    """Those that a RayCluster of the session's name keeps, or that KubeRay made and nobody keeps any more."""
+    return [pod for pod in labelled if RAY_LABEL in labels_of(pod) and not has_foreign_owner(session, pod)]
+
+
+def _worker_pod(session: TrainingSession, numbered: Manifest | None, group: list[Manifest]) -> Manifest | None:
+    """numbered: as a StatefulSet names it. The pod of the other kind is told while it is there: it may still write."""
+    heads = [pod for pod in group if not _is_member(pod)]
+    if not session.spec.is_group:
+        return numbered or next(iter(heads), None)
+    earlier = numbered if numbered is not None and not has_foreign_owner(session, numbered) else None
+    return next(iter(heads), earlier)
+
+
+def _is_member(pod: Manifest) -> bool:
+    return labels_of(pod).get("app.kubernetes.io/name") == MEMBER_APPLICATION
+
+
+def _is_converter(session: TrainingSession, pod: Manifest) -> bool:
+    """Of the session's Job, or of one before it that was just deleted."""
+    controller = controller_of(pod)
+    of_the_job = controller is not None and controller["name"] == conversion_name(session.name)
+    return of_the_job and labels_of(pod).get("app.kubernetes.io/name") == CONVERSION_APPLICATION
+
+
+def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerprint: str | None) -> ObservedPool:
+    """Whatever has the names of the pool's children, and the pods of its Deployment."""
+    reading, name = _Reading(cache, reader, pool), pool.workload_name
+    secret = reading.one(SECRETS, certificate_secret_name(name))
+    return ObservedPool(
+        pool=pool,
+        authority_fingerprint=authority_fingerprint,
+        workload=reading.one(DEPLOYMENTS, name),
+        service=reading.one(SERVICES, name),
+        policy=reading.one(POLICIES, name),
+        budget=reading.one(BUDGETS, name),
+        certificate_secret=secret,
+        pods=tuple(pod for pod in reading.labelled(PODS) if _is_made_for(name, pod)),
+        certificate=facts_of(secret) if secret is not None else None,
+    )
+
+
+def _is_made_for(deployment_name: str, pod: Manifest) -> bool:
+    """By the name of its ReplicaSet, which ends with a hash: those are not watched."""
+    controller = controller_of(pod)
+    return controller is not None and controller["name"].rpartition("-")[0] == deployment_name
+
+
+def facts_of(secret: Manifest) -> CertificateFacts | None:
+    """Of a Secret's leaf; the same contents are parsed once."""
+    data = secret.get("data") or {}
+    return _facts(data.get("tls.crt", ""), data.get("tls.key", ""), data.get("ca.crt", ""))
+
+
+@lru_cache(maxsize=1024)
+def _facts(certificate: str, key: str, authority: str) -> CertificateFacts | None:
+    return read_facts({"data": {"tls.crt": certificate, "tls.key": key, "ca.crt": authority}})

@@ -1,0 +1,142 @@
+"""Watches RayClusters, which a cluster need not know: once a session needs them, and as soon as KubeRay is there.
+
+Nothing is asked for before that, so installations without sessions of several nodes need neither KubeRay nor rights on
+its kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from tinsmith_operator.errors import ClusterError, NotFound, OperatorError, Refused
+from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.client import Cluster, Heard
+from tinsmith_operator.kube.resources import RAY_CLUSTERS
+from tinsmith_operator.logs import get_logger
+from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer, words_for
+from tinsmith_operator.scope import Scope
+
+# A kind that is new can be listed a moment before the API server tells of it to those who ask which kinds there are.
+LISTED_WITHIN_SECONDS = 10.0
+UNKNOWN_KIND = "The cluster does not know this kind."
+
+log = get_logger(__name__)
+
+
+class Watching(Protocol):
+    async def run(self) -> None:
+        """Until `stop`. Raises OperatorError when it cannot go on."""
+
+    async def stop(self) -> None:
+        """Returns when nothing is heard any more."""
+
+
+class RayClusterInformer:
+    """changed: hears whenever a namespace may have become known, or why it is not.
+    open_watch: makes a watch of RayClusters alone, which tells each list that it begins with.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Cache,
+        scope: Scope,
+        *,
+        changed: Callable[[], None],
+        open_watch: Callable[[Heard], Watching],
+        look_again_seconds: float,
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._scope = scope
+        self._changed = changed
+        self._open_watch = open_watch
+        self._look_again_seconds = look_again_seconds
+        self._wanted = asyncio.Event()
+        self._heard = asyncio.Event()
+        self._informer = self._new_informer()
+        self._problem: str | None = None
+
+    def want(self) -> None:
+        """From now on they are looked for."""
+        self._wanted.set()
+
+    def knows(self, namespace: str) -> bool:
+        """Whether all that are in this namespace are in the cache."""
+        return self._informer.knows(namespace)
+
+    def problem(self, namespace: str) -> str | None:
+        """Why there can be none in this namespace, as a sentence. None while that is not known yet."""
+        if self._problem is not None:
+            return self._problem
+        part = self._scope.part_of(namespace)
+        return _forbidden(part) if self._informer.is_refused(part) else None
+
+    async def run(self) -> None:
+        """Never ends. When the watch does, as when KubeRay is taken away, its kind is looked for again."""
+        await self._wanted.wait()
+        while True:
+            self._tell(await self._look())
+            if self._problem is None:
+                await self._watch()
+            await asyncio.sleep(self._look_again_seconds)
+
+    async def _look(self) -> str | None:
+        """Why no watch could begin. It must not begin without the kind: it would wait in vain, and not say so."""
+        while True:
+            try:
+                return await self._look_once()
+            except ClusterError as error:
+                log.warning("waiting for the API server", error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _look_once(self) -> str | None:
+        refused = None
+        for part in self._scope.parts:
+            try:
+                await self._cluster.list_all(RAY_CLUSTERS, part)
+            except NotFound:
+                return UNKNOWN_KIND
+            except Refused:
+                refused = _forbidden(part)
+            else:
+                return None
+        return refused
+
+    async def _watch(self) -> None:
+        """Until the watch ends. One that has not listed anything soon never will: it looked for the kind too early."""
+        self._informer, self._heard = self._new_informer(), asyncio.Event()
+        watch = self._open_watch(self._hear)
+        running = asyncio.create_task(watch.run(), name="watch RayClusters")
+        try:
+            async with asyncio.timeout(LISTED_WITHIN_SECONDS):
+                await self._heard.wait()
+            await running
+        except (TimeoutError, OperatorError) as error:
+            log.warning("RayClusters are not watched", error=repr(error))
+        finally:
+            await watch.stop()
+            running.cancel()
+            await asyncio.gather(running, self._informer.close(), return_exceptions=True)
+            self._informer = self._new_informer()
+
+    def _hear(self, namespace: str | None, plural: str, code: str) -> None:
+        self._heard.set()
+        self._informer.heard(namespace, plural, code)
+        if code == "403":
+            self._changed()
+
+    def _tell(self, problem: str | None) -> None:
+        if problem != self._problem:
+            log.info("RayClusters", problem=problem)
+            self._problem = problem
+            self._changed()
+
+    def _new_informer(self) -> Informer:
+        return Informer(self._cluster, self._cache, self._scope, lambda _part: self._changed(), (RAY_CLUSTERS,))
+
+
+def _forbidden(part: str | None) -> str:
+    return f"This operator may not list rayclusters.ray.io in {words_for(part)}: its Role lacks that right."

@@ -1,0 +1,333 @@
+"""One operator, from its settings to its end: what it is made of, in which order it begins and stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS, Issuer
+from tinsmith_operator.errors import OperatorError
+from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.client import Cluster, Heard, Permit
+from tinsmith_operator.kube.events import Events
+from tinsmith_operator.kube.rate_limit import RateLimit
+from tinsmith_operator.kube.resources import (
+    LEASES,
+    OWNERS,
+    POOLS,
+    RAY_CLUSTERS,
+    SECRETS,
+    SESSIONS,
+    WATCHED,
+    Key,
+    Ref,
+    Resource,
+    ref_of,
+    version_of,
+)
+from tinsmith_operator.logs import get_logger
+from tinsmith_operator.metrics import Metrics
+from tinsmith_operator.runtime.actor import Actor
+from tinsmith_operator.runtime.controller import Controller
+from tinsmith_operator.runtime.first_api_key import FirstApiKey
+from tinsmith_operator.runtime.handlers import Watch
+from tinsmith_operator.runtime.health import HealthServer
+from tinsmith_operator.runtime.informer import Informer
+from tinsmith_operator.runtime.kinds import PoolKind, SessionKind
+from tinsmith_operator.runtime.leader import Leader
+from tinsmith_operator.runtime.observe import facts_of
+from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
+from tinsmith_operator.runtime.reconcile import Kind, Reconciler
+from tinsmith_operator.runtime.snapshots import Snapshots
+from tinsmith_operator.runtime.worker_client import Describe, GrpcDescriber, GrpcSnapshots, TakeSnapshot, Workers
+from tinsmith_operator.runtime.workqueue import WorkQueue
+from tinsmith_operator.settings import Settings
+
+# Of the 30 s that a pod has for its end.
+FINISH_SECONDS = 20.0
+ISSUER_RETRY_SECONDS = 5.0
+UNWATCHED_LOOK_SECONDS = 60.0
+
+log = get_logger(__name__)
+
+
+class Operator:
+    """`run` it once.
+
+    around_permit: a test's way between two writes; it gets the lease's permit and gives the one that writes ask.
+    describe, snapshot: how workers are asked; by default over gRPC.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        around_permit: Callable[[Permit], Permit] = lambda permit: permit,
+        describe: Describe | None = None,
+        snapshot: TakeSnapshot | None = None,
+    ) -> None:
+        self._settings = settings
+        self.metrics = Metrics()
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._leading = asyncio.Event()
+        self._issuer_wanted = asyncio.Event()
+        self._acts = asyncio.Event()
+        self._cache = Cache(self._enqueue)
+        self._leader = self._make_leader()
+        limit = RateLimit(settings.max_requests_per_second, settings.burst)
+        self._cluster = Cluster(limit, around_permit(self._leader.permit), self.metrics.note_request)
+        self._informer = Informer(self._cluster, self._cache, settings.scope, lambda _part: self._enqueue_all())
+        self._watch = self._make_watch(self._informer.heard)
+        self._ray_clusters = self._make_ray_clusters()
+        self._issuer, self._first_api_key = self._make_issuer(), self._make_first_key()
+        describe = describe or GrpcDescriber(self._issuer.operator_leaf)
+        self._workers = Workers(describe, settings.describe_seconds, self._enqueue)
+        self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._issuer.operator_leaf), self._enqueue)
+        self._controller = self._make_controller()
+        self._server = self._make_server()
+        self._watch_metrics()
+
+    @property
+    def health_port(self) -> int:
+        return self._server.health_port
+
+    @property
+    def metrics_port(self) -> int:
+        return self._server.metrics_port
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Raises what ended it otherwise."""
+        async with self._server:
+            tasks = [asyncio.create_task(job) for job in self._jobs()]
+            try:
+                await self._until(stop, tasks)
+            finally:
+                await self._stop(tasks)
+
+    def _jobs(self) -> list[Coroutine[Any, Any, None]]:
+        workers = [self._controller.run() for _ in range(self._settings.concurrent_reconciles)]
+        watching = [self._watch_cluster(), self._ray_clusters.run()]
+        return [*watching, self._leader.run(), self._ensure_certificates(), self._resync(), *workers]
+
+    async def _watch_cluster(self) -> None:
+        await self._informer.check_kinds()
+        await self._watch.run()
+
+    async def _until(self, stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+        stopped = asyncio.create_task(_wait(stop))
+        try:
+            await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        for task in tasks:
+            if task.done():
+                task.result()
+                raise OperatorError("A part of the operator ended that should not.")
+
+    async def _stop(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Takes no more keys, finishes what runs, and only then lets another operator begin."""
+        log.info("stopping", running=self._queue.running)
+        self._acts.clear()
+        try:
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._queue.join()
+        except TimeoutError:
+            log.warning("reconciles cut short", running=self._queue.running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._workers.close()
+        await self._snapshots.close()
+        await self._informer.close()
+        await self._leader.release()
+        await self._watch.stop()
+        await self._cluster.close()
+
+    def _make_leader(self) -> Leader:
+        settings = self._settings
+        return Leader(
+            lambda: self._cluster.get(LEASES, settings.namespace, settings.lease),
+            lambda lease, seconds: self._cluster.write_lease(LEASES, lease, seconds),
+            namespace=settings.namespace,
+            name=settings.lease,
+            identity=settings.identity,
+            lease_seconds=settings.lease_seconds,
+            changed=self._on_leading,
+        )
+
+    def _make_watch(self, heard: Heard, resources: Sequence[Resource] = WATCHED) -> Watch:
+        return Watch(self._settings.scope, self._take, heard, self.metrics.note_request, resources)
+
+    def _make_ray_clusters(self) -> RayClusterInformer:
+        return RayClusterInformer(
+            self._cluster,
+            self._cache,
+            self._settings.scope,
+            changed=self._enqueue_all,
+            open_watch=lambda heard: self._make_watch(heard, (RAY_CLUSTERS,)),
+            look_again_seconds=self._settings.discovery_seconds,
+        )
+
+    def _make_issuer(self) -> Issuer:
+        return Issuer(
+            self._cluster,
+            namespace=self._settings.namespace,
+            release=self._settings.release,
+            authority_secret=self._settings.ca_secret_name,
+            api_server_secret=self._settings.api_server_tls_secret_name,
+        )
+
+    def _make_first_key(self) -> FirstApiKey:
+        return FirstApiKey(
+            self._cluster,
+            namespace=self._settings.namespace,
+            release=self._settings.release,
+            secret=self._settings.first_key_secret,
+        )
+
+    def _make_server(self) -> HealthServer:
+        return HealthServer(
+            self._settings.health_port,
+            self._settings.metrics_port,
+            self._what_is_dead,
+            self._what_is_missing,
+            self.metrics.render,
+            remarks=lambda: self._informer.refused,
+        )
+
+    def _watch_metrics(self) -> None:
+        self.metrics.watch(
+            lambda: self._queue.depth,
+            lambda: self._leader.is_leading,
+            lambda: (owner for resource in OWNERS for owner in self._cache.of_kind(resource.kind)),
+            self._certificates,
+            lambda: not self._leader.is_leading or self._issuer.problem is None,
+            lambda: len(self._informer.refused),
+        )
+
+    def _make_controller(self) -> Controller:
+        events = Events(self._cluster, self._settings.identity)
+        actor = Actor(self._cluster, self._cache, self._issuer, events)
+        installation = self._settings.installation()
+        kinds: dict[str, Kind] = {
+            SESSIONS.kind: SessionKind(
+                self._cache,
+                actor,
+                events,
+                self._workers,
+                self._snapshots,
+                self._issuer,
+                installation,
+                self._ray_clusters,
+            ),
+            POOLS.kind: PoolKind(self._cache, actor, events, self._issuer, installation),
+        }
+        reconciler = Reconciler(self._cache, actor, kinds)
+        return Controller(self._queue, reconciler.reconcile, reconciler.asked, self.metrics, self._acts)
+
+    async def _ensure_certificates(self) -> None:
+        """While leading: certificates first, sessions after; then whenever a Secret of ours changes, or is due.
+
+        What is wrong with them stops no session: each says so, and goes on with the certificate that it has.
+        """
+        while True:
+            await self._leading.wait()
+            self._issuer_wanted.clear()
+            before = (self._issuer.known_fingerprint, self._issuer.problem)
+            key_seconds = await self._ensure_first_key()
+            try:
+                seconds = await self._issuer.refresh()
+            except OperatorError as error:
+                log.error("certificates not kept", error=str(error))
+                seconds = ISSUER_RETRY_SECONDS
+            if self._issuer.is_known:
+                await self._begin_acting(anew=(self._issuer.known_fingerprint, self._issuer.problem) != before)
+            try:
+                async with asyncio.timeout(min(seconds, key_seconds, self._longest_pause_seconds())):
+                    await self._issuer_wanted.wait()
+            except TimeoutError:
+                pass
+
+    def _longest_pause_seconds(self) -> float:
+        """Between two looks at the installation's Secrets: no event tells of them where nobody watches."""
+        is_watched = self._informer.knows(self._settings.namespace)
+        return LOOK_AGAIN_SECONDS if is_watched else UNWATCHED_LOOK_SECONDS
+
+    async def _ensure_first_key(self) -> float:
+        """Returns the seconds after which to try again. Without a key the API server waits, and nobody else."""
+        try:
+            await self._first_api_key.ensure()
+        except OperatorError as error:
+            log.error("first API key not made", error=str(error))
+            return ISSUER_RETRY_SECONDS
+        return LOOK_AGAIN_SECONDS
+
+    async def _begin_acting(self, *, anew: bool) -> None:
+        await self._informer.complete.wait()
+        if not self._leader.is_leading:
+            return
+        if anew or not self._acts.is_set():
+            self._enqueue_all()
+        self._acts.set()
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync_seconds)
+            self._enqueue_all()
+
+    def _enqueue(self, key: Key) -> None:
+        """But for those of a namespace that is not known yet: when it is, all of them are enqueued."""
+        if self._informer.knows(key.namespace):
+            self._controller.enqueue(key)
+
+    def _enqueue_all(self) -> None:
+        for key in self._cache.owners():
+            self._enqueue(key)
+
+    def _on_leading(self, leading: bool) -> None:
+        if leading:
+            self._leading.set()
+            self._issuer_wanted.set()
+        else:
+            self._leading.clear()
+            self._acts.clear()
+
+    def _take(self, resource: Resource, event_type: str | None, manifest: Manifest) -> None:
+        """What a watch showed."""
+        ref = ref_of(manifest)
+        if event_type == "DELETED":
+            self._cache.note_end(ref, manifest["metadata"]["uid"], version_of(manifest))
+        else:
+            self._cache.note(manifest)
+        if resource is SECRETS and self._is_the_installations(ref):
+            self._issuer_wanted.set()
+
+    def _is_the_installations(self, secret: Ref) -> bool:
+        names = (*self._issuer.secret_names, *self._first_api_key.secret_names)
+        return secret.namespace == self._settings.namespace and secret.name in names
+
+    def _what_is_dead(self) -> str | None:
+        return "the watch has ended" if self._watch.has_ended else None
+
+    def _what_is_missing(self) -> str | None:
+        if self._informer.complete.is_set():
+            return None
+        missing = self._informer.missing
+        return "\n".join([*([f"not yet listed: {', '.join(missing)}"] if missing else []), *self._informer.refused])
+
+    def _certificates(self) -> Iterable[tuple[str, str, datetime]]:
+        """Who lost the lead does not look at the installation's own any more, and what it knew of them grows old."""
+        if self._leader.is_leading:
+            for name, end in self._issuer.ends.items():
+                yield self._settings.namespace, name, end
+        for secret in self._cache.of_kind(SECRETS.kind):
+            facts, ref = facts_of(secret), ref_of(secret)
+            if facts is not None and not self._is_the_installations(ref):
+                yield ref.namespace, ref.name, facts.not_after
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,80 @@
+"""Snapshots that somebody asked for: each request goes to its session's worker until that has answered it.
+
+Answers live in memory until the status says that the request is done with. An operator that takes over before that asks
+once more, which costs nothing: a worker writes only what has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tinsmith_operator.common.observed import SnapshotAnswer
+from tinsmith_operator.errors import OperatorError
+from tinsmith_operator.kube.resources import Key
+from tinsmith_operator.logs import get_logger
+from tinsmith_operator.runtime.worker_client import CannotSnapshot, Silent, TakeSnapshot, Target
+
+RETRY_SECONDS = 5.0
+
+log = get_logger(__name__)
+
+
+class Snapshots:
+    """`heard` is told whose request has been answered."""
+
+    def __init__(self, take: TakeSnapshot, heard: Callable[[Key], None]) -> None:
+        self._take = take
+        self._heard = heard
+        self._wanted: dict[Key, tuple[Target, str]] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._answers: dict[Key, SnapshotAnswer] = {}
+
+    def want(self, key: Key, target: Target | None, request: str | None) -> None:
+        """From now on this worker is asked for it. The same again changes nothing; None ends what was asked before."""
+        wanted = (target, request) if target is not None and request is not None else None
+        if self._wanted.get(key) == wanted:
+            return
+        self._stop(key)
+        if wanted is not None:
+            self._wanted[key] = wanted
+            self._tasks[key] = asyncio.create_task(self._ask(key, *wanted), name=f"snapshot {key.name}")
+
+    def answer(self, key: Key) -> SnapshotAnswer | None:
+        """The latest."""
+        return self._answers.get(key)
+
+    def forget(self, key: Key) -> None:
+        self._stop(key)
+        self._answers.pop(key, None)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for key in list(self._tasks):
+            self._stop(key)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _stop(self, key: Key) -> None:
+        self._wanted.pop(key, None)
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    async def _ask(self, key: Key, target: Target, request: str) -> None:
+        while (answer := await self._attempt(key, target, request)) is None:
+            await asyncio.sleep(RETRY_SECONDS)
+        log.info("snapshot answered", session=key.name, request=request, problem=answer.problem)
+        self._answers[key] = answer
+        self._heard(key)
+
+    async def _attempt(self, key: Key, target: Target, request: str) -> SnapshotAnswer | None:
+        try:
+            return SnapshotAnswer(request, await self._take(target))
+        except CannotSnapshot as error:
+            return SnapshotAnswer(request, None, str(error))
+        except (Silent, OperatorError) as error:
+            log.info("no snapshot yet", session=key.name, address=target.address, error=str(error))
+        except Exception:
+            # Nobody waits for this task: were it to end, the request would seem to be under way for ever.
+            log.exception("snapshot not asked for", session=key.name, address=target.address)
+        return None

@@ -1,0 +1,115 @@
+"""Adapters on a volume that goes with its session: they are saved to the checkpoint root before it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tinsmith_operator.api.base import Manifest, parse_time
+from tinsmith_operator.api.conditions import ConditionType
+from tinsmith_operator.api.reasons import Reason
+from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.build.workload import build_workload
+from tinsmith_operator.common.actions import Action
+from tinsmith_operator.common.drift import ensure_child
+from tinsmith_operator.common.ownership import has_foreign_owner, is_ours, own_workload
+from tinsmith_operator.common.pod import Pod
+from tinsmith_operator.common.workload_state import wants_pods
+from tinsmith_operator.session.claim import is_going
+from tinsmith_operator.session.image_pins import read_pins
+from tinsmith_operator.session.situation import Situation
+from tinsmith_operator.session.workload import ensure_access
+
+
+def waits_for_checkpoints(situation: Situation) -> bool:
+    """While a worker is there, comes back or can be woken that has not said, since we wait, that it holds no adapter;
+    but not for ever, not where there is nothing to save, and not for one that has been told to stop."""
+    session, pod = situation.session, worker_pod(situation)
+    if _is_stopping(session) or _grace_is_over(situation) or not _may_hold_adapters(situation):
+        return False
+    is_there = pod is not None and not pod.is_terminating
+    return (is_there or _comes_back(situation) or _can_wake(situation)) and not _is_saved(situation)
+
+
+def waiting_since(session: TrainingSession) -> datetime | None:
+    """When we said that we wait: by our own clock, since the API server's, which dates the deletion, need not agree."""
+    said = session.status.condition(ConditionType.RECONCILING)
+    if said is None or said.reason != Reason.WAITING_FOR_CHECKPOINTS:
+        return None
+    return said.last_transition_time
+
+
+def wake(situation: Situation) -> tuple[Action, ...]:
+    """Of a session that waits: starts a worker where none is wanted, or none was made yet. The deletion came after a
+    suspension, and is the stronger wish. What an earlier worker reported says nothing of what it took on after that."""
+    session, observed, worker = situation.session, situation.observed, situation.worker
+    if worker is None or not _can_wake(situation) or _is_under_way(situation):
+        return ()
+    # The image that the volume knows: another one may refuse what is still to be replayed.
+    pins = read_pins(situation.claim)
+    woken = replace(worker, image=pins.image if pins is not None else worker.image, replicas=1)
+    wanted = build_workload(session, situation.installation, woken)
+    return (*ensure_access(situation), *ensure_child(session, observed.workload, wanted))
+
+
+def _is_under_way(situation: Situation) -> bool:
+    """Whether a worker is wanted already. Whatever pod is there has the volume until it is gone."""
+    observed = situation.observed
+    if observed.workload is None:
+        return observed.pod is not None
+    return not is_ours(situation.session, observed.workload) or wants_pods(observed.workload)
+
+
+def worker_pod(situation: Situation) -> Pod | None:
+    """Whatever may still write to the volume: also a pod of an earlier StatefulSet, or of none any more."""
+    pod = situation.observed.pod
+    return Pod(pod) if pod is not None and not has_foreign_owner(situation.session, pod) else None
+
+
+def _is_stopping(session: TrainingSession) -> bool:
+    """Whether its end was decided. `Ready` may name a lost node instead."""
+    return any(said.reason == Reason.DELETING for said in session.status.conditions)
+
+
+def _grace_is_over(situation: Situation) -> bool:
+    since = waiting_since(situation.session)
+    return since is not None and situation.now >= since + timedelta(seconds=situation.installation.delete_grace_seconds)
+
+
+def _is_saved(situation: Situation) -> bool:
+    """By the word of the worker that is there."""
+    since, pod, report = waiting_since(situation.session), worker_pod(situation), situation.observed.report
+    if since is None or pod is None or report is None or report.pod_uid != pod.uid:
+        return False
+    return report.received_at >= since and report.adapters_used == 0
+
+
+def _may_hold_adapters(situation: Situation) -> bool:
+    """Whether a worker has ever been ready to acknowledge anything on this volume, of this session or of one before.
+
+    The status tells it, whatever operator wrote it: those of before `firstReadyTime` noted what the worker reported.
+    """
+    session, pod, claim = situation.session, worker_pod(situation), situation.claim
+    noted = session.status.first_ready_time is not None or session.status.epoch is not None
+    if noted or situation.observed.report is not None or (pod is not None and pod.is_ready):
+        return True
+    return claim is not None and not _was_made_for(session, claim)
+
+
+def _was_made_for(session: TrainingSession, claim: Manifest) -> bool:
+    """Not kept from an earlier session of its name."""
+    made_at = parse_time(claim["metadata"].get("creationTimestamp"))
+    return made_at is not None and session.creation_time is not None and made_at >= session.creation_time
+
+
+def _comes_back(situation: Situation) -> bool:
+    """A pod that was evicted, or whose node went, is made again while its workload wants one."""
+    workload = own_workload(situation.observed)
+    return workload is not None and wants_pods(workload) and "deletionTimestamp" not in workload["metadata"]
+
+
+def _can_wake(situation: Situation) -> bool:
+    """Whether the volume is this session's and stays for as long as a worker needs it, and pods can be made."""
+    if situation.claim is None or is_going(situation.claim):
+        return False
+    return not situation.session.spec.is_group or situation.observed.no_groups is None

@@ -1,0 +1,70 @@
+"""What to do about the journal's claim."""
+
+from __future__ import annotations
+
+from tinsmith_operator.api.base import Manifest, parse_quantity
+from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
+from tinsmith_operator.common.actions import Action, Apply, Create
+from tinsmith_operator.common.drift import apply_to, holds, spec_fields_of_ours
+from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
+from tinsmith_operator.session.situation import Situation
+
+FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
+"""Of a claim's spec, once it is there."""
+
+
+def ensure_claim(situation: Situation) -> tuple[Action, ...]:
+    """Makes it, and says on it which image may write to it."""
+    session, live = situation.session, situation.claim
+    annotations = situation.image_plan.pins.annotations()
+    wanted = build_claim(session, annotations)
+    if situation.observed.claim is None:
+        return () if wanted is None or situation.observed.claim_holder is not None else (Create(wanted),)
+    if live is None or is_going(live):
+        return ()
+    if wanted is None:
+        return _annotate(live, build_claim_annotations(session, annotations))
+    return _annotate(live, with_size(_as_it_is(wanted, live), size_of(live)))
+
+
+def grow_claim(situation: Situation) -> tuple[Apply, ...]:
+    """Apart from the rest, and last: a storage class may refuse it, and nothing else must wait for that."""
+    live = situation.claim
+    wanted = build_claim(situation.session, situation.image_plan.pins.annotations())
+    if live is None or wanted is None or is_going(live) or (live.get("status") or {}).get("phase") != "Bound":
+        return ()
+    # A claim that was kept from an earlier session may be larger; no volume shrinks.
+    if parse_quantity(size_of(live)) >= parse_quantity(size_of(wanted)):
+        return ()
+    return (apply_to(live, _as_it_is(wanted, live)),)
+
+
+def is_going(claim: Manifest) -> bool:
+    """Whether somebody has deleted it: it will vanish when no pod uses it."""
+    return "deletionTimestamp" in claim["metadata"]
+
+
+def size_of(claim: Manifest) -> str:
+    return str(claim["spec"]["resources"]["requests"]["storage"])
+
+
+def with_size(claim: Manifest, size: str) -> Manifest:
+    return {**claim, "spec": {**claim["spec"], "resources": {"requests": {"storage": size}}}}
+
+
+def _as_it_is(wanted: Manifest, live: Manifest) -> Manifest:
+    """With what is ours of the live claim and cannot be changed any more. What an apply of ours leaves out that an
+    earlier one named would be taken away, and the API server refuses that: a storage class that the spec names no more.
+
+    Nothing of others': a default class that we named would be ours, and an operator from before a rollback, which does
+    not name it, would be refused.
+    """
+    named = wanted["spec"].keys() | spec_fields_of_ours(live)
+    fixed = {name: live["spec"][name] for name in FIXED_FIELDS if name in live["spec"] and name in named}
+    return {**wanted, "spec": {**wanted["spec"], **fixed}}
+
+
+def _annotate(live: Manifest, wanted: Manifest) -> tuple[Apply, ...]:
+    said = live["metadata"].get("annotations") or {}
+    outdated = {name for name in PIN_ANNOTATIONS & said.keys() if name not in wanted["metadata"]["annotations"]}
+    return (apply_to(live, wanted),) if outdated or not holds(live, wanted) else ()

@@ -1,0 +1,63 @@
+"""decide: the one entry of this package, and its table of contents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from tinsmith_operator.common.actions import Action, Decision
+from tinsmith_operator.common.certificate import renewal_time
+from tinsmith_operator.common.drift import still_refused
+from tinsmith_operator.common.observed import Observed
+from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
+from tinsmith_operator.installation import Installation
+from tinsmith_operator.session.claim import ensure_claim, grow_claim
+from tinsmith_operator.session.conditions import is_ready, wanted_conditions
+from tinsmith_operator.session.conversion import ensure_conversion
+from tinsmith_operator.session.deletion import decide_deletion, ensure_finalizer
+from tinsmith_operator.session.group import stop_left_behind
+from tinsmith_operator.session.situation import Situation, assess
+from tinsmith_operator.session.status import adapter_usage, write_status
+from tinsmith_operator.session.workload import ensure_access, ensure_workload, replace_pod, stop_the_unadopted
+
+
+def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
+    """What is to be done about one session now. Pure: the same input, the same answer; no clock and no chance in it.
+
+    Doing what it says, and deciding again from what is there then, ends where nothing is to be done.
+    """
+    situation = assess(observed, installation, now)
+    if observed.session.is_being_deleted:
+        return decide_deletion(situation)
+    if finalizer := ensure_finalizer(situation):
+        return Decision(finalizer)
+    children = ensure_children(situation)
+    refusals = still_refused(observed.refusals, children)
+    situation = replace(situation, observed=replace(observed, refusals=refusals))
+    conditions = wanted_conditions(situation, adapter_usage(situation), acts=bool(children))
+    # The status comes first: what the API server refuses below must not keep it from being said.
+    return Decision((*write_status(situation, conditions), *children), seconds_until_next_look(situation))
+
+
+def ensure_children(situation: Situation) -> tuple[Action, ...]:
+    """In the order in which they need each other: the claim names the worker, the pod mounts the certificate, and its
+    model is converted before."""
+    return (
+        *ensure_claim(situation),
+        *ensure_access(situation),
+        *ensure_conversion(situation),
+        *ensure_workload(situation),
+        *(replace_pod(situation) or stop_left_behind(situation)),
+        *stop_the_unadopted(situation),
+        *grow_claim(situation),
+    )
+
+
+def seconds_until_next_look(situation: Situation) -> float | None:
+    observed, pod, now = situation.observed, situation.pod, situation.now
+    moments = [renewal_time(observed.certificate)] if observed.certificate is not None else []
+    for each in (*([pod] if pod is not None else []), *situation.members, *situation.converters):
+        moments += requeue_times_of(each)
+    if not is_ready(situation) and not situation.session.spec.suspend:
+        moments.append(now + LOOK_FOR_WARNINGS)
+    return requeue_after(moments, now)

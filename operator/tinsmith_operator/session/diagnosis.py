@@ -1,0 +1,166 @@
+"""Why the session is not ready: one reason, and one sentence with the cure.
+
+Each function looks at one thing, and finds nothing or the matter. The first that finds something wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tinsmith_operator.api.conditions import Finding
+from tinsmith_operator.api.reasons import Progress, Reason
+from tinsmith_operator.common import diagnosis
+from tinsmith_operator.common.diagnosis import found
+from tinsmith_operator.common.ownership import claim_is_ours, foreign_objects_of_session
+from tinsmith_operator.common.pod import Pod, node_is_silent
+from tinsmith_operator.common.pod_diagnosis import POD_CREATION_WARNINGS, why_pod_is_not_ready, why_pods_are_missing
+from tinsmith_operator.session.claim import is_going
+from tinsmith_operator.session.conversion import pods_of, why_not_converted
+from tinsmith_operator.session.conversion_job import own_conversion
+from tinsmith_operator.session.group import waiting_for_members
+from tinsmith_operator.session.situation import Situation, claim_mismatch
+
+CLAIM = "PersistentVolumeClaim"
+
+
+def why_not_ready(situation: Situation) -> Finding:
+    """Of a session whose pod is not ready, or must not be used."""
+    looks: tuple[Callable[[Situation], Finding | None], ...] = (
+        names_taken,
+        lost_node,
+        _claim_trouble,
+        _suspension,
+        _no_groups,
+        _upgrade,
+        _refusal,
+        _missing_certificate,
+        why_not_converted,
+        _missing_pod,
+        _replacement,
+    )
+    finding = next((finding for look in looks if (finding := look(situation))), None)
+    return finding or _replay(situation, _why_pods_are_not_ready(situation))
+
+
+def _why_pods_are_not_ready(situation: Situation) -> Finding:
+    """The worker's own trouble first: while it has none it waits for the others."""
+    finding = why_pod_is_not_ready(situation.pod, situation.evidence)
+    if not situation.session.spec.is_group or finding.reason is not Reason.LOADING_MODEL:
+        return finding
+    return waiting_for_members(situation) or finding
+
+
+def names_taken(situation: Situation) -> Finding | None:
+    return diagnosis.name_conflict(situation.session, foreign_objects_of_session(situation.observed))
+
+
+def lost_node(situation: Situation) -> Finding | None:
+    pods = (*([situation.pod] if situation.pod is not None else []), *situation.members, *_awaited(situation))
+    pod = next((pod for pod in pods if node_is_silent(pod, situation.now)), None)
+    if pod is None:
+        return None
+    return found(
+        Reason.NODE_UNREACHABLE,
+        f"Node {pod.node_name} does not answer for pod {pod.name}, which may still run, so no other is started.",
+    )
+
+
+def _converting(situation: Situation) -> list[Pod]:
+    return [pod for pod in situation.converters if not pod.has_ended]
+
+
+def _awaited(situation: Situation) -> list[Pod]:
+    """Those of the Job that the session waits for. What one before it left behind holds up nothing."""
+    job = own_conversion(situation.observed)
+    if job is None or not situation.awaits_conversion:
+        return []
+    tries = pods_of(job, situation)
+    return [pod for pod in tries if not pod.has_ended]
+
+
+def _refusal(situation: Situation) -> Finding | None:
+    return diagnosis.refusal(situation.observed)
+
+
+def _missing_certificate(situation: Situation) -> Finding | None:
+    return diagnosis.missing_certificate(situation.observed)
+
+
+def _missing_pod(situation: Situation) -> Finding | None:
+    if situation.observed.pod is not None:
+        return None
+    workload = situation.observed.workload
+    if workload is None:
+        return found(Reason.CREATING_OBJECTS, "What keeps the pods is being made.")
+    warning = situation.evidence.latest(workload["metadata"]["uid"], POD_CREATION_WARNINGS)
+    return why_pods_are_missing(warning.message if warning is not None else None)
+
+
+def terminating_claim(situation: Situation) -> Finding | None:
+    claim = situation.claim
+    if claim is None or not is_going(claim):
+        return None
+    name = claim["metadata"]["name"]
+    return found(Reason.CLAIM_TERMINATING, f"{CLAIM} {name} is being deleted, and with it everything on the volume.")
+
+
+def _claim_trouble(situation: Situation) -> Finding | None:
+    session, claim = situation.session, situation.observed.claim
+    if (holder := situation.observed.claim_holder) is not None:
+        return found(
+            Reason.CLAIM_IN_USE,
+            f"{CLAIM} {session.claim_name} is in use by session {holder}: one worker writes to a volume.",
+        )
+    if claim is None:
+        if session.spec.storage.existing_claim is None:
+            return _refusal(situation) or found(Reason.CREATING_OBJECTS, "The volume's claim is being made.")
+        return found(Reason.CLAIM_MISSING, f"{CLAIM} {session.claim_name} (spec.storage.existingClaim) is not there.")
+    if claim_is_ours(session, claim) and (mismatch := claim_mismatch(session, claim)):
+        return found(Reason.CLAIM_MISMATCH, f"{CLAIM} {session.claim_name} from before has {mismatch}.")
+    return terminating_claim(situation) if situation.pod is None else None
+
+
+def _suspension(situation: Situation) -> Finding | None:
+    if not situation.session.spec.suspend:
+        return None
+    if situation.observed.pod is not None or situation.observed.members:
+        return found(Reason.SUSPENDING, "The worker takes a snapshot and stops.")
+    if _converting(situation):
+        return found(Reason.SUSPENDING, "The conversion of the model stops.")
+    return found(Reason.SUSPENDED, "The worker is stopped, and its volume keeps everything.")
+
+
+def _no_groups(situation: Situation) -> Finding | None:
+    problem = situation.observed.no_groups
+    if problem is None or not situation.session.spec.is_group:
+        return None
+    return found(Reason.KUBERAY_MISSING, f"A session of several nodes is a RayCluster. {problem}")
+
+
+def _upgrade(situation: Situation) -> Finding | None:
+    plan = situation.image_plan
+    if plan.stop_first:
+        return found(
+            Reason.UPGRADING,
+            f"The worker on {plan.pins.image.reference} stops before {plan.requested} gets the volume.",
+        )
+    return None
+
+
+def _replacement(situation: Situation) -> Finding | None:
+    if situation.is_hung:
+        return found(Reason.WORKER_HUNG, "One operation ran longer than the hang timeout, so the worker is replaced.")
+    if situation.must_restart:
+        return found(Reason.RESTARTING, "The worker stops with a snapshot, to start as the spec says now.")
+    return None
+
+
+def _replay(situation: Situation, finding: Finding) -> Finding:
+    """While the old image makes its way, that it does so says more than how far it has come."""
+    plan = situation.image_plan
+    if not plan.replays_on_old_image or finding.reason.progress is not Progress.MOVING:
+        return finding
+    return found(
+        Reason.REPLAYING_ON_OLD_IMAGE,
+        f"{plan.requested} cannot replay what ran on {plan.pins.image.reference}, which therefore runs once more.",
+    )

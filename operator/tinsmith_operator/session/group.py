@@ -1,0 +1,76 @@
+"""The pods of a session of several, as one group: they begin together, and none outlives the others' run.
+
+When a rank is lost, the worker ends itself, and its container begins anew in place: a new run of the group. The members
+of the run before have lost their head, with what they computed for it, and are replaced. A run is known by the head's
+pod and how often its container was started in it; the status keeps which members belong to it. No clock is compared.
+"""
+
+from __future__ import annotations
+
+from tinsmith_operator.api.conditions import Finding
+from tinsmith_operator.api.reasons import Progress, Reason
+from tinsmith_operator.api.status import GroupRun
+from tinsmith_operator.common.actions import Delete
+from tinsmith_operator.common.diagnosis import found
+from tinsmith_operator.common.pod import Pod
+from tinsmith_operator.common.pod_diagnosis import POD_CREATION_WARNINGS, why_pod_is_not_ready, why_pods_are_missing
+from tinsmith_operator.session.situation import Situation
+
+LEFT_BEHIND_GRACE_SECONDS = 5
+"""Nothing waits for a member whose run has ended; what it would wait for, its head's end, was before."""
+
+
+def stop_left_behind(situation: Situation) -> tuple[Delete, ...]:
+    """Members of a run that has ended."""
+    why = "the run of the group that it belongs to has ended"
+    return tuple(
+        Delete("Pod", member.name, member.uid, why, LEFT_BEHIND_GRACE_SECONDS)
+        for member in left_behind(situation)
+        if not member.is_terminating
+    )
+
+
+def left_behind(situation: Situation) -> tuple[Pod, ...]:
+    before = situation.session.status.group
+    if before is None or situation.pod is None or _is_run_of(before, situation.pod):
+        return ()
+    return tuple(member for member in situation.members if member.uid in before.members)
+
+
+def group_run(situation: Situation) -> GroupRun | None:
+    """The run as the status should tell it: the next one only when nobody is left of the one before."""
+    before, head = situation.session.status.group, situation.pod
+    if not situation.session.spec.is_group or head is None or left_behind(situation):
+        return before
+    members = tuple(sorted(member.uid for member in situation.members))
+    return GroupRun(head=head.uid, restarts=head.restarts, members=members)
+
+
+def waiting_for_members(situation: Situation) -> Finding | None:
+    """While the head waits for pods that are not there, or do not run: which, and why."""
+    wanted = situation.session.spec.divided.nodes
+    running = [member for member in situation.members if member.is_ready]
+    if len(running) == wanted - 1:
+        return None
+    count = f"{len(running) + 1} of {wanted} pods run"
+    if trouble := _trouble_of_a_member(situation):
+        return Finding(trouble.reason, f"{count}. {trouble.message}")
+    return found(Reason.WAITING_FOR_MEMBERS, f"{count}; the model is loaded when all of them do.")
+
+
+def _trouble_of_a_member(situation: Situation) -> Finding | None:
+    findings = [why_pod_is_not_ready(member, situation.evidence) for member in situation.members if not member.is_ready]
+    if situation.observed.workload is not None:
+        uid = situation.observed.workload["metadata"]["uid"]
+        if warning := situation.evidence.latest(uid, POD_CREATION_WARNINGS):
+            findings.append(why_pods_are_missing(warning.message))
+    return next((finding for finding in findings if _says_more(finding.reason)), None)
+
+
+def _says_more(reason: Reason) -> bool:
+    """Than that a pod is on its way."""
+    return reason.progress is Progress.STUCK or reason is Reason.UNSCHEDULABLE
+
+
+def _is_run_of(run: GroupRun, head: Pod) -> bool:
+    return (run.head, run.restarts) == (head.uid, head.restarts)

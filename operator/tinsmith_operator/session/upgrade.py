@@ -1,0 +1,183 @@
+"""Which image the worker runs.
+
+What ran on one image is replayed on the same one, so the image is pinned on the claim, beside the journal: as it was
+asked for, and, once known, by digest. Another image gets the volume only after the old one has stopped with a snapshot.
+If it finds that it has not, it refuses; the old image then runs until it is ready, which means replayed, and the
+upgrade is tried once more.
+
+Another default of the installation stops nobody: who runs keeps the image, until the worker is stopped for a reason of
+its own. What the spec names is wanted at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import INPUTS_ANNOTATION
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, inputs_hash
+from tinsmith_operator.common import workload_state
+from tinsmith_operator.common.observed import Observed
+from tinsmith_operator.common.ownership import own_workload, pod_is_ours
+from tinsmith_operator.common.pod import Pod
+from tinsmith_operator.common.workload_state import template_of, wants_pods
+from tinsmith_operator.installation import Installation
+from tinsmith_operator.session.image_pins import Pins, read_pins, repository_of
+
+MOST_REFUSALS = 2
+"""By the second one the old image was ready, and stopped without a snapshot all the same: more tries change nothing."""
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """requested: what should run in the end. stop_first: nothing may run until the worker's pod is gone.
+    available: the installation's default, where another image is kept until the next clean restart.
+    """
+
+    pins: Pins
+    requested: str
+    stop_first: bool = False
+    available: str | None = None
+
+    @property
+    def gave_up(self) -> bool:
+        return self._falls_back and self.pins.refusals >= MOST_REFUSALS
+
+    @property
+    def replays_on_old_image(self) -> bool:
+        return self._falls_back and not self.gave_up and not self.stop_first
+
+    @property
+    def _falls_back(self) -> bool:
+        return self.pins.refused == self.requested != self.pins.image.reference
+
+
+def plan_image(observed: Observed, installation: Installation, restart: str | None) -> ImagePlan:
+    """restart: the latest request to start anew."""
+    pod = Pod(observed.pod) if observed.pod is not None and pod_is_ours(observed) else None
+    named = observed.session.spec.pod.image
+    pins = read_pins(observed.claim)
+    if pins is None:
+        return _first_plan(named, installation, pod)
+    if (fallen_back := _after_refusal(pins, pod)) is not None:
+        return ImagePlan(fallen_back, named or installation.trainer_image)
+    if named is None and _is_kept(pins, observed, installation, restart):
+        kept = _arrived(_with_digest(pins, pod), pod)
+        return ImagePlan(kept, kept.image.reference, available=installation.trainer_image)
+    return _plan_for(named or installation.trainer_image, named is not None, pins, pod, observed)
+
+
+def _first_plan(named: str | None, installation: Installation, pod: Pod | None) -> ImagePlan:
+    """Nothing is pinned. If a worker runs all the same, somebody took the annotations away: it keeps its image."""
+    running = pod.journal_image if pod is not None else None
+    image = named or running or installation.trainer_image
+    return ImagePlan(Pins(PinnedImage(image, None), named is not None), image)
+
+
+def _plan_for(requested: str, by_session: bool, pins: Pins, pod: Pod | None, observed: Observed) -> ImagePlan:
+    if pins.image.reference == requested:
+        return ImagePlan(replace(_arrived(_with_digest(pins, pod), pod), by_session=by_session), requested)
+    if pins.refused == requested and _must_run_on(pins, pod, own_workload(observed)):
+        return ImagePlan(_with_digest(pins, pod), requested)
+    if not has_stopped(observed):
+        return ImagePlan(pins, requested, stop_first=True)
+    again = pins.refused == requested
+    return ImagePlan(
+        Pins(
+            image=PinnedImage(requested, None),
+            by_session=by_session,
+            previous=pins.image,
+            refused=requested if again else None,
+            refusals=pins.refusals if again else 0,
+        ),
+        requested,
+    )
+
+
+def _is_kept(pins: Pins, observed: Observed, installation: Installation, restart: str | None) -> bool:
+    """Whether only the installation's default is another one, and nothing stops the worker for a reason of its own.
+    An upgrade that has begun, and was refused once, goes on.
+    """
+    if pins.by_session or installation.trainer_image in (pins.image.reference, pins.refused):
+        return False
+    if observed.session.spec.suspend or _is_being_stopped(own_workload(observed)) or _is_new(observed, pins):
+        return False
+    return not _restarts_anyway(pins, observed, installation, restart)
+
+
+def _is_new(observed: Observed, pins: Pins) -> bool:
+    """A session that has not run yet, on a volume that was kept from another one."""
+    return observed.workload is None and observed.pod is None and observed.session.status.image != pins.image.reference
+
+
+def _is_being_stopped(workload: Manifest | None) -> bool:
+    """Until it runs again."""
+    return workload is not None and not wants_pods(workload)
+
+
+def _restarts_anyway(pins: Pins, observed: Observed, installation: Installation, restart: str | None) -> bool:
+    """Because of what its user said: the spec, or that it shall start anew. Without a pod, the template of the next one
+    tells with what it would start; without that, the status tells what has been answered.
+    """
+    workload = own_workload(observed)
+    live = observed.pod if pod_is_ours(observed) else workload and template_of(workload)
+    if live is None or observed.claim is None:
+        answered = observed.session.status.requests
+        return restart is not None and (answered is None or answered.restart != restart)
+    same = WorkerPlan(observed.claim["metadata"]["uid"], pins.image, 1, restart)
+    said = live["metadata"].get("annotations") or {}
+    return bool(said.get(INPUTS_ANNOTATION) != inputs_hash(observed.session, installation, same))
+
+
+def has_stopped(observed: Observed) -> bool:
+    """No pod is there, and our StatefulSet or RayCluster, if there is one, has understood that there shall be none."""
+    if observed.pod is not None:
+        return False
+    workload = own_workload(observed)
+    return workload is None or workload_state.has_stopped(workload)
+
+
+def _after_refusal(pins: Pins, pod: Pod | None) -> Pins | None:
+    """The pins with the image that the journal needs in front, when the pinned one has just refused it."""
+    ending = pod.latest_ending if pod is not None else None
+    record = ending.record if ending is not None else None
+    if pod is None or pod.is_ready or record is None or record.reason != "ImageChanged" or record.image is None:
+        return None
+    if record.image == pins.image.reference or not runs(pod, pins.image):
+        return None
+    known = pins.previous if pins.previous is not None and pins.previous.reference == record.image else None
+    again = pins.refused == pins.image.reference
+    return Pins(
+        image=known or PinnedImage(record.image, None),
+        by_session=pins.by_session,
+        refused=pins.image.reference,
+        refusals=pins.refusals + 1 if again else 1,
+    )
+
+
+def runs(pod: Pod, image: PinnedImage) -> bool:
+    """By what the worker was told. Pods ask for an image as somebody wrote it, later by digest, and behind a webhook
+    for mirrors by another name."""
+    return pod.journal_image == image.reference
+
+
+def _must_run_on(pins: Pins, pod: Pod | None, workload: Manifest | None) -> bool:
+    """Whether the old image has still to replay, or stays for good. Once it is being stopped, it has replayed."""
+    if pins.refusals >= MOST_REFUSALS:
+        return True
+    return not _is_being_stopped(workload) and not (pod is not None and runs(pod, pins.image) and pod.is_ready)
+
+
+def _arrived(pins: Pins, pod: Pod | None) -> Pins:
+    """Once it is ready the journal is this image's, and what came before is history."""
+    return Pins(pins.image, pins.by_session) if pod is not None and pod.is_ready and runs(pod, pins.image) else pins
+
+
+def _with_digest(pins: Pins, pod: Pod | None) -> Pins:
+    """With what the tag meant when it first ran. A digest of another repository cannot be pulled and is no pin."""
+    if pins.image.digest is not None or pod is None or pod.image != pins.image.reference or pod.image_id is None:
+        return pins
+    repository, _, digest = pod.image_id.partition("@")
+    if not digest.startswith("sha256:") or repository != repository_of(pins.image.reference):
+        return pins
+    return replace(pins, image=PinnedImage(pins.image.reference, pod.image_id))

@@ -1,0 +1,100 @@
+"""What to do about the StatefulSet or RayCluster and what makes it reachable, and when its pods are replaced."""
+
+from __future__ import annotations
+
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import pod_name
+from tinsmith_operator.build.network import build_service, build_session_policy
+from tinsmith_operator.build.worker import grace_seconds
+from tinsmith_operator.build.workload import build_workload
+from tinsmith_operator.common.actions import Action, Delete
+from tinsmith_operator.common.certificate import ensure_certificate
+from tinsmith_operator.common.drift import ensure_child
+from tinsmith_operator.common.observed import Observed
+from tinsmith_operator.common.ownership import controller_of, is_ours, orphaned_pods, own_workload
+from tinsmith_operator.common.workload_state import WORKLOAD_KINDS, is_known
+from tinsmith_operator.session.situation import Situation
+
+
+def ensure_workload(situation: Situation) -> tuple[Action, ...]:
+    """Needs a claim that stays, since the worker is named after it; and a model that is converted."""
+    observed = situation.observed
+    if observed.claim_holder is not None:
+        return _give_way(observed)
+    if situation.worker is None or (situation.session.spec.is_group and observed.no_groups is not None):
+        return ()
+    wanted = build_workload(situation.session, situation.installation, situation.worker)
+    if observed.workload is None and (
+        situation.awaits_conversion or _has_another_controller(observed.pod, wanted["kind"])
+    ):
+        return ()
+    return ensure_child(situation.session, situation.observed.workload, wanted)
+
+
+def _give_way(observed: Observed) -> tuple[Delete, ...]:
+    """Of two that started within a moment, before either was seen by the other, one may have to stop again."""
+    live = own_workload(observed)
+    if live is None or "deletionTimestamp" in live["metadata"]:
+        return ()
+    metadata = live["metadata"]
+    return (Delete(live["kind"], metadata["name"], metadata["uid"], "its claim is in use by another session"),)
+
+
+def replace_pod(situation: Situation) -> tuple[Delete, ...]:
+    """A clean stop, which snapshots; the workload starts the next one. Only once it would start the right one.
+
+    Members stop with it, and stay until it is gone.
+    """
+    pod, live = situation.pod, situation.observed.workload
+    if pod is None or pod.is_terminating or live is None or not is_ours(situation.session, live):
+        return ()
+    if situation.worker is None or situation.worker.replicas == 0 or ensure_workload(situation) or not is_known(live):
+        return ()
+    why = _why_replace(situation)
+    if why is None:
+        return ()
+    staying = (member for member in situation.members if not member.is_terminating)
+    return (
+        Delete("Pod", pod.name, pod.uid, why, grace_seconds(situation.session)),
+        *(Delete("Pod", member.name, member.uid, why) for member in staying),
+    )
+
+
+def stop_the_unadopted(situation: Situation) -> tuple[Delete, ...]:
+    """A StatefulSet that is made anew adopts the pod of its name, as it runs."""
+    session = situation.session
+    adopted = None if session.spec.is_group else pod_name(session.name)
+    return tuple(stop for stop in stop_orphans(situation) if stop.name != adopted)
+
+
+def stop_orphans(situation: Situation) -> tuple[Delete, ...]:
+    grace = grace_seconds(situation.session)
+    orphans = [pod["metadata"] for pod in orphaned_pods(situation.observed)]
+    return tuple(
+        Delete("Pod", orphan["name"], orphan["uid"], "nothing keeps it any more", grace)
+        for orphan in orphans
+        if "deletionTimestamp" not in orphan
+    )
+
+
+def _why_replace(situation: Situation) -> str | None:
+    if situation.must_restart:
+        return "it was started with something else than the spec says now"
+    if situation.is_hung:
+        return "one operation ran longer than the hang timeout"
+    return None
+
+
+def _has_another_controller(pod: Manifest | None, kind: str) -> bool:
+    """An earlier session of this name ran otherwise, and its pod is still there, under another name than the next."""
+    controller = controller_of(pod) if pod is not None else None
+    return controller is not None and controller["kind"] in WORKLOAD_KINDS - {kind}
+
+
+def ensure_access(situation: Situation) -> tuple[Action, ...]:
+    session, observed, worker = situation.session, situation.observed, situation.worker
+    return (
+        *ensure_certificate(observed, worker.worker_id if worker is not None else None, situation.now),
+        *ensure_child(session, observed.service, build_service(session)),
+        *ensure_child(session, observed.policy, build_session_policy(session, situation.installation)),
+    )

@@ -1,0 +1,1 @@
+"""Kinds of others in a cluster, and KubeRay's operator."""

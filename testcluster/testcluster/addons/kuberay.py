@@ -1,0 +1,83 @@
+"""KubeRay in a test cluster: its kinds, and its operator as a process of this machine, both of one version."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testcluster.addons.custom_resources import wait_established
+from testcluster.errors import ClusterError
+from testcluster.programs.builds import KUBERAY, built
+
+MODULE = "github.com/ray-project/kuberay/ray-operator"
+STOP_SECONDS = 60.0
+
+Kubectl = Callable[..., str]
+Manifest = dict[str, Any]
+
+OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def definitions() -> list[Manifest]:
+    """Its CRDs out of Go's module cache, in the version that it stores; of RayClusters with their whole schema.
+
+    KubeRay asks for its other kinds before it starts. Their schemas hold whole pods several times over, which keeps an
+    API server busy for many seconds, and nobody makes any.
+    """
+    return [_lightened(yaml.load(file.read_bytes(), yaml.CSafeLoader)) for file in _files()]
+
+
+def install_kuberay_kinds(kubectl: Kubectl) -> None:
+    """Returns when objects of these kinds can be made."""
+    crds = definitions()
+    kubectl(
+        "apply", "--server-side", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": crds})
+    )
+    wait_established(kubectl, *(crd["metadata"]["name"] for crd in crds))
+
+
+def _lightened(crd: Manifest) -> Manifest:
+    [version] = [each for each in crd["spec"]["versions"] if each["storage"]]
+    if crd["spec"]["names"]["kind"] != "RayCluster":
+        version = {**version, "schema": {"openAPIV3Schema": OPEN}}
+    return {**crd, "spec": {**crd["spec"], "versions": [version]}}
+
+
+def _files() -> list[Path]:
+    """Downloads the module where it is not there yet."""
+    environment = os.environ | {"GOWORK": "off", "GOFLAGS": "-mod=mod"}
+    for ask in (["mod", "download", MODULE], ["list", "-m", "-f={{.Dir}}", MODULE]):
+        command = ["go", *ask]
+        finished = subprocess.run(
+            command, cwd=KUBERAY.source, env=environment, capture_output=True, text=True, check=False
+        )
+        if finished.returncode != 0:
+            raise ClusterError(f"KubeRay's definitions cannot be had: {finished.stderr}")
+    return sorted((Path(finished.stdout.strip()) / "config" / "crd" / "bases").glob("ray.io_*.yaml"))
+
+
+@contextmanager
+def kuberay_operator(kubeconfig: Path, namespace: str, log: Path) -> Iterator[None]:
+    """It looks after one namespace, from here to the end of the block. Its kinds must be there."""
+    options = ["--metrics-addr=0", "--health-probe-bind-address=0", "--enable-leader-election=false"]
+    command = [str(built(KUBERAY) / "ray-operator"), f"--watch-namespace={namespace}", *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=os.environ | {"KUBECONFIG": str(kubeconfig)}, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            finally:
+                process.kill()
+                process.wait()

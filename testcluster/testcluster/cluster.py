@@ -1,0 +1,175 @@
+"""A running cluster as tests and people use it, whoever made it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from testcluster import kind
+from testcluster.commands import attempt
+from testcluster.errors import ClusterError
+from testcluster.kubernetes.containerd import Containerd, LoadedImage, load
+from testcluster.kubernetes.network import claimed
+from testcluster.kubernetes.node import Node
+from testcluster.places import Places
+from testcluster.programs.builds import KUBERNETES, built
+from testcluster.record import Record
+
+CONTEXT_VARIABLE = "TINSMITH_TEST_CONTEXT"
+INGRESS_VARIABLE = "TINSMITH_TEST_INGRESS"
+# Above every timeout that is given to `kubectl wait`.
+_KUBECTL_SECONDS = 900.0
+_LOG_LINES = 20
+_POD_SECURITY = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`ingress_address` is None where no Ingress controller is known, `runtimes` empty where the nodes are not ours."""
+
+    name: str
+    kubeconfig: Path
+    kubectl_program: Path
+    nodes: tuple[str, ...]
+    ingress_address: str | None = None
+    runtimes: tuple[Containerd, ...] = ()
+
+    @property
+    def ingress_url(self) -> str:
+        """Raises ClusterError where nobody said how the cluster's Ingress controller is reached."""
+        if self.ingress_address is None:
+            raise ClusterError(f"The ingress of {self.kubeconfig} is unknown: set {INGRESS_VARIABLE} to its address.")
+        return f"http://{self.ingress_address}"
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Its output as text; raises ClusterError with its own words when it fails."""
+        return self.kubectl_bytes(*arguments, stdin=None if stdin is None else stdin.encode()).decode()
+
+    def kubectl_bytes(self, *arguments: str, stdin: bytes | None = None) -> bytes:
+        command = [str(self.kubectl_program), f"--kubeconfig={self.kubeconfig}", *arguments]
+        finished = subprocess.run(
+            command, input=stdin or b"", capture_output=True, timeout=_KUBECTL_SECONDS, check=False
+        )
+        if finished.returncode != 0:
+            raise ClusterError(f"kubectl {' '.join(arguments)}: {finished.stderr.decode().strip()}")
+        return finished.stdout
+
+    def make_namespace(self, name: str) -> None:
+        """A namespace that admits restricted pods alone; pods can be made in it when this returns."""
+        document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _POD_SECURITY}}
+        self.kubectl("apply", "--filename=-", stdin=json.dumps(document))
+        self.kubectl(f"--namespace={name}", "wait", "serviceaccount/default", "--for=create", "--timeout=120s")
+
+    def delete_namespace(self, name: str) -> None:
+        """Returns when its pods are gone, on a cluster with nodes; what else was in it follows in seconds."""
+        self.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
+        # Without nodes nobody ever stops a pod that a test gave one.
+        if self.nodes:
+            self.kubectl(f"--namespace={name}", "wait", "pods", "--all", "--for=delete", "--timeout=180s")
+
+    def load_image(self, archive: Path) -> list[LoadedImage]:
+        """Makes the images of an archive known to every node; raises ClusterError in a cluster given to us."""
+        return load(archive, self._known_runtimes())
+
+    def kill_container(self, namespace: str, pod: str, container: str) -> None:
+        """Kills the container's first process, as the kernel's memory killer does; the kubelet starts it anew."""
+        self._signal_container(namespace, pod, container, signal.SIGKILL)
+
+    def freeze_container(self, namespace: str, pod: str, container: str) -> None:
+        """Stops the container's first process where it is: from now on nothing but `kill_container` ends it."""
+        self._signal_container(namespace, pod, container, signal.SIGSTOP)
+
+    def _signal_container(self, namespace: str, pod: str, container: str, number: signal.Signals) -> None:
+        query = f"--output=jsonpath={{.status.containerStatuses[?(@.name=={json.dumps(container)})].containerID}}"
+        found = self.kubectl(f"--namespace={namespace}", "get", "pod", pod, query)
+        node = self.kubectl(f"--namespace={namespace}", "get", "pod", pod, "--output=jsonpath={.spec.nodeName}")
+        if not found:
+            raise ClusterError(f"Pod {pod} has no running container {container}.")
+        self._known_runtimes()[self.nodes.index(node)].kill(found.removeprefix("containerd://"), number)
+
+    def cut_off(self, node: str) -> None:
+        """Pulls the node's cable: its pods go on, and nobody hears of them until `reconnect`."""
+        self._expendable(node).disconnect()
+
+    def reconnect(self, node: str) -> None:
+        self._expendable(node).reconnect()
+
+    def power_off(self, node: str) -> None:
+        """Ends the node with all that runs on it, for good."""
+        self._expendable(node).power_off()
+
+    def _expendable(self, node: str) -> Node:
+        """A node of ours that does not carry the control plane; raises ClusterError where it is none."""
+        places = Places(self.name) if self.name else None
+        members = own_nodes(places, len(self.nodes)) if places else []
+        for member in members[1:]:
+            if member.name == node:
+                return member
+        raise ClusterError(f"{node} is no node to lose: use `--nodes 2` and the second one.")
+
+    def logs(self) -> str:
+        """The end of what each process of the cluster wrote; empty for a cluster that others run."""
+        files = sorted(Places(self.name).logs.glob("*.log")) if self.name else []
+        ends = [(file.stem, file.read_text(errors="replace").splitlines()[-_LOG_LINES:]) for file in files]
+        return "\n".join(f"== {name}\n" + "\n".join(lines) for name, lines in ends)
+
+    def _known_runtimes(self) -> tuple[Containerd, ...]:
+        if not self.runtimes:
+            raise ClusterError(f"The nodes of {self.kubeconfig} are out of reach: their containerd is not ours.")
+        return self.runtimes
+
+
+def recorded(record: Record) -> Cluster:
+    """The cluster that was written down."""
+    places = Places(record.name)
+    return Cluster(
+        name=record.name,
+        kubeconfig=Path(record.kubeconfig),
+        kubectl_program=Path(record.kubectl),
+        nodes=record.nodes,
+        ingress_address=record.ingress_address or os.environ.get(INGRESS_VARIABLE),
+        runtimes=_runtimes(places, record),
+    )
+
+
+def _runtimes(places: Places, record: Record) -> tuple[Containerd, ...]:
+    if record.maker == "kind":
+        return (kind.containerd(places),)
+    return tuple(node.containerd for node in own_nodes(places, len(record.nodes)))
+
+
+def own_nodes(places: Places, count: int) -> list[Node]:
+    network = claimed(places)
+    return [] if network is None else [Node(places, network, number) for number in range(1, count + 1)]
+
+
+def given() -> Cluster | None:
+    """The cluster of KUBECONFIG, if its current context is the one that TINSMITH_TEST_CONTEXT names.
+
+    The second variable says that tests may write there: a KUBECONFIG alone points at somebody's work.
+    Raises ClusterError when the two disagree.
+    """
+    confirmed, kubeconfig = os.environ.get(CONTEXT_VARIABLE), os.environ.get("KUBECONFIG")
+    if not confirmed:
+        return None
+    if not kubeconfig:
+        raise ClusterError(f"{CONTEXT_VARIABLE} is set and KUBECONFIG is not: set both, or neither.")
+    program = find_kubectl()
+    current = attempt(program, f"--kubeconfig={kubeconfig}", "config", "current-context").stdout.strip()
+    if current != confirmed:
+        raise ClusterError(
+            f"KUBECONFIG's context is {current!r} and {CONTEXT_VARIABLE} is {confirmed!r}: make them agree."
+        )
+    listed = Cluster("", Path(kubeconfig), program, ()).kubectl("get", "nodes", "--output=name")
+    nodes = tuple(line.removeprefix("node/") for line in listed.split())
+    return Cluster("", Path(kubeconfig), program, nodes, os.environ.get(INGRESS_VARIABLE))
+
+
+def find_kubectl() -> Path:
+    found = shutil.which("kubectl")
+    return Path(found) if found else built(KUBERNETES) / "kubectl"

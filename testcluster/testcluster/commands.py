@@ -1,0 +1,40 @@
+"""Runs a system program and says in one sentence when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from testcluster.errors import ClusterError
+
+
+def run(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> str:
+    """Its standard output; raises ClusterError with what it wrote to standard error."""
+    finished = attempt(*command, stdin=stdin, seconds=seconds)
+    if finished.returncode != 0:
+        words = finished.stderr.strip() or f"exit status {finished.returncode}"
+        raise ClusterError(f"{_readable(command)} failed: {words}")
+    return finished.stdout
+
+
+def attempt(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """For commands whose failure is an answer too."""
+    try:
+        return subprocess.run(
+            [str(word) for word in command],
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ClusterError(f"{command[0]} is not installed.") from error
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(f"{_readable(command)} did not end within {seconds:.0f} s.") from error
+
+
+def _readable(command: Sequence[str | Path]) -> str:
+    return " ".join(Path(word).name if index == 0 else str(word) for index, word in enumerate(command))

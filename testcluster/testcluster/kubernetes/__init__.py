@@ -1,0 +1,1 @@
+"""The parts of a cluster of our own: control plane, nodes, network, DNS, ingress, storage."""

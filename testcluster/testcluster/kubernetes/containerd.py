@@ -1,0 +1,78 @@
+"""Brings images into the nodes of a cluster without a registry, and reaches their containers from outside."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from testcluster.errors import ClusterError
+
+_UNPACKED = re.compile(r"^unpacking (?P<name>\S+) \((?P<digest>sha256:[0-9a-f]{64})\)", re.MULTILINE)
+_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class LoadedImage:
+    """An image in the cluster: `name` is repository:tag, `digest` that of its manifest."""
+
+    name: str
+    digest: str
+
+    @property
+    def pinned(self) -> str:
+        """repository@digest: what a pod names to get exactly this, and what its status calls it."""
+        return f"{repository(self.name)}@{self.digest}"
+
+
+def repository(name: str) -> str:
+    """The name without its tag; the colon of a registry's port stays."""
+    head, slash, last = name.rpartition("/")
+    return f"{head}{slash}{last.partition('@')[0].partition(':')[0]}"
+
+
+def unpacked(output: str) -> list[LoadedImage]:
+    """What an import says it brought in."""
+    return [LoadedImage(found["name"], found["digest"]) for found in _UNPACKED.finditer(output)]
+
+
+@dataclass(frozen=True)
+class Containerd:
+    """The containerd of one node; `command` is how its `ctr` is reached."""
+
+    command: tuple[str, ...]
+
+    def load(self, archive: Path) -> list[LoadedImage]:
+        with archive.open("rb") as contents:
+            images = unpacked(self._run("images", "import", "-", stdin=contents.fileno()))
+        for image in images:
+            self._run("images", "tag", "--force", image.name, image.pinned)
+        return images
+
+    def kill(self, container_id: str, number: signal.Signals) -> None:
+        """Signals the container's first process, as nobody inside the container could."""
+        self._run("tasks", "kill", f"--signal={number.name}", container_id)
+
+    def _run(self, *words: str, stdin: int = subprocess.DEVNULL) -> str:
+        command = [*self.command, "--namespace=k8s.io", *words]
+        finished = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        if finished.returncode != 0:
+            raise ClusterError(f"{' '.join(command)} failed: {finished.stderr.strip()}")
+        return finished.stdout
+
+
+def load(archive: Path, nodes: Iterable[Containerd]) -> list[LoadedImage]:
+    """Imports an OCI or docker archive into every node, under its tags and under its digest.
+
+    Only a name with the digest lets a pod that is pinned to it start, and fills `imageID` in its status.
+    Raises ClusterError when the archive names no image.
+    """
+    loaded: list[LoadedImage] = []
+    for node in nodes:
+        loaded = node.load(archive)
+        if not loaded:
+            raise ClusterError(f"{archive} names no image: build it with a tag.")
+    return loaded

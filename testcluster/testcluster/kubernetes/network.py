@@ -1,0 +1,130 @@
+"""The network of a cluster: a bridge on the host, and a namespace per node with one leg on that bridge.
+
+The host's own routes and packet filters stay as they are, and pods reach nothing beyond the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from testcluster.commands import attempt, run
+from testcluster.errors import ClusterError
+from testcluster.places import Places, clusters_directory, locked
+
+POD_RANGE = "10.244.0.0/16"
+SERVICE_RANGE = "10.96.0.0/16"
+_SUBNETS = range(1, 255)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Subnet `number` of 10.213.0.0/16, taken by the cluster called `cluster`."""
+
+    cluster: str
+    number: int
+
+    @property
+    def bridge(self) -> str:
+        return f"tinsmith{self.number}"
+
+    @property
+    def host_address(self) -> str:
+        return f"10.213.{self.number}.1"
+
+    def address(self, node: int) -> str:
+        return f"10.213.{self.number}.{10 + node}"
+
+    def namespace_name(self, node: int) -> str:
+        return f"tinsmith-{self.cluster}-{node}"
+
+    def namespace(self, node: int) -> Path:
+        return Path("/run/netns") / self.namespace_name(node)
+
+    def pods(self, node: int) -> str:
+        return f"10.244.{node}.0/24"
+
+    def host_leg(self, node: int) -> str:
+        return f"{self.bridge}n{node}"
+
+    def create(self, nodes: int) -> None:
+        """Makes the bridge and a namespace for each node, with routes to the pods of the others."""
+        run("ip", "link", "add", self.bridge, "type", "bridge")
+        run("ip", "address", "add", f"{self.host_address}/24", "dev", self.bridge)
+        run("ip", "link", "set", self.bridge, "up")
+        for node in range(1, nodes + 1):
+            self._create_node(node)
+            for other in set(range(1, nodes + 1)) - {node}:
+                self._inside(node, "ip", "route", "add", self.pods(other), "via", self.address(other))
+
+    def _create_node(self, node: int) -> None:
+        leg = self.host_leg(node)
+        run("ip", "netns", "add", self.namespace_name(node))
+        run("ip", "link", "add", leg, "type", "veth", "peer", "name", "eth0", "netns", self.namespace_name(node))
+        run("ip", "link", "set", leg, "master", self.bridge, "up")
+        self._inside(node, "ip", "link", "set", "lo", "up")
+        self._inside(node, "ip", "address", "add", f"{self.address(node)}/24", "dev", "eth0")
+        self._inside(node, "ip", "link", "set", "eth0", "up")
+        self._inside(node, "ip", "route", "add", "default", "via", self.host_address)
+        self._inside(node, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        self._fence(node)
+        # To the host a pod speaks with its node's address: the host knows no way back to a pod.
+        rule = ["-s", POD_RANGE, "!", "-d", POD_RANGE, "-o", "eth0", "-j", "MASQUERADE"]
+        self._inside(node, "iptables", "-t", "nat", "-A", "POSTROUTING", *rule)
+
+    def _fence(self, node: int) -> None:
+        """Refuses at once what leaves the cluster: the host would drop it, and the sender wait for its timeout."""
+        self._inside(node, "iptables", "-N", "OUTWARD")
+        for inner in (f"{self.host_address}/24", POD_RANGE):
+            self._inside(node, "iptables", "-A", "OUTWARD", "-d", inner, "-j", "RETURN")
+        self._inside(node, "iptables", "-A", "OUTWARD", "-j", "REJECT")
+        for chain in ("OUTPUT", "FORWARD"):
+            self._inside(node, "iptables", "-A", chain, "-o", "eth0", "-j", "OUTWARD")
+
+    def _inside(self, node: int, *command: str) -> None:
+        run("nsenter", f"--net={self.namespace(node)}", *command)
+
+    def delete(self) -> None:
+        """Takes away what `create` made, as far as it came."""
+        for namespace in Path("/run/netns").glob(f"{self.namespace_name(0)[:-1]}*"):
+            if namespace.name.removeprefix(self.namespace_name(0)[:-1]).isdigit():
+                run("ip", "netns", "delete", namespace.name)
+        # A namespace may outlive its name for a moment, and its leg with it.
+        legs = [f"{self.bridge}n{node}" for node in range(1, 10)]
+        for link in (*legs, self.bridge):
+            attempt("ip", "link", "delete", link)
+
+    def set_cable(self, node: int, state: Literal["up", "down"]) -> None:
+        """Plugs the node into the bridge, or pulls it out."""
+        run("ip", "link", "set", self.host_leg(node), state)
+
+
+def claim(places: Places) -> Network:
+    """A subnet that no other cluster of this machine has; remembered in the cluster's folder."""
+    with locked(clusters_directory() / "subnets.lock"):
+        places.directory.mkdir(parents=True, exist_ok=True)
+        taken = {int(file.read_text()) for file in clusters_directory().glob("*/subnet")} | set(_in_use())
+        free = [number for number in _SUBNETS if number not in taken]
+        if not free:
+            raise ClusterError("Every subnet of 10.213.0.0/16 is in use: take down a test cluster first.")
+        (places.directory / "subnet").write_text(str(free[0]))
+    return Network(places.name, free[0])
+
+
+def claimed(places: Places) -> Network | None:
+    """The network of a cluster that is up, or half up; None where it never had one."""
+    with contextlib.suppress(FileNotFoundError):
+        return Network(places.name, int((places.directory / "subnet").read_text()))
+    return None
+
+
+def _in_use() -> Iterator[int]:
+    for link in json.loads(run("ip", "-json", "address")):
+        for address in link["addr_info"]:
+            parts = address["local"].split(".")
+            if parts[:2] == ["10", "213"]:
+                yield int(parts[2])

@@ -1,0 +1,89 @@
+"""Brings clusters up and down; `up` and the tests' fixtures come through here.
+
+We make them ourselves, from Go modules and Debian packages, in seconds once built. Where something for that is missing
+and kind is there, kind makes the ones with a single node.
+"""
+
+from __future__ import annotations
+
+import time
+
+from testcluster import kind, own
+from testcluster.cluster import find_kubectl
+from testcluster.errors import ClusterError
+from testcluster.places import Places, locked
+from testcluster.record import Record, Tier, read_record, write_record
+from testcluster.teardown import take_down
+
+
+def missing(tier: Tier, nodes: int = 1) -> str | None:
+    """One sentence on what this machine lacks for such a cluster; None where it lacks nothing."""
+    return None if _is_for_kind(tier, nodes) else own.missing(tier)
+
+
+def bring_up(name: str, tier: Tier, nodes: int = 1) -> Record:
+    """Builds what is missing and starts the cluster; one that is up already stays as it is.
+
+    Raises ClusterError with the reason when it does not come up, or when it is up with another tier or number of
+    nodes; what had started is stopped then, and the logs stay.
+    """
+    places = Places(name)
+    with locked(places.lock):
+        if (record := read_record(places)) is not None:
+            if (record.tier, len(record.nodes)) != (tier, nodes if tier == "node" else 0):
+                raise ClusterError(
+                    f"Cluster {name} is up with tier {record.tier} and nodes {record.nodes}: take it down first."
+                )
+            print(f"cluster {name} is up already", flush=True)
+            return record
+        if (lack := missing(tier, nodes)) is not None:
+            raise ClusterError(lack)
+        return _start(places, tier, nodes)
+
+
+def bring_down(name: str) -> bool:
+    """Removes the cluster, whole or half; returns whether there was anything."""
+    places = Places(name)
+    with locked(places.lock):
+        existed = places.directory.exists()
+        _remove(places)
+    return existed
+
+
+def _start(places: Places, tier: Tier, nodes: int) -> Record:
+    by_kind = _is_for_kind(tier, nodes)
+    if not by_kind:
+        own.build(tier)
+    _remove(places)
+    started = time.monotonic()
+    try:
+        record = _start_by_kind(places) if by_kind else own.start(places, tier, nodes)
+    except BaseException:
+        _remove(places, keep_logs=True)
+        raise
+    write_record(record)
+    print(f"cluster {places.name} came up in {time.monotonic() - started:.0f} s", flush=True)
+    return record
+
+
+def _is_for_kind(tier: Tier, nodes: int) -> bool:
+    """Ours have an Ingress controller and the storage classes that tests ask for, so they go first."""
+    return tier == "node" and nodes == 1 and own.missing(tier) is not None and kind.usable()
+
+
+def _start_by_kind(places: Places) -> Record:
+    kind.create(places)
+    return Record(
+        name=places.name,
+        tier="node",
+        maker="kind",
+        kubeconfig=str(places.kubeconfig),
+        kubectl=str(find_kubectl()),
+        nodes=(kind.node_name(places),),
+    )
+
+
+def _remove(places: Places, *, keep_logs: bool = False) -> None:
+    if kind.was_here(places):
+        kind.delete(places)
+    take_down(places, keep_logs=keep_logs)

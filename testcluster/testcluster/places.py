@@ -1,0 +1,100 @@
+"""Where a test cluster keeps what it has: one folder per cluster, and one cache of programs for all."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+
+from testcluster.errors import ClusterError
+
+CACHE_VARIABLE = "TINSMITH_CACHE"
+# The longest that keeps the sockets below a cluster's folder under the 107 bytes of a Unix address.
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
+
+
+def cache_directory() -> Path:
+    """Outside the checkout, so that a fresh clone does not build for ten minutes again."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tinsmith")
+
+
+def clusters_directory() -> Path:
+    """Root's clusters hold images of gigabytes, which neither /run nor a home directory is for."""
+    return Path("/var/lib/tinsmith-clusters") if os.geteuid() == 0 else cache_directory() / "clusters"
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Waits until no other process is in here with the same file, and leaves no file behind."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with file.open("w") as handle:
+            flock(handle, LOCK_EX)
+            # Who held it before has removed it, and others may lock a new one of that name.
+            if not _is_still(handle.fileno(), file):
+                continue
+            try:
+                yield
+            finally:
+                file.unlink()
+            return
+
+
+def _is_still(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders and files of the cluster called `name`."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ClusterError(
+                f"{self.name!r} is no name for a test cluster: use up to 20 small letters, digits and dashes."
+            )
+
+    @property
+    def directory(self) -> Path:
+        return clusters_directory() / self.name
+
+    @property
+    def lock(self) -> Path:
+        return clusters_directory() / f"{self.name}.lock"
+
+    @property
+    def record(self) -> Path:
+        """Written last by `up`, removed first by `down`: where it is, the cluster came up whole."""
+        return self.directory / "cluster.json"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.directory / "kubeconfig"
+
+    @property
+    def certificates(self) -> Path:
+        return self.directory / "certificates"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "logs"
+
+    @property
+    def processes(self) -> Path:
+        return self.directory / "processes"
+
+    @property
+    def volumes(self) -> Path:
+        return self.directory / "volumes"
+
+    def node(self, number: int) -> Path:
+        return self.directory / f"node-{number}"

@@ -1,0 +1,120 @@
+"""The programs of a test cluster, built from Go modules once and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from testcluster.errors import ClusterError
+from testcluster.places import cache_directory, locked
+
+SOURCES = Path(__file__).parent
+KUBERNETES_VERSION = "1.34.4"
+TRAEFIK_VERSION = "3.6.12"
+GO_MISSING = (
+    "Go is not installed, and the programs of the test cluster are built with it: "
+    "install Go 1.25 or newer (https://go.dev/dl)."
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A folder of `programs/` with its own go.mod: the dependencies of two such folders clash."""
+
+    name: str
+    packages: tuple[str, ...] = (".",)
+    variables: tuple[tuple[str, str], ...] = ()
+    cold_build: str = "a minute"
+
+    @property
+    def source(self) -> Path:
+        return SOURCES / self.name
+
+    def key(self) -> str:
+        """Changes with whatever changes the program."""
+        digest = hashlib.sha256(repr((self.packages, self.variables)).encode())
+        for file in sorted(self.source.iterdir()):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def folder(self) -> Path:
+        return cache_directory() / "programs" / f"{self.name}-{self.key()}"
+
+    def command(self, target: Path) -> list[str]:
+        values = "".join(f" -X {variable}={value}" for variable, value in self.variables)
+        return ["go", "build", "-trimpath", "-ldflags", f"-s -w{values}", "-o", f"{target}/", *self.packages]
+
+
+def _kubernetes_variables() -> tuple[tuple[str, str], ...]:
+    """Without its version the kubelet and the API server disagree about skew."""
+    major, minor, _ = KUBERNETES_VERSION.split(".")
+    values = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
+    homes = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return tuple((f"{home}.{name}", value) for home in homes for name, value in values.items())
+
+
+_COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet")
+
+KUBERNETES = Program(
+    "kubernetes",
+    packages=tuple(f"k8s.io/kubernetes/cmd/{command}" for command in _COMMANDS),
+    variables=_kubernetes_variables(),
+    cold_build="5 to 10 minutes",
+)
+COREDNS = Program("coredns")
+TRAEFIK = Program(
+    "traefik",
+    packages=("github.com/traefik/traefik/v3/cmd/traefik",),
+    variables=(("github.com/traefik/traefik/v3/pkg/version.Version", TRAEFIK_VERSION),),
+    cold_build="5 minutes",
+)
+KUBERAY = Program("kuberay", packages=("github.com/ray-project/kuberay/ray-operator",), cold_build="5 minutes")
+PAUSE = Program("pause", cold_build="seconds")
+HELLO = Program("hello", cold_build="seconds")
+PROMQL = Program("promql", cold_build="2 minutes")
+
+
+def built(program: Program) -> Path:
+    """The folder of the program's binaries; builds them first where they are missing.
+
+    Two builders of one program wait for each other, and a build that was interrupted leaves nothing behind
+    that the next one would take for whole.
+    """
+    folder = program.folder()
+    if folder.is_dir():
+        return folder
+    if shutil.which("go") is None:
+        raise ClusterError(GO_MISSING)
+    with locked(folder.parent / f"{program.name}.lock"):
+        if not folder.is_dir():
+            _build(program, folder)
+    return folder
+
+
+def _build(program: Program, folder: Path) -> None:
+    print(f"building {program.name}: {program.cold_build} when nothing of it is cached yet …", flush=True)
+    started = time.monotonic()
+    prefix = f".{program.name}-"
+    for interrupted in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(interrupted)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=prefix) as scratch:
+        target = Path(scratch) / "bin"
+        target.mkdir(mode=0o755)
+        environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off"}
+        finished = subprocess.run(
+            program.command(target), cwd=program.source, env=environment, capture_output=True, text=True, check=False
+        )
+        if finished.returncode != 0:
+            raise ClusterError(f"go build of {program.name} failed:\n{_tail(finished.stderr)}")
+        target.rename(folder)
+    print(f"built {program.name} in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _tail(output: str, lines: int = 20) -> str:
+    return "\n".join(output.splitlines()[-lines:])

@@ -1,0 +1,53 @@
+"""What is written down of a cluster that came up whole, and read by whoever uses it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from testcluster.places import Places, clusters_directory
+from testcluster.processes import ProcessTable
+
+Tier = Literal["api", "node"]
+Maker = Literal["ourselves", "kind"]
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str
+    tier: Tier
+    maker: Maker
+    kubeconfig: str
+    kubectl: str
+    nodes: tuple[str, ...] = ()
+    ingress_address: str | None = None
+
+
+def write_record(record: Record) -> None:
+    """At once or not at all."""
+    file = Places(record.name).record
+    scratch = file.with_suffix(".new")
+    scratch.write_text(json.dumps(asdict(record), indent=2) + "\n")
+    scratch.rename(file)
+
+
+def read_record(places: Places) -> Record | None:
+    """None where the cluster is not up, or where one of its processes has ended, or where an older version made it."""
+    try:
+        fields = json.loads(places.record.read_text())
+        record = Record(**{**fields, "nodes": tuple(fields["nodes"])})
+    except (FileNotFoundError, TypeError):
+        return None
+    return None if dead_processes(places) else record
+
+
+def dead_processes(places: Places) -> list[str]:
+    table = ProcessTable(places)
+    return [name for name in table.names() if not table.is_alive(name)]
+
+
+def every_place() -> list[Places]:
+    """The clusters of this user, up or not."""
+    folders = [entry for entry in clusters_directory().glob("*") if entry.is_dir()]
+    return [Places(folder.name) for folder in sorted(folders)]

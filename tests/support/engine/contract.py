@@ -1,0 +1,148 @@
+"""Engines under the contract, on the CPU and on a GPU, short ways to drive one, and the parity gate."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from support.engine.reference import ReferenceEngine
+from support.requirements import require
+from support.tiny_models import TIED, tiny_directory, tiny_model
+from tinsmith_trainer.datums import Datum
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
+from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+
+CROSS_ENTROPY = LossSpec("cross_entropy")
+IMPORTANCE_SAMPLING = LossSpec("importance_sampling")
+
+# Adapter slots and the highest rank of every engine under test.
+SLOTS, MAX_RANK = 4, 16
+
+EngineFactory = Callable[[], Engine]
+
+_PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
+
+
+_NEMO_RL = NemoRlSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
+
+
+def _nemo_rl_in_process() -> Engine:
+    # Megatron and Ray take seconds to import, which tests without them need not wait for.
+    from support.nemo_rl.engines import in_process_engine
+
+    return in_process_engine(_NEMO_RL)
+
+
+def _nemo_rl_over_ray() -> Engine:
+    from support.nemo_rl.engines import over_ray_engine
+
+    return over_ray_engine(_NEMO_RL)
+
+
+ENGINES: dict[str, EngineFactory] = {
+    "peft-qwen3": lambda: build_peft_engine(tiny_model("qwen3"), _PEFT),
+    "peft-llama3-tied": lambda: build_peft_engine(tiny_model("llama3", TIED), _PEFT),
+    "reference": lambda: ReferenceEngine(adapter_slots=SLOTS, max_rank=MAX_RANK),
+}
+if find_spec("megatron") is not None:  # the PEFT worker's image has none, and runs this contract in it
+    ENGINES |= {"nemo-rl-in-process": _nemo_rl_in_process, "nemo-rl-over-ray": _nemo_rl_over_ray}
+
+
+def spec(engine: Engine, *, rank: int = 4, seed: int = 1) -> LoraSpec:
+    """All module families that the engine has."""
+    can = engine.capabilities()
+    return LoraSpec(rank, 32.0, seed, can.train_attn, can.train_mlp, can.train_unembed)
+
+
+def forward_backward(
+    engine: Engine, datums: Sequence[Datum], *, adapter: str = "a", loss: LossSpec = CROSS_ENTROPY
+) -> Outcome:
+    """One adapter's call, which must not fail."""
+    outcome = engine.forward_backward([Work(adapter, datums, loss)])[0]
+    assert outcome.error is None, outcome.error
+    return outcome
+
+
+def forward(engine: Engine, datums: Sequence[Datum], *, adapter: str = "a") -> Outcome:
+    outcome = engine.forward_backward([Work(adapter, datums, CROSS_ENTROPY, forward_only=True)])[0]
+    assert outcome.error is None, outcome.error
+    return outcome
+
+
+def train(engine: Engine, datums: Sequence[Datum], steps: int = 1, *, adapter: str = "a") -> None:
+    """A fresh adapter's B is zero and hides A's gradient; a few steps make all of it matter."""
+    for _ in range(steps):
+        forward_backward(engine, datums, adapter=adapter)
+        engine.optim_step(adapter, AdamParams(learning_rate=1e-2))
+
+
+def group(state: AdapterState, prefix: str) -> dict[str, NDArray[np.float32]]:
+    """A state's tensors under `prefix/`, by the rest of their names."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): values for name, values in state.tensors.items() if name.startswith(start)}
+
+
+def gradients(engine: Engine, adapter: str = "a") -> dict[str, NDArray[np.float32]]:
+    """What has been accumulated; zeros where nothing has."""
+    state = engine.state(adapter)
+    zeros = {name: np.zeros_like(values) for name, values in group(state, "weights").items()}
+    return zeros | group(state, "gradients")
+
+
+def state_bits(state: AdapterState) -> str:
+    return repr((state.lora, state.optimizer_step, sorted((k, v.tolist()) for k, v in state.tensors.items())))
+
+
+def bits(outcome: Outcome) -> str:
+    assert outcome.error is None, outcome.error
+    return repr([output["logprobs"].tolist() for output in outcome.outputs])
+
+
+def parity(one: str, other: str, *, atol: float, steps: int = 3, model: Path | None = None) -> None:
+    """Fails unless the two engines agree; pytest then shows the table.
+
+    In a process of its own: there is one Ray in a process, and other tests keep theirs.
+    """
+    command = [sys.executable, "-m", "tinsmith_trainer.parity.command", "--engine", one, "--engine", other]
+    options = ["--model", str(model or tiny_directory()), "--steps", str(steps), "--atol", str(atol)]
+    finished = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, f"{one} and {other} differ:\n{finished.stdout}{finished.stderr}"
+
+
+def require_gpus(count: int = 1) -> None:
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    require(
+        there >= count,
+        f"PyTorch sees {there} GPUs of {count}: run on a machine with NVIDIA's driver and a PyTorch built for CUDA.",
+    )
+
+
+def require_package(name: str, cure: str) -> None:
+    require(find_spec(name) is not None, f"The Python package {name} is not installed: {cure}")
+
+
+@functools.cache
+def _on_gpu(dtype: torch.dtype) -> TorchModel:
+    return load_torch_model(str(tiny_directory()), dtype=dtype, device="cuda")
+
+
+def _peft_engine(dtype: torch.dtype) -> Engine:
+    """Skips the test where there is no GPU."""
+    require_gpus()
+    return build_peft_engine(_on_gpu(dtype), PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK))
+
+
+# For the contract suite, beside `support.engine.contract.ENGINES`.
+GPU_ENGINES: Mapping[str, EngineFactory] = {
+    "peft-gpu-float32": lambda: _peft_engine(torch.float32),
+    "peft-gpu-bfloat16": lambda: _peft_engine(torch.bfloat16),
+}

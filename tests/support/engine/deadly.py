@@ -1,0 +1,98 @@
+"""The reference engine, with calls that end their process.
+
+What ends it is in the request: a datum that begins with one of the tokens below, a seed, a learning rate. Where
+`TINSMITH_TEST_DEADLY` names a folder, what a file in it names ends the process, too, until the file is gone. While one
+is called `hangs`, calls hang; while one is called `bad-disk`, no file is kept that has its text in the path.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from support.engine.reference import ReferenceEngine
+from tinsmith_trainer.ending import end_process
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, Outcome, Work
+from typing_extensions import override
+
+FOLDER_VARIABLE = "TINSMITH_TEST_DEADLY"
+KILLS, ENDS, EXITS = 31, 30, 29
+"""First tokens: killed as for want of memory; ended with a sign, as where a rank is lost; left by SystemExit."""
+HANGS, HUNG = "hangs", "hung"
+"""The second appears when a call has begun to hang."""
+BAD_DISK = "bad-disk"
+DEADLY_SEED = 13
+DEADLY_RATE = 13.0
+
+
+class DeadlyEngine(ReferenceEngine):
+    @override
+    def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
+        super().create_adapter(adapter_id, lora)
+        _die(lora.seed == DEADLY_SEED)
+
+    @override
+    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
+        first = int(work[0].datums[0].tokens[0])
+        _die(first == KILLS or _is_deadly(f"forward_backward-{first}"))
+        while _is_deadly(HANGS):
+            Path(os.environ[FOLDER_VARIABLE], HUNG).touch()
+            time.sleep(0.01)
+        if first == ENDS:
+            _end_with_a_sign()
+        if first == EXITS:
+            raise SystemExit(1)
+        return super().forward_backward(work)
+
+    @override
+    def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
+        metrics = super().optim_step(adapter_id, params)
+        _die(params.learning_rate == DEADLY_RATE)
+        return metrics
+
+    @override
+    def state(self, adapter_id: str) -> AdapterState:
+        _die(_is_deadly("state"))
+        return super().state(adapter_id)
+
+    @override
+    def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
+        _die(_is_deadly(f"load_state-{adapter_id}"))
+        super().load_state(adapter_id, state, with_optimizer)
+
+
+def _die(now: bool) -> None:
+    if now:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_deadly(name: str) -> bool:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return folder is not None and (Path(folder) / name).exists()
+
+
+def _end_with_a_sign() -> None:
+    try:
+        raise RuntimeError("rank 1\nof 2 has no memory left")
+    except RuntimeError:
+        end_process("the ranks of the model are lost")
+
+
+def _fail_at_bad_places(descriptor: int) -> None:
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    if _is_deadly(BAD_DISK) and Path(os.environ[FOLDER_VARIABLE], BAD_DISK).read_text() in path:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+    _fsync(descriptor)
+
+
+_fsync = os.fsync
+
+
+def build_deadly(options: Any) -> tuple[DeadlyEngine, None]:
+    os.fsync = _fail_at_bad_places
+    return DeadlyEngine(options.model, options.adapter_slots, min(options.max_rank, 16)), None

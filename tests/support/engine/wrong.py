@@ -1,0 +1,73 @@
+"""The reference engine, wrong in one thing at a time, or one to a process: for the parity gate."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from support.engine.reference import ReferenceEngine
+from tinsmith_trainer.engines.base import AdamParams, LoraSpec, Outcome, Work
+from typing_extensions import override
+
+
+class StepsTooFar(ReferenceEngine):
+    @override
+    def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
+        return super().optim_step(adapter_id, replace(params, learning_rate=1.5 * params.learning_rate))
+
+
+class StartsElsewhere(ReferenceEngine):
+    @override
+    def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
+        super().create_adapter(adapter_id, replace(lora, seed=lora.seed + 1))
+
+
+class RoundsLogprobs(ReferenceEngine):
+    @override
+    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
+        return [
+            replace(one, outputs=[{"logprobs": np.round(output["logprobs"], 2)} for output in one.outputs])
+            for one in super().forward_backward(work)
+        ]
+
+
+class ForgetsTheFirstCall(ReferenceEngine):
+    """As one that does not add up."""
+
+    @override
+    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
+        for one in work:
+            self.clear_gradients(one.adapter_id)
+        return super().forward_backward(work)
+
+
+def steps_too_far(options: Any) -> tuple[ReferenceEngine, None]:
+    return StepsTooFar(), None
+
+
+def starts_elsewhere(options: Any) -> tuple[ReferenceEngine, None]:
+    return StartsElsewhere(), None
+
+
+def rounds_logprobs(options: Any) -> tuple[ReferenceEngine, None]:
+    return RoundsLogprobs(), None
+
+
+def forgets_the_first_call(options: Any) -> tuple[ReferenceEngine, None]:
+    return ForgetsTheFirstCall(), None
+
+
+_alive: weakref.WeakSet[ReferenceEngine] = weakref.WeakSet()
+
+
+def build_only_one(options: Any) -> tuple[ReferenceEngine, None]:
+    """Fails where the one before is still held."""
+    gc.collect()
+    assert not _alive, "the engine before is still in memory"
+    engine = ReferenceEngine()
+    _alive.add(engine)
+    return engine, None

@@ -1,0 +1,67 @@
+"""The rights that the chart gives an operator, for operators that a test starts itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from support.kubernetes.installation import wait_for
+from testcluster.cluster import Cluster
+
+CHART = Path(__file__).parents[3] / "charts" / "tinsmith"
+HELM = Path(sys.executable).with_name("helm")
+ACCOUNT = "tinsmith-operator"
+TEMPLATES = [f"templates/operator/{name}.yaml" for name in ("role", "rolebinding", "serviceaccount")]
+ALLOWED_SECONDS = 60.0
+
+Object = dict[str, Any]
+
+
+def rights_of(namespace: str, **scope: Any) -> list[Object]:
+    """What the chart would make in an installation of that namespace: account, roles, and who has them."""
+    shown = [word for template in TEMPLATES for word in ("--show-only", template)]
+    command = [str(HELM), "template", "tinsmith", str(CHART), "--namespace", namespace, "--values", "-", *shown]
+    values = {"scope": scope, "checkpoints": {"remote": {"url": "s3://bucket/checkpoints"}}}
+    rendered = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=True).stdout
+    objects = [each for each in yaml.safe_load_all(rendered) if each is not None]
+    for each in objects:
+        if not each["kind"].startswith("Cluster"):
+            each["metadata"].setdefault("namespace", namespace)
+    return objects
+
+
+def grant(cluster: Cluster, objects: list[Object]) -> None:
+    """Returns when the API server goes by it: it hears of a right a moment after it has stored it."""
+    cluster.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(objects))
+    roles = {place_of(each): each["rules"] for each in objects if each["kind"] == "Role"}
+    for binding in (each for each in objects if each["kind"] == "RoleBinding"):
+        namespace = binding["metadata"]["namespace"]
+        [subject] = binding["subjects"]
+        who = f"--as=system:serviceaccount:{subject['namespace']}:{subject['name']}"
+        # All rules of a role come at once.
+        rule = roles[namespace, binding["roleRef"]["name"]][0]
+        [group, *_], [resource, *_], [verb, *_] = rule["apiGroups"], rule["resources"], rule["verbs"]
+        until_allowed(cluster, verb, f"{resource}.{group}", f"--namespace={namespace}", who)
+
+
+def place_of(named: Object) -> tuple[str, str]:
+    return named["metadata"]["namespace"], named["metadata"]["name"]
+
+
+def until_allowed(cluster: Cluster, *what_and_who: str) -> None:
+    # "no" is a status of 1, which is an error that `wait_for` waits out.
+    wait_for(lambda: cluster.kubectl("auth", "can-i", *what_and_who), ALLOWED_SECONDS, lambda: " ".join(what_and_who))
+
+
+def kubeconfig_of_the_account(cluster: Cluster, namespace: str, folder: Path) -> Path:
+    """Whoever uses it is the operator's service account of that namespace."""
+    token = cluster.kubectl(f"--namespace={namespace}", "create", "token", ACCOUNT).strip()
+    document = yaml.safe_load(cluster.kubeconfig.read_text())
+    document["users"] = [{"name": document["contexts"][0]["context"]["user"], "user": {"token": token}}]
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(document))
+    return file

@@ -1,0 +1,124 @@
+"""The chart as helm renders it, without a cluster."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "tinsmith"
+HELM = Path(sys.executable).with_name("helm")
+RELEASE = "tinsmith"
+NAMESPACE = "research"
+KUBERNETES_VERSION = "1.34.0"
+
+Object = dict[str, Any]
+
+
+def render(
+    values: Mapping[str, Any], release: str = RELEASE, chart: Path = CHART, namespace: str = NAMESPACE
+) -> list[Object]:
+    """Every object of a release, the definitions included."""
+    done = _template(json.dumps(values), release, chart, namespace)
+    assert done.returncode == 0, done.stderr
+    # The definitions are thousands of lines, which the loader in Python reads ten times slower.
+    return [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
+
+
+def notes(values: Mapping[str, Any]) -> str:
+    """What helm prints when it has installed the release. Helm itself renders notes only where there is a cluster,
+    so this is a copy of the chart that has them in an object."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(CHART, Path(folder) / "tinsmith")
+        templates = copy / "templates"
+        text = (templates / "NOTES.txt").rename(templates / "_notes.tpl").read_text()
+        (templates / "_notes.tpl").write_text('{{ define "notes" }}' + text + "{{ end }}")
+        (templates / "notes.yaml").write_text(
+            '{kind: Notes, metadata: {name: notes}, text: {{ include "notes" . | quote }}}'
+        )
+        found: str = named(render(values, chart=copy), "Notes", "notes")["text"]
+    return found
+
+
+def refusal(values: Mapping[str, Any], release: str = RELEASE) -> str:
+    """What helm says of values that it must not install."""
+    done = _template(json.dumps(values), release, CHART)
+    assert done.returncode != 0, "helm took these values"
+    return done.stderr
+
+
+@cache
+def _template(values: str, release: str, chart: Path, namespace: str = NAMESPACE) -> subprocess.CompletedProcess[str]:
+    """The chart does not change while tests run, and the same values are rendered by many of them."""
+    options = ["--namespace", namespace, "--kube-version", KUBERNETES_VERSION, "--values", "-"]
+    command = [str(HELM), "template", release, str(chart), *options]
+    return subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+
+
+def lint() -> str:
+    done = subprocess.run([str(HELM), "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# ---- looking at what was rendered
+
+
+def named(objects: Iterable[Object], kind: str, name: str) -> Object:
+    [found] = [each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pods(objects: Iterable[Object]) -> dict[str, Object]:
+    """Specs of pods, and of those that workloads make, by what they come from."""
+    found = {}
+    for each in objects:
+        if each["kind"] == "Pod":
+            found[f"Pod {each['metadata']['name']}"] = each["spec"]
+        elif each["kind"] == "Deployment":
+            found[f"Deployment {each['metadata']['name']}"] = each["spec"]["template"]["spec"]
+    return found
+
+
+def environment(pod: Object) -> dict[str, Any]:
+    """Of its one container: names, and values where they are given outright."""
+    [container] = pod["containers"]
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+# ---- making values
+
+
+def at(path: str, value: Any) -> Object:
+    """`a.b.c` set to a value, as values of the chart."""
+    *parents, last = path.split(".")
+    values: Object = {last: value}
+    for name in reversed(parents):
+        values = {name: values}
+    return values
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Object:
+    """Both, objects member by member; elsewhere the second wins."""
+    both = dict(first)
+    for name, value in second.items():
+        mine = both.get(name)
+        both[name] = merged(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+    return both
+
+
+def looked_up(values: Mapping[str, Any], path: str) -> Any:
+    """The value at `a.b.c`; None where there is none."""
+    found: Any = values
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found

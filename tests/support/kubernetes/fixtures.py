@@ -1,0 +1,234 @@
+"""Fixtures for tests that need a real Kubernetes; a conftest imports those it uses.
+
+A fresh cluster is made per test run, or the one that TINSMITH_TEST_CLUSTER names is used and left up: `make cluster-up`
+once, then TINSMITH_TEST_CLUSTER=dev for run after run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from support.requirements import require
+from testcluster.cluster import Cluster, given, recorded
+from testcluster.errors import ClusterError
+from testcluster.lifecycle import bring_down, missing
+from testcluster.places import Places
+from testcluster.project_images import ImagesNotBuilt, build_images
+from testcluster.record import Record, Tier, every_place, read_record
+
+from testcluster import own
+
+__all__ = [
+    "Cluster",
+    "api_cluster",
+    "fresh_cluster",
+    "namespace",
+    "node_cluster",
+    "own_api_cluster",
+    "pytest_collection_finish",
+    "pytest_runtest_makereport",
+    "two_node_cluster",
+]
+
+NAME_VARIABLE = "TINSMITH_TEST_CLUSTER"
+_TESTCLUSTER = Path(__file__).parents[3] / "testcluster"
+_OF_A_RUN = re.compile(r"run-(?P<pid>\d+)-(api|node)-([012]|fresh)")
+_FIXTURE_TIERS: dict[str, Tier] = {
+    "api_cluster": "api",
+    "fresh_cluster": "node",
+    "node_cluster": "node",
+    "two_node_cluster": "node",
+}
+_FOLDERS_WITH_IMAGES = ("images", "node")
+_DIAGNOSIS = (
+    ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp", "--request-timeout=10s"),
+    ("get", "pods,persistentvolumeclaims", "--all-namespaces", "--output=wide", "--request-timeout=10s"),
+)
+_DIAGNOSIS_LINES = 60
+
+
+@pytest.fixture(scope="session")
+def api_cluster() -> Iterator[Cluster]:
+    """etcd, the API server and the controllers, and no node: pods stay Pending, and a test writes their status."""
+    with _cluster("api", nodes=0) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def node_cluster() -> Iterator[Cluster]:
+    """A cluster in which pods run."""
+    given_cluster = given()
+    if given_cluster is not None:
+        yield given_cluster
+        return
+    with _cluster("node", nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def two_node_cluster() -> Iterator[Cluster]:
+    """A cluster of ours with `node-2` to lose; the first node carries the control plane, DNS and the ingress.
+
+    Of one file alone: a node that was powered off stays off.
+    """
+    with _cluster("node", nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def fresh_cluster() -> Iterator[Cluster]:
+    """A cluster of ours in which nothing was ever installed; of one file alone."""
+    with _own_cluster("node", 1, "fresh") as cluster:
+        yield cluster
+
+
+@contextmanager
+def own_api_cluster() -> Iterator[Cluster]:
+    """As `api_cluster`, and nobody else's: for a file whose tests begin without kinds that others install."""
+    with _own_cluster("api", 0, "fresh") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty namespace of the test's own, which admits restricted pods alone, in the cluster that the test uses."""
+    [fixture] = [name for name in _FIXTURE_TIERS if name in request.fixturenames]
+    cluster: Cluster = request.getfixturevalue(fixture)
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.make_namespace(name)
+    yield name
+    cluster.delete_namespace(name)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Builds programs and images before the first test starts: such minutes are no test's own."""
+    if session.config.option.collectonly:
+        return
+    wanted = {tier for item in session.items for tier in _tiers(item)}
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    for tier in sorted(wanted):
+        if own.missing(tier) is None:
+            with capture.global_and_fixture_disabled():
+                own.build(tier)
+    if any(_runs_images(item) for item in session.items) and own.missing("node") is None:
+        with capture.global_and_fixture_disabled(), suppress(ImagesNotBuilt):
+            # Those who need them say so again, as their own failure.
+            build_images()
+            if any(item.path.parent.name == "node" for item in session.items):
+                build_images("test-services", "trainer-megatron")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds what the cluster says to the report of a test that failed in it."""
+    report = yield
+    used = [value for value in getattr(item, "funcargs", {}).values() if isinstance(value, Cluster)]
+    if report.failed:
+        report.sections.extend(("cluster", diagnosis(cluster)) for cluster in used)
+    return report
+
+
+def diagnosis(cluster: Cluster) -> str:
+    """What kubectl and the cluster's processes say now; the end of each."""
+    parts = []
+    for question in _DIAGNOSIS:
+        try:
+            answer = cluster.kubectl(*question)
+        except ClusterError as error:
+            answer = str(error)
+        parts.append(f"$ kubectl {' '.join(question)}\n" + "\n".join(answer.splitlines()[-_DIAGNOSIS_LINES:]))
+    return "\n".join([*parts, *_pod_logs(cluster), cluster.logs()])
+
+
+def _pod_logs(cluster: Cluster) -> Iterator[str]:
+    """Of pods that are not well, what they wrote, before and after their last restart."""
+    try:
+        listed = cluster.kubectl(
+            "get", "pods", "--all-namespaces", "--no-headers", "--request-timeout=10s"
+        ).splitlines()
+    except ClusterError:
+        return
+    for namespace, pod, *_ in (line.split() for line in listed):
+        for previous in ("--previous=true", "--previous=false"):
+            words = [
+                f"--namespace={namespace}",
+                "logs",
+                pod,
+                "--all-containers",
+                f"--tail={_DIAGNOSIS_LINES}",
+                previous,
+            ]
+            try:
+                yield f"$ kubectl {' '.join(words)}\n{cluster.kubectl(*words)}"
+            except ClusterError:
+                # Most have no previous container, some have not started.
+                continue
+
+
+def _runs_images(item: pytest.Item) -> bool:
+    """Tests of the images themselves, and of pods that are made of them."""
+    return item.path.parent.name in _FOLDERS_WITH_IMAGES and item.path.parent.parent.name == "cluster"
+
+
+def _tiers(item: pytest.Item) -> list[Tier]:
+    names = getattr(item, "fixturenames", ())
+    return [tier for fixture, tier in _FIXTURE_TIERS.items() if fixture in names]
+
+
+@contextmanager
+def _cluster(tier: Tier, nodes: int) -> Iterator[Cluster]:
+    record = _named()
+    if record is not None and (record.tier, len(record.nodes)) == (tier, nodes):
+        yield recorded(record)
+        return
+    with _own_cluster(tier, nodes, str(nodes)) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _own_cluster(tier: Tier, nodes: int, mark: str) -> Iterator[Cluster]:
+    lack = missing(tier, nodes)
+    require(lack is None, lack or "")
+    _remove_left_behind()
+    name = f"run-{os.getpid()}-{tier}-{mark}"
+    try:
+        yield _brought_up(name, tier, nodes)
+    finally:
+        bring_down(name)
+
+
+def _named() -> Record | None:
+    """The cluster that the run is to use where it fits."""
+    name = os.environ.get(NAME_VARIABLE)
+    record = read_record(Places(name)) if name else None
+    if name and record is None:
+        pytest.fail(f"{NAME_VARIABLE} names the cluster {name}, which is not up: `make cluster-up`, or unset it.")
+    return record
+
+
+def _brought_up(name: str, tier: Tier, nodes: int) -> Cluster:
+    """By a process of its own, so that the cluster's processes are not children of the tests."""
+    words = ["up", f"--name={name}", f"--tier={tier}", *([f"--nodes={nodes}"] if nodes else [])]
+    command = [sys.executable, "-m", "testcluster", *words]
+    environment = {**os.environ, "PYTHONPATH": str(_TESTCLUSTER)}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    record = read_record(Places(name))
+    if finished.returncode != 0 or record is None:
+        pytest.fail(f"The cluster of tier {tier} did not come up.\n{finished.stdout}{finished.stderr}")
+    return recorded(record)
+
+
+def _remove_left_behind() -> None:
+    """Clusters of test runs that were killed before they could take them down."""
+    for place in every_place():
+        found = _OF_A_RUN.fullmatch(place.name)
+        if found and not Path(f"/proc/{found['pid']}").exists():
+            bring_down(place.name)

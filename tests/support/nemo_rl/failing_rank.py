@@ -1,0 +1,56 @@
+"""The nemo-rl engine on two ranks that share the data, over Ray; one of them fails alone when a file says so.
+
+For `--engine`: `support.nemo_rl.failing_rank:build`. The file lies in the model's directory, which every rank reads,
+and is gone when the rank has failed: the next life's ranks do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinsmith_trainer.colocated import build_nemo_rl
+from tinsmith_trainer.engines.base import Engine
+from tinsmith_trainer.engines.nemo_rl.batch import Batch
+from tinsmith_trainer.engines.nemo_rl.ray_cluster import prepare_for_ray
+from tinsmith_trainer.engines.nemo_rl.results import RowResults
+from tinsmith_trainer.losses import PreparedLoss
+from tinsmith_trainer.options import WorkerOptions
+from tinsmith_trainer.sampling.base import Sampler
+
+prepare_for_ray()  # before Ray is imported, which reads its settings then
+
+from tinsmith_trainer.engines.nemo_rl import over_ray  # noqa: E402
+from tinsmith_trainer.engines.nemo_rl.rank import Schedule  # noqa: E402
+from tinsmith_trainer.engines.nemo_rl.ray_actor import RankActor  # noqa: E402
+
+RANKS, FAILING_RANK = 2, 1
+SWITCH = "fail-alone"
+
+
+def build(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
+    options.ranks = RANKS
+    over_ray.RankActor = FailingRank  # type: ignore[misc]
+    return build_nemo_rl(options)
+
+
+class FailingRank(RankActor):
+    def join(self, address: str, port: int) -> None:
+        super().join(address, port)
+        if self._number == FAILING_RANK:
+            self._rank._schedule = FailingSchedule(self._rank._schedule, self._model.directory / SWITCH)
+
+
+class FailingSchedule:
+    """Fails when it has computed its part, and the other rank waits for it to add up gradients."""
+
+    def __init__(self, schedule: Schedule, switch: Path) -> None:
+        self._schedule = schedule
+        self._switch = switch
+
+    def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
+        results = self._schedule(microbatches, loss, forward_only=forward_only)
+        if self._switch.exists():
+            self._switch.unlink()
+            raise RuntimeError("this rank is out of memory")
+        return results

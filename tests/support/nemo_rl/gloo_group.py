@@ -1,0 +1,76 @@
+"""A rank group over a test's gloo processes: any layout of ranks, without Ray's seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from support.nemo_rl.gloo import GlooRanks
+from tinsmith_trainer.engines.nemo_rl.cpu_megatron import cpu_megatron
+from tinsmith_trainer.engines.nemo_rl.cpu_rank import RankModel, build_cpu_rank
+from tinsmith_trainer.engines.nemo_rl.groups import Answer, RankGroup, agreed, attempt
+from tinsmith_trainer.engines.nemo_rl.megatron_model import initialise_parallel
+from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.nemo_rl.rank import Rank
+from typing_extensions import override
+
+_rank: list[Rank] = []
+"""Of the process that this module is imported in."""
+
+
+class GlooGroup(RankGroup):
+    def __init__(self, model: RankModel) -> None:
+        self._parallelism = model.parallelism
+        self.ranks = GlooRanks(model.parallelism.world_size)
+        self.ranks.run_each(_start, [(model, rank) for rank in range(model.parallelism.world_size)])
+
+    @property
+    @override
+    def parallelism(self) -> Parallelism:
+        return self._parallelism
+
+    @override
+    def all(self, method: str, *args: Any) -> list[Any]:
+        return agreed(self.ranks.run(_call, method, args))
+
+    @override
+    def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
+        layout = self._parallelism
+        own = [(method, (shards[layout.coordinates(rank).data], *args)) for rank in range(layout.world_size)]
+        values = agreed(self.ranks.run_each(_call, own))
+        return [values[rank] for rank in layout.speakers()]
+
+    def fail_in_the_second_microbatch(self) -> None:
+        """The next call that has two."""
+        self.ranks.run(_fail_once)
+
+    @override
+    def close(self) -> None:
+        self.ranks.close()
+
+
+def _start(model: RankModel, rank: int) -> None:
+    initialise_parallel(model.parallelism, rank)
+    _rank.append(build_cpu_rank(model, rank))
+
+
+def _call(method: str, args: tuple[Any, ...]) -> Answer:
+    with cpu_megatron():
+        return attempt(lambda: getattr(_rank[0], method)(*args))
+
+
+def _fail_once() -> None:
+    """Where the loss is computed, so that a first microbatch's gradients are in the buffers by then."""
+    from tinsmith_trainer.engines.nemo_rl import schedule
+
+    real = schedule.total_loss
+    calls = []
+
+    def fail(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            schedule.total_loss = real
+            raise RuntimeError("a microbatch failed, as the test wants")
+        return real(*args)
+
+    schedule.total_loss = fail

@@ -1,0 +1,121 @@
+"""`tinsmith serve` as users start it: a process, a URL on its standard output, a data directory that outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from testcluster.ports import free_port
+
+TESTS = Path(__file__).parents[2]
+API_KEY = "tml-test-key"
+START_SECONDS = 240.0
+STOP_SECONDS = 120.0
+"""It gives its workers a minute, after a third of one for its own requests."""
+RETRIEVALS = 5
+HTTP_OPTIONS: dict[str, Any] = {"trust_env": False, "timeout": 60.0}
+REFERENCE_ENGINE = "support.engine.reference:build_reference"
+REFERENCE_MODEL = "reference/model"
+OF_LOCAL_WORKERS = {"local": {"TINSMITH_DETERMINISTIC_SAMPLING": "true"}}
+"""By fleet: TrainingSessions say it themselves."""
+
+
+@dataclass(slots=True)
+class ServedInstallation:
+    """A data directory and the server on it, over any number of lives at one address."""
+
+    data: Path
+    models: Mapping[str, Path]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[str] | None = None
+    temporary: Path | None = None
+    """Where a life of it makes its temporary files: one that is killed leaves them. With a short path, for sockets."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> ServedInstallation:
+        """Returns when the URL was printed: from then on it answers."""
+        models = [flag for name, path in self.models.items() for flag in ("--model", f"{name}={path}")]
+        command = [str(Path(sys.executable).with_name("tinsmith")), "serve", "--port", str(self.port), *models]
+        self.temporary = Path(tempfile.mkdtemp(prefix="serve-"))
+        settings = {f"TINSMITH_{name.upper()}": value for name, value in self.settings.items()}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(TESTS),
+            "TMPDIR": str(self.temporary),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TINSMITH_DATA": str(self.data),
+            "TINSMITH_API_KEY": API_KEY,
+            "TINSMITH_LOG_LEVEL": "warning",
+            **OF_LOCAL_WORKERS.get(self.settings.get("fleet", "local"), {}),
+            **settings,
+        }
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line == self.url, f"the server printed {line!r}"
+        return self
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self.process is None:
+            return 0
+        self.process.send_signal(number)
+        code = self.process.wait(STOP_SECONDS)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.process = None
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+        return code
+
+    def worker_pids(self) -> list[int]:
+        """The processes that this server started."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def kill_workers(self) -> None:
+        for pid in self.worker_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", headers={"X-API-Key": API_KEY}, **HTTP_OPTIONS)
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, headers={"X-API-Key": API_KEY}, **HTTP_OPTIONS)
+
+    def retrieve(self, request_id: str) -> httpx.Response:
+        """As the SDK does: 408 means that the worker is still starting, and that it is to be asked again."""
+        for _ in range(RETRIEVALS):
+            answer = self.post("/api/v1/retrieve_future", {"request_id": request_id, "allow_metadata_only": False})
+            if answer.status_code != httpx.codes.REQUEST_TIMEOUT:
+                break
+        return answer
+
+    def metric(self, name: str) -> float:
+        """The sum over a metric's series on /metrics."""
+        lines = httpx.get(f"{self.url}/metrics", **HTTP_OPTIONS).text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        return sum(values)

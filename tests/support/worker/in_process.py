@@ -1,0 +1,78 @@
+"""A worker's service in the test's own process, on the reference engine, with shorthands for a server's calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.engine.reference import ReferenceEngine
+from support.worker.process import AWAIT_SECONDS, MODEL, Call, create
+from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.checkpoints import CheckpointRoot
+from tinsmith_trainer.operations import StoredResult
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.service import WorkerParts, WorkerService
+from tinsmith_trainer.snapshotting import SnapshotPolicy
+from tinsmith_trainer.volume import Volume
+
+
+class Worker:
+    """A service on the volume, and the checkpoints unless they are elsewhere, below a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        slots: int = 8,
+        max_rank: int = 16,
+        reserved_bytes: int = 0,
+        seed: int = 0,
+        policy: SnapshotPolicy | None = None,
+        journal_vfs: str | None = None,
+        checkpoints: str | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self.engine = ReferenceEngine(adapter_slots=slots, max_rank=max_rank, seed=seed)
+        parts = WorkerParts(
+            engine=self.engine,
+            sampler=sampler,
+            checkpoints=CheckpointRoot(checkpoints or f"file://{folder / 'checkpoints'}"),
+            volume=Volume(folder / "volume", reserved_bytes=reserved_bytes),
+            policy=policy or SnapshotPolicy(),
+            journal_vfs=journal_vfs,
+        )
+        self.service = WorkerService(parts)
+
+    async def submit(self, *calls: Call, rejection: str | None = None) -> None:
+        for call in calls:
+            request = worker_pb2.SubmitRequest(
+                epoch=self.service.epoch,
+                model_id=call.model_id,
+                seq_id=call.seq_id,
+                kind=call.kind,
+                payload=call.payload,
+            )
+            if rejection is not None:
+                request.rejection.category, request.rejection.message = worker_pb2.USER, rejection
+            await self.service.submit(request)
+
+    async def finished(self, seq_id: int, model_id: str = MODEL) -> StoredResult:
+        result = await self.service.wait_for(model_id, seq_id, AWAIT_SECONDS)
+        assert result is not None, f"operation {seq_id} did not finish"
+        return result
+
+    async def recovered(self) -> None:
+        """Returns when the engine has gone through all that the journal held."""
+        newcomer = create(model_id="sess:train:99")
+        await self.submit(newcomer)
+        await self.finished(0, newcomer.model_id)
+
+    async def is_pending(self, seq_id: int, model_id: str = MODEL) -> bool:
+        return await self.service.wait_for(model_id, seq_id, 0.05) is None
+
+    async def failure(self, seq_id: int, model_id: str = MODEL) -> str:
+        result = await self.finished(seq_id, model_id)
+        assert result.failure is not None, f"operation {seq_id} worked"
+        return f"{result.failure.category}: {result.failure.message}"
+
+    async def events(self, after: int = 0) -> list[worker_pb2.Event]:
+        return [worker_pb2.Event.FromString(body) for body in await self.service.events(after, 0)]

@@ -1,0 +1,164 @@
+"""The CRDs and the typed models say the same, and the CRDs say it well. What they refuse is tested on an API server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+from support.kubernetes.crds import CRD_FILE, POOL_CRD_FILE, Schema, fill_defaults, load_crd, root_schema, walk
+from support.operator.resources import ON_CLAIM
+from tinsmith_operator.api import names
+from tinsmith_operator.api.conditions import LONGEST_MESSAGE
+from tinsmith_operator.api.pool import SamplerPoolSpec
+from tinsmith_operator.api.spec import ServingSpec, TrainingSessionSpec
+from tinsmith_operator.api.status import OwnerStatus, SamplerPoolStatus, TrainingSessionStatus
+
+OPEN_OBJECTS = {"spec.pod.affinity.nodeAffinity", "spec.pod.affinity.podAffinity", "spec.pod.affinity.podAntiAffinity"}
+
+
+@dataclass(frozen=True)
+class Crd:
+    """filled: fields of the spec that have a default."""
+
+    file: Path
+    kind: str
+    plural: str
+    spec: type[ServingSpec]
+    status: type[OwnerStatus]
+    filled: frozenset[str]
+
+    @property
+    def fields(self) -> list[tuple[str, Schema]]:
+        return [(place, field) for place, field in walk(root_schema(self.file)) if place != "metadata"]
+
+
+SESSION = Crd(
+    CRD_FILE,
+    names.SESSION_KIND,
+    names.SESSION_PLURAL,
+    TrainingSessionSpec,
+    TrainingSessionStatus,
+    frozenset({"engine", "adapters", "sampling", "storage", "suspend", "pod"}),
+)
+POOL = Crd(
+    POOL_CRD_FILE,
+    names.POOL_KIND,
+    names.POOL_PLURAL,
+    SamplerPoolSpec,
+    SamplerPoolStatus,
+    frozenset({"engine", "replicas", "adapters", "pod"}),
+)
+CRDS = pytest.mark.parametrize("crd", [SESSION, POOL], ids=lambda crd: crd.kind)
+ALL_FIELDS = [
+    pytest.param(place, field, id=f"{crd.kind}.{place}") for crd in (SESSION, POOL) for place, field in crd.fields
+]
+ALL_RULES = [
+    rule
+    for crd in (SESSION, POOL)
+    for _, field in [("", root_schema(crd.file)), *crd.fields]
+    for rule in field.get("x-kubernetes-validations", ())
+]
+
+
+def fields_of(model: type[BaseModel], path: str) -> set[str]:
+    """Paths in the CRD's words of a model and the models in it."""
+    found = set()
+    for field in model.model_fields.values():
+        place = f"{path}.{field.alias}"
+        found.add(place)
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                found |= fields_of(inner, place + ("[]" if get_args(field.annotation)[-1:] == (...,) else ""))
+    return found
+
+
+# Parts of a pod that go into it as they are, without our looking into them.
+PASSED_ON = (
+    "spec.pod.tolerations",
+    "spec.pod.affinity",
+    "spec.pod.topologySpreadConstraints",
+    "spec.pod.imagePullSecrets",
+    "spec.pod.env",
+)
+
+
+def crd_fields(crd: Crd) -> set[str]:
+    places = {place for place, _ in crd.fields if place.partition(".")[0] in {"spec", "status"}}
+    named = {place for place in places if not place.endswith(("[]", ".*")) and place not in {"spec", "status"}}
+    return {place for place in named if not any(place.startswith((f"{part}.", f"{part}[")) for part in PASSED_ON)}
+
+
+@CRDS
+def test_the_model_knows_every_field_of_the_crd_and_no_other(crd: Crd) -> None:
+    assert fields_of(crd.spec, "spec") | fields_of(crd.status, "status") == crd_fields(crd)
+
+
+@CRDS
+def test_the_defaults_of_model_and_crd_are_the_same(crd: Crd) -> None:
+    given = {"model": {"name": "m", "source": ON_CLAIM}}
+    filled = fill_defaults(given, root_schema(crd.file)["properties"]["spec"])
+    assert crd.spec.model_validate(given) == crd.spec.model_validate(filled)
+    assert filled.keys() == {"model", *crd.filled}
+
+
+@CRDS
+def test_the_names_of_the_code_are_those_of_the_crd(crd: Crd) -> None:
+    spec = load_crd(crd.file)["spec"]
+    assert (spec["group"], spec["names"]["kind"], spec["names"]["plural"]) == (names.GROUP, crd.kind, crd.plural)
+    assert [version["name"] for version in spec["versions"]] == [names.VERSION]
+
+
+def in_words_of_neither(field: Any) -> Any:
+    """Without what is said to people, and without the default that a pool has of its own."""
+    if isinstance(field, dict):
+        spoken = {"description", "message"}
+        return {name: in_words_of_neither(each) for name, each in field.items() if name not in spoken}
+    return [in_words_of_neither(each) for each in field] if isinstance(field, list) else field
+
+
+@pytest.mark.parametrize("part", ["model", "resources", "maxSequenceLength", "pod"])
+def test_what_sessions_and_pools_both_say_has_one_form(part: str) -> None:
+    session, pool = (
+        in_words_of_neither(root_schema(crd.file)["properties"]["spec"]["properties"][part]) for crd in (SESSION, POOL)
+    )
+    if part == "pod":
+        assert pool["properties"].pop("topologySpreadConstraints")
+        assert pool["properties"]["terminationGracePeriodSeconds"].pop("default") == 600
+    assert session == pool
+
+
+@pytest.mark.parametrize(("place", "field"), ALL_FIELDS)
+def test_every_field_is_described_in_a_sentence(place: str, field: Schema) -> None:
+    assert field["description"][0].isupper() or field["description"].startswith("`")
+    assert field["description"].endswith(".")
+
+
+@pytest.mark.parametrize(("place", "field"), ALL_FIELDS)
+def test_every_field_is_bounded(place: str, field: Schema) -> None:
+    match field.get("type"):
+        case "string":
+            assert "maxLength" in field or "enum" in field or "format" in field or place in {"apiVersion", "kind"}
+        case "array":
+            assert "maxItems" in field
+        case "integer" if place.startswith("spec.") and not place.endswith("tolerationSeconds"):
+            assert {"minimum", "maximum"} <= field.keys()
+        case "object":
+            assert "properties" in field or "maxProperties" in field
+            assert ("x-kubernetes-preserve-unknown-fields" in field) == (place in OPEN_OBJECTS)
+        case None:
+            assert field["x-kubernetes-int-or-string"]
+            assert "maxLength" in field
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule["rule"][:60])
+def test_every_rule_says_what_to_change(rule: dict[str, str]) -> None:
+    assert len(rule["message"]) > 25
+
+
+@CRDS
+def test_a_message_of_ours_fits_into_a_condition(crd: Crd) -> None:
+    conditions = root_schema(crd.file)["properties"]["status"]["properties"]["conditions"]["items"]["properties"]
+    assert conditions["message"]["maxLength"] >= LONGEST_MESSAGE

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import base64
+import ssl
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from tinsmith_operator.ca.certificates import (
+    LEAF_LIFETIME,
+    Authority,
+    Leaf,
+    Use,
+    new_authority,
+    read_authority,
+    read_facts,
+)
+from tinsmith_operator.common.certificate import is_fresh
+from tinsmith_operator.errors import AuthorityInvalid
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NAMES = ("uid.worker.tinsmith.internal",)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return new_authority("tinsmith", NOW)
+
+
+@pytest.fixture(scope="module")
+def leaf(authority: Authority) -> Leaf:
+    return authority.issue(NAMES, Use.SERVER, NOW)
+
+
+def secret(data: dict[str, str]) -> dict[str, Any]:
+    return {"metadata": {"namespace": "tin", "name": "some"}, "data": data}
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def test_an_authority_lasts_ten_years_and_can_sign_leaves_alone(authority: Authority) -> None:
+    certificate = authority.certificate
+    assert certificate.not_valid_after_utc - NOW == timedelta(days=3650)
+    constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert (constraints.value.ca, constraints.value.path_length, constraints.critical) == (True, 0, True)
+
+
+def test_an_authority_comes_back_from_its_secret(authority: Authority) -> None:
+    again = read_authority(secret(authority.secret_data()))
+    assert again.fingerprint == authority.fingerprint
+    again.issue(NAMES, Use.SERVER, NOW)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"tls.crt": encoded(b"nonsense"), "tls.key": encoded(b"nonsense")},
+        {"tls.crt": "not base64!", "tls.key": "?"},
+    ],
+    ids=["empty", "no certificate", "no base64"],
+)
+def test_a_secret_that_holds_no_authority_is_named_with_the_cure(data: dict[str, str]) -> None:
+    with pytest.raises(AuthorityInvalid, match=r"Secret tin/some .*backup"):
+        read_authority(secret(data))
+
+
+def test_a_key_of_another_authority_is_noticed(authority: Authority) -> None:
+    other = new_authority("tinsmith", NOW)
+    data = {**authority.secret_data(), "tls.key": other.secret_data()["tls.key"]}
+    with pytest.raises(AuthorityInvalid, match="does not belong"):
+        read_authority(secret(data))
+
+
+@pytest.mark.parametrize(
+    ("use", "allowed"),
+    [(Use.SERVER, ExtendedKeyUsageOID.SERVER_AUTH), (Use.CLIENT, ExtendedKeyUsageOID.CLIENT_AUTH)],
+    ids=["server", "client"],
+)
+def test_a_leaf_has_one_use_and_thirty_days(authority: Authority, use: Use, allowed: x509.ObjectIdentifier) -> None:
+    certificate = x509.load_pem_x509_certificate(authority.issue(NAMES, use, NOW).certificate)
+    usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [allowed]
+    assert certificate.not_valid_after_utc == NOW + LEAF_LIFETIME
+    assert certificate.not_valid_before_utc < NOW, "clocks of nodes differ"
+    certificate.verify_directly_issued_by(authority.certificate)
+
+
+def test_a_leaf_does_not_outlive_its_authority(authority: Authority) -> None:
+    end = authority.certificate.not_valid_after_utc
+    assert authority.issue(NAMES, Use.SERVER, end - timedelta(days=3)).not_after == end
+
+
+def test_facts_say_what_the_secret_holds(authority: Authority, leaf: Leaf) -> None:
+    facts = read_facts(secret(leaf.secret_data()))
+    assert facts is not None
+    assert facts.dns_names == NAMES
+    assert facts.not_after == NOW + LEAF_LIFETIME
+    assert facts.authority_fingerprint == authority.fingerprint
+
+
+def test_a_leaf_beside_an_authority_that_did_not_sign_it_belongs_to_none(leaf: Leaf) -> None:
+    other = new_authority("tinsmith", NOW)
+    facts = read_facts(secret({**leaf.secret_data(), "ca.crt": encoded(other.pem)}))
+    assert facts is not None
+    assert facts.authority_fingerprint == ""
+
+
+@pytest.mark.parametrize("missing", ["tls.crt", "tls.key", "ca.crt"])
+def test_there_are_no_facts_about_an_incomplete_secret(leaf: Leaf, missing: str) -> None:
+    data = {name: text for name, text in leaf.secret_data().items() if name != missing}
+    assert read_facts(secret(data)) is None
+
+
+def test_there_are_no_facts_about_a_leaf_with_another_ones_key(authority: Authority, leaf: Leaf) -> None:
+    other = authority.issue(NAMES, Use.SERVER, NOW)
+    assert read_facts(secret({**leaf.secret_data(), "tls.key": encoded(other.key)})) is None
+
+
+@pytest.mark.parametrize(
+    ("days", "fresh"), [(0, True), (19, True), (20, False), (31, False)], ids=["new", "19 days", "20 days", "expired"]
+)
+def test_a_leaf_is_renewed_when_ten_days_are_left(authority: Authority, leaf: Leaf, days: int, fresh: bool) -> None:
+    facts = read_facts(secret(leaf.secret_data()))
+    assert is_fresh(facts, NAMES, authority.fingerprint, NOW + timedelta(days=days)) is fresh
+
+
+def test_a_leaf_for_other_names_or_of_another_authority_is_not_fresh(authority: Authority, leaf: Leaf) -> None:
+    facts = read_facts(secret(leaf.secret_data()))
+    assert not is_fresh(facts, ("other",), authority.fingerprint, NOW)
+    assert not is_fresh(facts, NAMES, "other", NOW)
+    assert not is_fresh(None, NAMES, authority.fingerprint, NOW)
+
+
+def test_a_leaf_that_ends_with_its_authority_is_not_renewed_over_and_over(authority: Authority) -> None:
+    """No other would last longer, and each new one would be due at once."""
+    now = authority.certificate.not_valid_after_utc - timedelta(days=5)
+    facts = read_facts(secret(authority.issue(NAMES, Use.SERVER, now).secret_data()))
+    assert is_fresh(facts, NAMES, authority.fingerprint, now)
+
+
+def test_a_leaf_of_a_clock_that_was_set_back_since_is_not_fresh(authority: Authority) -> None:
+    facts = read_facts(secret(authority.issue(NAMES, Use.SERVER, NOW + timedelta(days=2)).secret_data()))
+    assert not is_fresh(facts, NAMES, authority.fingerprint, NOW)
+
+
+def test_an_authority_that_has_ended_issues_nothing_and_says_so(authority: Authority) -> None:
+    with pytest.raises(AuthorityInvalid, match=r"ended at 20.*Put another one"):
+        authority.issue(NAMES, Use.SERVER, authority.certificate.not_valid_after_utc)
+
+
+def test_a_leaf_is_not_taken_for_an_authority(leaf: Leaf) -> None:
+    with pytest.raises(AuthorityInvalid, match="not an authority's"):
+        read_authority(secret(leaf.secret_data()))
+
+
+def test_openssl_accepts_the_chain_for_its_name_and_for_no_other() -> None:
+    """The strictest reader at hand: Python's ssl with every check on."""
+    authority = new_authority("tinsmith", datetime.now(UTC))
+    leaf = authority.issue(NAMES, Use.SERVER, datetime.now(UTC))
+    client = ssl.create_default_context(cadata=authority.pem.decode())
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert handshake(client, leaf, NAMES[0]) is None
+    assert "Hostname mismatch" in str(handshake(client, leaf, "other.worker.tinsmith.internal"))
+
+
+def handshake(client: ssl.SSLContext, leaf: Leaf, name: str) -> Exception | None:
+    """The client's error, if any, in memory."""
+    import tempfile
+
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as chain:
+        chain.write(leaf.certificate + leaf.key)
+        chain.flush()
+        server.load_cert_chain(chain.name)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    here = client.wrap_bio(to_client, to_server, server_hostname=name)
+    there = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(6):
+        for end in (here, there):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError as error:
+                return error
+    return None

@@ -1,0 +1,139 @@
+"""Whether a live object already holds what is wanted, and who may write which of its fields."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from support.operator.built_sessions import BUILT, Built
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.common.drift import holds, others_hold_content, taken_over
+from tinsmith_operator.common.workload_state import template_of
+
+
+def with_defaults(manifest: Manifest) -> Manifest:
+    """What an API server adds."""
+    live = copy.deepcopy(manifest)
+    live["metadata"] |= {"uid": "u", "resourceVersion": "7", "managedFields": [{"manager": "tinsmith-operator"}]}
+    live["status"] = {"replicas": 1}
+    if live["kind"] == "StatefulSet":
+        spec = live["spec"]["template"]["spec"]
+        spec |= {"restartPolicy": "Always", "dnsPolicy": "ClusterFirst"}
+        spec["containers"][0] |= {"terminationMessagePath": "/dev/termination-log", "resources": {}} | (
+            {"resources": spec["containers"][0]["resources"]} if "resources" in spec["containers"][0] else {}
+        )
+        spec["volumes"].append({"name": "injected", "emptyDir": {}})
+    if live["kind"] == "NetworkPolicy" and not live["spec"]["egress"]:
+        del live["spec"]["egress"]
+    return live
+
+
+@pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)
+def test_an_object_with_the_api_servers_defaults_holds_what_was_wanted(built: Built) -> None:
+    for manifest in built.objects():
+        assert holds(with_defaults(manifest), manifest)
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted", "held"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, True),
+        ({"b": 2}, {"a": 1}, False),
+        (None, {}, True),
+        (None, {"a": 1}, False),
+        ({"args": ["x", "y"]}, {"args": ["x"]}, False),
+        ({"args": ["y", "x"]}, {"args": ["x", "y"]}, False),
+        ({"env": [{"name": "b"}, {"name": "a", "value": "1"}]}, {"env": [{"name": "a", "value": "1"}]}, True),
+        ({"env": [{"name": "a", "value": "2"}]}, {"env": [{"name": "a", "value": "1"}]}, False),
+        ({"env": []}, {"env": [{"name": "a"}]}, False),
+        ({"tolerations": [{"key": "a"}, {"key": "b"}]}, {"tolerations": [{"key": "a"}]}, False),
+        ({"requests": {"cpu": "500m", "memory": "1Gi"}}, {"requests": {"cpu": "0.5", "memory": "1024Mi"}}, True),
+        ({"requests": {"cpu": "500m"}}, {"requests": {"cpu": "0.6"}}, False),
+        ({"limits": {"cpu": "1"}}, {"limits": {"cpu": 1}}, True),
+        ({"limits": {}}, {"limits": {"cpu": 1}}, False),
+        ({"args": ["1"]}, {"args": ["1.0"]}, False),
+        ({"env": [{"name": "a"}]}, {"env": [{"name": "a", "value": ""}]}, True),
+        ({"env": [{"name": "a", "value": "1"}]}, {"env": [{"name": "a", "value": ""}]}, False),
+        ({"readOnly": None}, {"readOnly": False}, False),
+        ("text", {"a": 1}, False),
+        ("text", ["a"], False),
+    ],
+    ids=repr,
+)
+def test_what_is_held(live: Any, wanted: Any, held: bool) -> None:
+    assert holds(live, wanted) is held
+
+
+@pytest.mark.parametrize("built", BUILT.values(), ids=BUILT)
+def test_a_field_that_is_wanted_no_more_is_noticed(built: Built) -> None:
+    """By the hash of what was wanted: the field itself looks like somebody's addition."""
+    more = built.objects()[-1]
+    template_of(more)["spec"]["nodeSelector"] = {"zone": "b"}
+    fewer = built.objects()[-1]
+    more["metadata"]["annotations"] = {"tinsmith.dev/configuration": "the hash of more"}
+    assert not holds(more, fewer)
+
+
+OURS = "tinsmith-operator"
+
+
+def entry(manager: str, operation: str, fields: dict[str, Any], **more: str) -> dict[str, Any]:
+    return {"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsV1": fields, **more}
+
+
+def manifest(*managed: dict[str, Any], kind: str = "Service") -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"managedFields": list(managed)}}
+
+
+PORTS = {"f:spec": {"f:ports": {}}}
+SELECTOR = {"f:spec": {"f:selector": {"f:of": {}}}}
+LABELS = {"f:metadata": {"f:labels": {"f:of": {}}}}
+THEIR_STATUS = entry("controller", "Update", {"f:status": {}}, subresource="status")
+
+
+def test_what_we_created_becomes_what_we_applied() -> None:
+    assert taken_over(manifest(entry(OURS, "Update", PORTS), THEIR_STATUS)) == [
+        entry(OURS, "Apply", PORTS),
+        THEIR_STATUS,
+    ]
+
+
+def test_a_book_that_is_right_stays_as_it_is() -> None:
+    right = [entry(OURS, "Apply", PORTS), entry("kubectl-label", "Update", LABELS), THEIR_STATUS]
+    assert taken_over(manifest(*right)) == right
+    assert not others_hold_content(manifest(*right))
+
+
+def test_content_that_others_added_becomes_ours_and_their_labels_stay_theirs() -> None:
+    live = manifest(entry(OURS, "Apply", PORTS), entry("kubectl-edit", "Update", {**SELECTOR, **LABELS}))
+    assert others_hold_content(live)
+    both = {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
+    assert taken_over(live) == [entry(OURS, "Apply", both), entry("kubectl-edit", "Update", LABELS)]
+
+
+def test_an_entry_that_held_nothing_else_goes() -> None:
+    live = manifest(entry("kubectl-edit", "Update", SELECTOR), entry(OURS, "Update", PORTS))
+    [only] = taken_over(live)
+    assert (only["manager"], only["operation"]) == (OURS, "Apply")
+    assert only["fieldsV1"] == {"f:spec": {**PORTS["f:spec"], **SELECTOR["f:spec"]}}
+
+
+@pytest.mark.parametrize("manager", [OURS, "kubectl-edit"])
+def test_the_result_needs_no_second_correction(manager: str) -> None:
+    live = manifest(entry(manager, "Update", SELECTOR), entry(OURS, "Apply", PORTS))
+    again = manifest(*taken_over(live))
+    assert taken_over(again) == again["metadata"]["managedFields"]
+    assert not others_hold_content(again)
+
+
+def test_what_controllers_write_into_a_claim_stays_theirs() -> None:
+    volume = entry("kube-controller-manager", "Update", {"f:spec": {"f:volumeName": {}}})
+    live = manifest(entry(OURS, "Update", PORTS), volume, kind="PersistentVolumeClaim")
+    assert not others_hold_content(live)
+    assert taken_over(live) == [entry(OURS, "Apply", PORTS), volume]
+
+
+def test_a_subresource_of_somebody_else_is_no_content() -> None:
+    scaled = entry("kubectl", "Update", {"f:spec": {"f:replicas": {}}}, subresource="scale")
+    assert not others_hold_content(manifest(entry(OURS, "Apply", PORTS), scaled))

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER
+from tinsmith_operator.kube.cache import SEEN_FOR_THEIR_NAMES, Cache
+from tinsmith_operator.kube.resources import (
+    BY_KIND,
+    CLAIMS,
+    DEPLOYMENTS,
+    PODS,
+    POOLS,
+    SECRETS,
+    SERVICES,
+    SESSIONS,
+    Group,
+    Key,
+    Ref,
+    Resource,
+)
+
+KEY = Key("tin", "tiny", "TrainingSession")
+
+
+def manifest(
+    resource: Resource, name: str = "tiny", *, uid: str = "u1", version: int = 1, **labels: str
+) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "tin", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+
+
+def place(resource: Resource, name: str = "tiny") -> Ref:
+    return Ref(resource.kind, "tin", name)
+
+
+@pytest.fixture
+def enqueued() -> list[Key]:
+    return []
+
+
+@pytest.fixture
+def cache(enqueued: list[Key]) -> Cache:
+    return Cache(enqueued.append)
+
+
+def test_a_session_that_changes_is_enqueued(cache: Cache, enqueued: list[Key]) -> None:
+    cache.note(manifest(SESSIONS))
+    assert enqueued == [KEY]
+
+
+def test_a_change_enqueues_whoever_looked_at_the_place_also_when_nothing_was_there(
+    cache: Cache, enqueued: list[Key]
+) -> None:
+    assert cache.read(place(SERVICES), KEY) is None
+    cache.note(manifest(SERVICES))
+    cache.note(manifest(SERVICES, "of-somebody-else"))
+    assert enqueued == [KEY]
+
+
+def test_a_reader_that_is_forgotten_hears_no_more(cache: Cache, enqueued: list[Key]) -> None:
+    cache.read(place(SERVICES), KEY)
+    cache.forget_reader(KEY)
+    cache.note(manifest(SERVICES))
+    assert enqueued == []
+
+
+@pytest.mark.parametrize("version", [4, 5], ids=["older", "the same"])
+def test_an_event_from_before_our_own_write_changes_nothing(cache: Cache, enqueued: list[Key], version: int) -> None:
+    written = manifest(SERVICES, version=5)
+    cache.note(written)
+    cache.read(place(SERVICES), KEY)
+    assert not cache.note(manifest(SERVICES, version=version))
+    assert cache.peek(place(SERVICES)) == written
+    assert enqueued == []
+
+
+def test_versions_are_compared_as_numbers(cache: Cache) -> None:
+    cache.note(manifest(SERVICES, version=9))
+    assert cache.note(manifest(SERVICES, version=10))
+
+
+def test_an_object_that_ended_does_not_come_back_by_a_late_answer(cache: Cache, enqueued: list[Key]) -> None:
+    cache.note(manifest(SERVICES, version=5))
+    cache.note_end(place(SERVICES), "u1", version=8)
+    cache.note(manifest(SERVICES, version=7))
+    assert cache.peek(place(SERVICES)) is None
+    assert cache.note(manifest(SERVICES, uid="u2", version=9))
+
+
+def test_the_end_of_an_object_does_not_concern_its_successor(cache: Cache) -> None:
+    successor = manifest(SERVICES, uid="u2", version=9)
+    cache.note(successor)
+    cache.note_end(place(SERVICES), "u1", version=8)
+    assert cache.peek(place(SERVICES)) == successor
+
+
+def test_what_a_newer_list_lacks_is_gone_and_is_told(cache: Cache, enqueued: list[Key]) -> None:
+    cache.note(manifest(SERVICES, version=5))
+    cache.note(manifest(SERVICES, "kept", uid="u2", version=6))
+    cache.read(place(SERVICES), KEY)
+    cache.replace(SERVICES, "tin", [manifest(SERVICES, "kept", uid="u2", version=6)], list_version=20)
+    assert cache.peek(place(SERVICES)) is None
+    assert cache.peek(place(SERVICES, "kept")) is not None
+    assert enqueued == [KEY]
+
+
+def test_what_was_written_after_the_list_was_made_stays(cache: Cache) -> None:
+    cache.note(manifest(SERVICES, version=21))
+    cache.replace(SERVICES, "tin", [], list_version=20)
+    assert cache.peek(place(SERVICES)) is not None
+
+
+def test_a_list_of_one_kind_leaves_the_others_alone(cache: Cache) -> None:
+    cache.note(manifest(SERVICES, version=5))
+    cache.replace(SECRETS, "tin", [], list_version=20)
+    assert cache.peek(place(SERVICES)) is not None
+
+
+def test_an_object_that_lost_the_label_we_watch_can_be_read_in_again(cache: Cache) -> None:
+    """The watch says DELETED at the version of that change, and the object lives on at it."""
+    cache.note(manifest(SECRETS, version=5, **{MANAGED_BY_LABEL: MANAGER}))
+    cache.note_end(place(SECRETS), "u1", version=8)
+    assert cache.note(manifest(SECRETS, version=8))
+
+
+def test_what_no_watch_shows_is_kept_through_a_list_and_dropped_when_asked(cache: Cache, enqueued: list[Key]) -> None:
+    cache.note(manifest(SECRETS, version=5))
+    cache.read(place(SECRETS), KEY)
+    cache.replace(SECRETS, "tin", [], list_version=20)
+    assert cache.peek(place(SECRETS)) is not None
+    cache.drop_if_unwatched(place(SECRETS))
+    assert cache.peek(place(SECRETS)) is None
+    assert enqueued == [KEY]
+
+
+def test_what_a_watch_shows_is_not_dropped(cache: Cache) -> None:
+    cache.note(manifest(SECRETS, version=5, **{MANAGED_BY_LABEL: MANAGER}))
+    cache.drop_if_unwatched(place(SECRETS))
+    assert cache.peek(place(SECRETS)) is not None
+
+
+OF_A_POOL = {"tinsmith.dev/pool": "tiny", MANAGED_BY_LABEL: MANAGER}
+PODS_OF_THE_POOL = Group(PODS.kind, "tin", "tinsmith.dev/pool", "tiny")
+
+
+def names(found: list[dict[str, Any]]) -> list[str]:
+    return [each["metadata"]["name"] for each in found]
+
+
+def test_a_group_is_what_has_the_label_by_name(cache: Cache) -> None:
+    cache.note(manifest(PODS, "b", uid="u2", **OF_A_POOL))
+    cache.note(manifest(PODS, "a", uid="u1", **OF_A_POOL))
+    cache.note(manifest(PODS, "of-another", uid="u3", **{"tinsmith.dev/pool": "other"}))
+    cache.note(manifest(SERVICES, "no-pod", uid="u4", **OF_A_POOL))
+    elsewhere = manifest(PODS, "elsewhere", uid="u5", **OF_A_POOL)
+    elsewhere["metadata"]["namespace"] = "another"
+    cache.note(elsewhere)
+    assert names(cache.read_group(PODS_OF_THE_POOL, KEY)) == ["a", "b"]
+
+
+def test_whoever_looked_at_a_group_hears_of_what_comes_changes_and_goes(cache: Cache, enqueued: list[Key]) -> None:
+    assert cache.read_group(PODS_OF_THE_POOL, KEY) == []
+    cache.note(manifest(PODS, "of-nobody"))
+    assert enqueued == []
+    cache.note(manifest(PODS, "a", uid="u1", version=2, **OF_A_POOL))
+    cache.note(manifest(PODS, "a", uid="u1", version=3, **OF_A_POOL))
+    cache.note_end(place(PODS, "a"), "u1", 4)
+    assert enqueued == [KEY] * 3
+
+
+def test_whoever_looked_at_a_group_hears_of_what_leaves_it(cache: Cache, enqueued: list[Key]) -> None:
+    cache.note(manifest(PODS, "a", version=2, **OF_A_POOL))
+    cache.read_group(PODS_OF_THE_POOL, KEY)
+    cache.note(manifest(PODS, "a", version=3))
+    assert enqueued == [KEY]
+    assert cache.read_group(PODS_OF_THE_POOL, KEY) == []
+
+
+def test_a_reader_of_a_group_that_is_forgotten_hears_no_more(cache: Cache, enqueued: list[Key]) -> None:
+    cache.read_group(PODS_OF_THE_POOL, KEY)
+    cache.forget_reader(KEY)
+    cache.note(manifest(PODS, "a", **OF_A_POOL))
+    assert enqueued == []
+
+
+def test_a_session_and_a_pool_of_one_name_are_two_keys(cache: Cache, enqueued: list[Key]) -> None:
+    cache.note(manifest(SESSIONS, uid="u1"))
+    cache.note(manifest(POOLS, uid="u2"))
+    assert enqueued == [KEY, Key("tin", "tiny", "SamplerPool")]
+    assert cache.owners() == enqueued
+
+
+LABELS = st.dictionaries(
+    st.sampled_from(["tinsmith.dev/pool", "tinsmith.dev/session", MANAGED_BY_LABEL, "app"]),
+    st.sampled_from(["tiny", "small", MANAGER]),
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["note", "end", "replace", "drop"]),
+        st.sampled_from([PODS, SERVICES]),
+        st.sampled_from(["a", "b", "c"]),
+        LABELS,
+    ),
+    max_size=25,
+)
+
+
+@given(changes=CHANGES)
+def test_a_group_is_what_a_look_at_everything_would_find(changes: list[tuple[str, Resource, str, Any]]) -> None:
+    cache = Cache(lambda _: None)
+    for version, (change, resource, name, labels) in enumerate(changes, start=1):
+        ref, shown = place(resource, name), manifest(resource, name, uid=name, version=version, **labels)
+        match change:
+            case "note":
+                cache.note(shown)
+            case "end":
+                cache.note_end(ref, name, version)
+            case "replace":
+                cache.replace(resource, "tin", [shown], version)
+            case "drop":
+                cache.drop_if_unwatched(ref)
+        for kind in (PODS.kind, SERVICES.kind):
+            for label in ("tinsmith.dev/pool", "tinsmith.dev/session"):
+                for value in ("tiny", "small"):
+                    scan = [each for each in cache.of_kind(kind) if each["metadata"]["labels"].get(label) == value]
+                    assert names(cache.read_group(Group(kind, "tin", label, value), KEY)) == sorted(names(scan))
+
+
+def test_a_group_by_a_label_that_is_not_followed_is_refused_and_not_empty(cache: Cache) -> None:
+    with pytest.raises(AssertionError, match="not grouped by app"):
+        cache.read_group(Group(PODS.kind, "tin", "app", "tiny"), KEY)
+
+
+def large(resource: Resource, **labels: str) -> dict[str, Any]:
+    """As kubectl applies it, with a lot in it."""
+    body = manifest(resource, **labels) | {"spec": {"much": "x" * 50_000}, "status": {"replicas": 3}}
+    body["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:much": {}}}}]
+    body["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(body["spec"])}
+    body["metadata"]["generation"] = 7
+    return body
+
+
+@pytest.mark.parametrize("kind", sorted(SEEN_FOR_THEIR_NAMES))
+def test_of_a_strangers_object_only_whose_it_is_is_kept(cache: Cache, kind: str) -> None:
+    resource = BY_KIND[kind]
+    theirs = large(resource, app="web")
+    theirs["metadata"]["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "Other", "uid": "o", "controller": True}]
+    cache.note(theirs)
+    kept = cache.peek(place(resource))
+    assert kept is not None
+    assert len(json.dumps(kept)) < 500
+    assert kept.keys() == {"apiVersion", "kind", "metadata"}
+    large_ones = {"managedFields", "annotations"}
+    assert kept["metadata"] == {name: it for name, it in theirs["metadata"].items() if name not in large_ones}
+
+
+@pytest.mark.parametrize("resource", [CLAIMS, SESSIONS, POOLS], ids=lambda resource: resource.kind)
+def test_claims_sessions_and_pools_are_kept_whole_whoever_made_them(cache: Cache, resource: Resource) -> None:
+    cache.note(large(resource))
+    assert cache.peek(place(resource)) == large(resource)
+
+
+def test_a_child_that_lost_our_label_or_its_owner_is_kept_whole(cache: Cache) -> None:
+    labelled, owned = large(DEPLOYMENTS, **{MANAGED_BY_LABEL: MANAGER}), large(SERVICES)
+    owner = {"apiVersion": "tinsmith.dev/v1alpha1", "kind": "SamplerPool", "uid": "p", "controller": True}
+    owned["metadata"]["ownerReferences"] = [owner]
+    cache.note(labelled)
+    cache.note(owned)
+    assert cache.peek(place(DEPLOYMENTS)) == labelled
+    assert cache.peek(place(SERVICES)) == owned

@@ -1,0 +1,157 @@
+"""What a pool says of itself: whether one can sample from it, and what keeps it from what its spec says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.operator.pool_world import PoolWorld
+from support.operator.resources import pool_manifest
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.common.actions import EventType, WriteStatus
+from tinsmith_operator.pool.decision import decide_pool
+
+BROKEN = "docker.io/tinsmith/trainer:broken"
+
+
+def settled_world(**spec: Any) -> PoolWorld:
+    world = PoolWorld(pool_manifest(**spec))
+    world.settle()
+    return world
+
+
+def said(world: PoolWorld) -> dict[str, tuple[str, str]]:
+    assert world.owner is not None
+    return {each["type"]: (each["status"], each["reason"]) for each in world.owner["status"]["conditions"]}
+
+
+def message(world: PoolWorld, type_: str) -> str:
+    assert world.owner is not None
+    [found] = [each["message"] for each in world.owner["status"]["conditions"] if each["type"] == type_]
+    return str(found)
+
+
+def test_a_pool_with_all_its_replicas_is_ready_and_has_nothing_left_to_do() -> None:
+    assert said(settled_world(replicas=2)) == {
+        "Ready": ("True", "ReplicasReady"),
+        "Reconciling": ("False", "AsWanted"),
+        "Stalled": ("False", "AsWanted"),
+        "Degraded": ("False", "AsExpected"),
+        "UpgradeAvailable": ("False", "ImageCurrent"),
+    }
+
+
+def test_autoscalers_find_the_replicas_and_their_selector_in_the_status() -> None:
+    world = settled_world(replicas=2)
+    assert world.owner is not None
+    status = world.owner["status"]
+    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (2, 2, 2)
+    assert status["selector"] == "app.kubernetes.io/name=tinsmith-sampler,tinsmith.dev/pool=qwen"
+
+
+def test_a_pool_of_no_replicas_is_not_ready_and_not_stuck() -> None:
+    world = settled_world(replicas=0)
+    assert said(world)["Ready"] == ("False", "ScaledToZero")
+    assert said(world)["Stalled"][0] == said(world)["Reconciling"][0] == said(world)["Degraded"][0] == "False"
+
+
+def test_while_replicas_are_added_the_pool_is_ready_and_says_how_many_are_missing() -> None:
+    world = settled_world(replicas=1)
+    world.user_sets(replicas=3)
+    world.operate()
+    world.controller_works()
+    world.operate()
+    assert said(world)["Ready"] == ("True", "ReplicasReady")
+    assert said(world)["Reconciling"] == said(world)["Degraded"] == ("True", "WaitingForScheduler")
+    assert message(world, "Degraded").startswith("1 of 3 replicas are ready, and 2 run as the spec says; pod qwen-")
+    assert [each.type for each in world.events if each.reason == "WaitingForScheduler"][-1] is EventType.NORMAL
+
+
+def test_replicas_that_a_quota_forbids_are_said_to_be_missing_for_that() -> None:
+    world = PoolWorld(pool_manifest(replicas=3))
+    world.quota = 1
+    world.settle()
+    assert said(world)["Ready"] == ("True", "ReplicasReady")
+    assert said(world)["Stalled"] == said(world)["Degraded"] == ("True", "QuotaExceeded")
+    assert "exceeded quota: pods" in message(world, "Degraded")
+
+
+def test_an_image_that_cannot_be_pulled_stalls_the_roll_and_leaves_the_old_replicas_at_work() -> None:
+    world = settled_world(replicas=2)
+    world.broken_images = {BROKEN}
+    world.user_sets(pod={"image": BROKEN})
+    world.settle()
+    assert said(world)["Ready"] == ("True", "ReplicasReady")
+    assert said(world)["Stalled"] == said(world)["Degraded"] == ("True", "ImagePullFailed")
+    assert len([pod for pod in world.pods() if pod["spec"]["containers"][0]["image"] != BROKEN]) == 2
+
+
+def test_a_pool_whose_only_replica_cannot_start_says_why() -> None:
+    world = PoolWorld(pool_manifest())
+    world.broken_images = {world.installation.trainer_image}
+    world.settle()
+    assert said(world)["Ready"] == ("False", "ImagePullFailed")
+    assert said(world)["Stalled"] == ("True", "ImagePullFailed")
+
+
+def test_the_worst_replica_speaks_for_all() -> None:
+    world = PoolWorld(pool_manifest(replicas=2))
+    for _ in range(3):
+        world.operate()
+        world.controller_works()
+    world.a_model_is_missing()
+    world.operate()
+    assert said(world)["Ready"] == ("False", "ModelNotFound")
+    assert "nothing in /models/qwen" in message(world, "Ready")
+
+
+def test_a_pod_that_was_evicted_has_nothing_to_say_any_more() -> None:
+    world = settled_world(replicas=1)
+    world.a_model_is_missing()
+    evicted = world.pods()[0]
+    evicted["status"]["phase"] = "Failed"
+    world.objects["Deployment", "qwen-sampler"]["status"]["readyReplicas"] = 0
+    world.operate()
+    assert said(world)["Ready"] == ("False", "RollingOut")
+
+
+def test_a_replica_on_a_node_that_does_not_answer_is_waited_for() -> None:
+    world = settled_world(replicas=1)
+    world.a_node_is_lost()
+    world.objects["Deployment", "qwen-sampler"]["status"]["readyReplicas"] = 0
+    world.operate()
+    assert said(world)["Ready"] == ("False", "ReplicaNodeUnreachable")
+    assert said(world)["Stalled"][0] == "False"
+
+
+def refused(kind: str, message: str, replicas: int) -> list[Manifest]:
+    """The conditions of a pool that wants this object, and is refused it."""
+    world = settled_world(replicas=replicas)
+    world.someone_deletes((kind, "qwen-sampler"))
+    observed = replace(world.observe(), refusals={kind: message})
+    [status] = [
+        action.status
+        for action in decide_pool(observed, world.installation, world.now).actions
+        if isinstance(action, WriteStatus)
+    ]
+    conditions: list[Manifest] = status["conditions"]
+    return conditions
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("Deployment", "OverridesRefused"), ("PodDisruptionBudget", "ObjectRefused")]
+)
+def test_an_object_that_is_refused_is_quoted(kind: str, reason: str, replicas: int) -> None:
+    [stalled] = [each for each in refused(kind, "spec.x: Invalid value", replicas) if each["type"] == "Stalled"]
+    assert (stalled["status"], stalled["reason"]) == ("True", reason)
+    assert "spec.x: Invalid value" in stalled["message"]
+
+
+def test_a_pool_is_looked_at_again_soon_while_something_is_missing_and_else_when_its_certificate_is_due() -> None:
+    world = settled_world()
+    assert (world.decide().requeue_after_seconds or 0) > 24 * 3600
+    world.a_pod_crashes()
+    world.objects["Deployment", "qwen-sampler"]["status"]["readyReplicas"] = 0
+    assert (world.decide().requeue_after_seconds or 0) <= 20

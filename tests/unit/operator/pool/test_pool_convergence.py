@@ -1,0 +1,169 @@
+"""Whatever happens around a pool, decisions lead to what its spec says, and to rest.
+
+The cluster is the one of support/operator/pool_world.py. Each test lets a random world do its worst first.
+"""
+
+from __future__ import annotations
+
+import copy
+from datetime import timedelta
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.operator import histories
+from support.operator.histories import (
+    Step,
+    a_strangers,
+    come_to_rest_with_and_without_a_death,
+    decides_alike_and_changes_nothing,
+    live_through,
+    step,
+    tells_nothing_more,
+)
+from support.operator.pool_world import PoolWorld
+from support.operator.resources import pool_manifest
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION
+
+SETTINGS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+
+CHILDREN = [
+    ("Deployment", "qwen-sampler"),
+    ("Service", "qwen-sampler"),
+    ("NetworkPolicy", "qwen-sampler"),
+    ("PodDisruptionBudget", "qwen-sampler"),
+    ("Secret", "qwen-sampler-tls"),
+]
+
+specs = st.fixed_dictionaries(
+    {
+        "replicas": st.integers(0, 3),
+        "adapters": st.fixed_dictionaries({"maxLoaded": st.sampled_from([8, 64]), "maxRank": st.just(32)}),
+        "resources": st.sampled_from([{}, {"requests": {"cpu": "2"}}]),
+        "pod": st.fixed_dictionaries(
+            {"nodeSelector": st.sampled_from([{}, {"zone": "a"}])},
+            optional={"image": st.sampled_from([NEW_IMAGE, "registry.test/trainer:dev"])},
+        ),
+    }
+)
+
+
+def steps() -> st.SearchStrategy[Step]:
+    own = [
+        step("controller", lambda world: world.controller_works()),
+        step("kubelet", lambda world: world.kubelet_works()),
+        step("crash", lambda world: world.a_pod_crashes()),
+        step("node lost", lambda world: world.a_node_is_lost()),
+        step("day", lambda world: world.time_passes(timedelta(days=1))),
+        step("month", lambda world: world.time_passes(timedelta(days=31))),
+        step("another default", lambda world: world.change_installation(trainer_image=NEW_IMAGE)),
+    ]
+    asking = st.integers(1, 3).map(lambda day: step(f"restart {day}", lambda world: ask_for_restart(world, day)))
+    return histories.steps(own, CHILDREN, specs, asking)
+
+
+def ask_for_restart(world: PoolWorld, day: int) -> None:
+    world.user_annotates(RESTART_REQUEST_ANNOTATION, f"2026-02-0{day}T00:00:00Z")
+
+
+def a_world(spec: Manifest | None = None) -> PoolWorld:
+    return PoolWorld(pool_manifest(**(spec or {})))
+
+
+def essence(world: PoolWorld) -> Manifest:
+    """What is there, without what tells of the way there."""
+    children = {place: _said_of(world.objects[place]) for place in CHILDREN if place in world.objects}
+    pods = sorted(str(_said_of(pod)["spec"]) for pod in world.pods())
+    status = world.owner.get("status", {}) if world.owner is not None else {}
+    conditions = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", ())}
+    numbers = {name: status.get(name) for name in ("replicas", "readyReplicas", "updatedReplicas")}
+    return {"children": children, "pods": pods, "conditions": conditions, "numbers": numbers}
+
+
+def _said_of(live: Manifest) -> Manifest:
+    spec = copy.deepcopy(live.get("spec", {}))
+    metadata = spec.get("template", {}).get("metadata", {})
+    for name in ("tinsmith.dev/inputs", RESTART_REQUEST_ANNOTATION):
+        metadata.get("annotations", {}).pop(name, None)
+    spec.pop("nodeName", None)
+    return {"labels": live["metadata"]["labels"], "spec": spec}
+
+
+@given(life=st.lists(steps(), max_size=25))
+@SETTINGS
+def test_the_same_input_gives_the_same_decision(life: list[Step]) -> None:
+    world = a_world()
+    live_through(world, life)
+    assert decides_alike_and_changes_nothing(world)
+
+
+@given(life=st.lists(steps(), max_size=30))
+@SETTINGS
+def test_it_comes_to_rest_from_wherever_it_was(life: list[Step]) -> None:
+    world = a_world()
+    live_through(world, life)
+    world.settle()
+    assert world.decide().actions == ()
+
+
+@given(life=st.lists(steps(), max_size=30), last=specs, restart=st.just(7))
+@SETTINGS
+def test_any_history_ends_where_the_last_spec_alone_leads(life: list[Step], last: Manifest, restart: int) -> None:
+    """With a restart at its end, since a pool keeps the image that it runs."""
+    world, fresh = a_world(), a_world(last)
+    live_through(world, life)
+    fresh.installation = world.installation
+    for each in (world, fresh):
+        assert each.owner is not None
+        each.owner["spec"].pop("pod", None)
+        each.user_sets(**last)
+        ask_for_restart(each, restart)
+        each.settle()
+    assert essence(world) == essence(fresh)
+
+
+@given(before=specs, after=specs, cut=st.integers(0, 6), at=st.integers(0, 12))
+@SETTINGS
+def test_dying_between_any_two_actions_changes_nothing_in_the_end(
+    before: Manifest, after: Manifest, cut: int, at: int
+) -> None:
+    cut_short, undisturbed = a_world(before), a_world(before)
+    come_to_rest_with_and_without_a_death(cut_short, undisturbed, after, cut=cut, at=at)
+    assert essence(cut_short) == essence(undisturbed)
+
+
+@given(life=st.lists(steps(), max_size=30), stranger=st.sampled_from(CHILDREN))
+@SETTINGS
+def test_what_is_not_the_pools_is_never_touched(life: list[Step], stranger: tuple[str, str]) -> None:
+    world = a_world()
+    theirs = a_strangers(world, stranger)
+    live_through(world, [each for each in life if str(stranger) not in each.__name__ and each.__name__ != "controller"])
+    for _ in range(10):
+        world.operate()
+    assert world.objects[stranger] == theirs
+    assert world.owner is not None
+    assert world.owner["status"]["conditions"][0]["reason"] == "NameConflict"
+
+
+@given(life=st.lists(steps(), max_size=30))
+@SETTINGS
+def test_an_event_is_told_only_when_something_has_moved(life: list[Step]) -> None:
+    world = a_world()
+    live_through(world, life)
+    world.settle()
+    assert tells_nothing_more(world)
+
+
+@given(life=st.lists(steps(), max_size=20))
+@SETTINGS
+def test_a_deleted_pool_leaves_nothing(life: list[Step]) -> None:
+    world = a_world()
+    live_through(world, life)
+    world.user_deletes_owner()
+    assert world.owner is None
+    for _ in range(5):
+        world.operate()
+        world.collector_works()
+        world.kubelet_works()
+    assert [place for place in world.objects if place in CHILDREN] == []

@@ -1,0 +1,187 @@
+"""When a pool's pods are started anew, and when they are not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from support.operator.pool_world import PoolWorld
+from support.operator.resources import IMAGE, pool_manifest
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, RESTART_REQUEST_ANNOTATION
+
+NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
+DEPLOYMENT = ("Deployment", "qwen-sampler")
+ASKED = "2026-01-05T10:00:00Z"
+
+
+def settled_world(**spec: Any) -> PoolWorld:
+    world = PoolWorld(pool_manifest(**spec))
+    world.settle()
+    return world
+
+
+def names(world: PoolWorld) -> list[str]:
+    return [pod["metadata"]["name"] for pod in world.pods()]
+
+
+def images(world: PoolWorld) -> set[str]:
+    return {pod["spec"]["containers"][0]["image"] for pod in world.pods()}
+
+
+def status(world: PoolWorld) -> Manifest:
+    assert world.owner is not None
+    found: Manifest = world.owner["status"]
+    return found
+
+
+def condition(world: PoolWorld, type_: str) -> Manifest:
+    return next(each for each in status(world)["conditions"] if each["type"] == type_)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"adapters": {"maxLoaded": 8}},
+        {"adapters": {"maxRank": 16}},
+        {"maxSequenceLength": 4096},
+        {"resources": {"requests": {"cpu": "2"}}},
+        {"pod": {"image": NEW_IMAGE}},
+        {"pod": {"env": [{"name": "A", "value": "1"}]}},
+        {
+            "pod": {
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+                ]
+            }
+        },
+    ],
+    ids=lambda said: str(next(iter(said))),
+)
+def test_whatever_a_user_says_of_the_pods_rolls_them(said: Manifest) -> None:
+    world = settled_world(replicas=2)
+    before = names(world)
+    world.user_sets(**said)
+    world.settle()
+    assert len(world.pods()) == 2
+    assert not set(before) & set(names(world))
+
+
+def test_a_scaled_pool_keeps_the_pods_that_stay() -> None:
+    world = settled_world(replicas=1)
+    before = names(world)
+    world.user_sets(replicas=3)
+    world.settle()
+    assert set(before) < set(names(world))
+    assert status(world)["readyReplicas"] == 3
+    world.user_sets(replicas=0)
+    world.settle()
+    assert world.pods() == []
+
+
+def test_another_default_image_waits_for_the_next_restart_and_says_so() -> None:
+    world = settled_world()
+    before = names(world)
+    world.change_installation(trainer_image=NEW_IMAGE)
+    world.settle()
+    assert (names(world), status(world)["image"]) == (before, IMAGE)
+    waits = condition(world, "UpgradeAvailable")
+    assert (waits["status"], waits["reason"]) == ("True", "NewDefaultImage")
+    assert NEW_IMAGE in waits["message"]
+    world.user_annotates(RESTART_REQUEST_ANNOTATION, ASKED)
+    world.settle()
+    assert (images(world), status(world)["image"]) == ({NEW_IMAGE}, NEW_IMAGE)
+    assert condition(world, "UpgradeAvailable")["status"] == "False"
+
+
+def test_the_old_default_image_again_restarts_nothing() -> None:
+    world = settled_world()
+    before = names(world)
+    for image in (NEW_IMAGE, IMAGE):
+        world.change_installation(trainer_image=image)
+        world.settle()
+    assert (names(world), condition(world, "UpgradeAvailable")["status"]) == (before, "False")
+
+
+def test_scaling_brings_no_other_image() -> None:
+    world = settled_world()
+    world.change_installation(trainer_image=NEW_IMAGE)
+    world.user_sets(replicas=3)
+    world.settle()
+    assert images(world) == {IMAGE}
+
+
+def test_a_change_that_rolls_the_pods_anyway_brings_the_default_image() -> None:
+    world = settled_world()
+    world.change_installation(trainer_image=NEW_IMAGE)
+    world.user_sets(adapters={"maxLoaded": 8})
+    world.settle()
+    assert images(world) == {NEW_IMAGE}
+
+
+def test_an_operator_that_builds_other_templates_rolls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = settled_world()
+    before = names(world)
+    monkeypatch.setattr("tinsmith_operator.build.deployment.door_options", lambda: {"listen": "0.0.0.0:1"})
+    world.settle()
+    assert names(world) == before
+    assert world.decide().actions == ()
+
+
+def test_a_template_that_somebody_edits_becomes_what_it_was() -> None:
+    world = settled_world()
+    before = copy.deepcopy(world.objects[DEPLOYMENT]["spec"])
+    world.someone_edits(DEPLOYMENT)
+    assert world.objects[DEPLOYMENT]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 1
+    world.settle()
+    assert world.objects[DEPLOYMENT]["spec"] == before
+
+
+def test_a_template_that_was_being_mended_when_the_operator_died_is_mended_by_the_next_one() -> None:
+    """Whose the fields are was already put right, which breaks the seal; what is in them was not."""
+    world = settled_world()
+    before = copy.deepcopy(world.objects[DEPLOYMENT]["spec"]["template"])
+    world.someone_edits(DEPLOYMENT)
+    metadata = world.objects[DEPLOYMENT]["metadata"]
+    del metadata["managedFields"], metadata["annotations"][CONFIGURATION_ANNOTATION]
+    world.settle()
+    assert world.objects[DEPLOYMENT]["spec"]["template"] == before
+
+
+def test_a_restart_is_done_once_for_each_request_and_told_when_all_replicas_are_new() -> None:
+    world = settled_world(replicas=2)
+    before = names(world)
+    world.user_annotates(RESTART_REQUEST_ANNOTATION, ASKED)
+    world.operate()
+    assert "requests" not in status(world)
+    world.settle()
+    after = names(world)
+    assert not set(before) & set(after)
+    assert status(world)["requests"] == {"restart": ASKED}
+    assert [each.message for each in world.events if each.reason == "Restarted"] == [
+        f"Every replica was started anew, as was asked for at {ASKED}."
+    ]
+    world.user_annotates(RESTART_REQUEST_ANNOTATION, None)
+    world.settle()
+    assert names(world) == after
+
+
+def test_a_request_that_is_no_time_does_nothing_and_is_told_once() -> None:
+    world = settled_world()
+    before = names(world)
+    world.user_annotates(RESTART_REQUEST_ANNOTATION, "now")
+    world.settle()
+    world.settle()
+    assert names(world) == before
+    [told] = [each for each in world.events if each.reason == "RequestUnreadable"]
+    assert "Write the time at which you ask" in told.message
+
+
+def test_a_pool_is_named_in_its_certificate_by_its_uid_which_its_samplers_are_told() -> None:
+    world = settled_world()
+    [secret] = [each for place, each in world.objects.items() if place[0] == "Secret"]
+    facts = world.certificates[secret["metadata"]["uid"]]
+    assert facts.dns_names == ("pool-uid.worker.tinsmith.internal",)
+    [pod] = world.pods()
+    assert "--worker-id=pool-uid" in pod["spec"]["containers"][0]["args"]

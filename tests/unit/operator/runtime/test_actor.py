@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from support.operator.fake_cluster import FakeCluster
+from support.simulated_time import simulated_time
+from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, MANAGED_BY_LABEL, MANAGER
+from tinsmith_operator.api.session import TrainingSession, parse_session
+from tinsmith_operator.ca.certificates import read_facts
+from tinsmith_operator.ca.issuer import Issuer
+from tinsmith_operator.common.actions import (
+    AddFinalizer,
+    Apply,
+    Create,
+    Delete,
+    Emit,
+    EventType,
+    IssueCertificate,
+    RemoveFinalizer,
+    WriteStatus,
+)
+from tinsmith_operator.common.drift import holds
+from tinsmith_operator.errors import AlreadyExists, Conflict, NotLeading, Refused
+from tinsmith_operator.kube.cache import Cache, kept_of
+from tinsmith_operator.kube.events import Events
+from tinsmith_operator.kube.resources import SECRETS, SERVICES, SESSIONS, Key, Ref
+from tinsmith_operator.runtime.actor import BELIEVED_SECONDS, Actor
+
+SESSION = Ref(SESSIONS.kind, "tin", "tiny")
+SERVICE = Ref(SERVICES.kind, "tin", "tiny")
+SECRET = Ref(SECRETS.kind, "tin", "tiny-tls")
+SPEC = {"model": {"name": "m", "source": {"type": "Hub", "hub": {"repository": "a/b"}}}}
+OURS = {MANAGED_BY_LABEL: MANAGER}
+EVENT = Emit(EventType.NORMAL, "Ready", "It is ready.")
+
+
+class House:
+    """An actor and what it acts on."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.enqueued: list[Key] = []
+        self.cache = Cache(self.enqueued.append)
+        client = cast(Any, self.cluster)
+        self.issuer = Issuer(
+            client, namespace="tin", release="tinsmith", authority_secret="ca", api_server_secret="client"
+        )
+        self.actor = Actor(client, self.cache, self.issuer, Events(client, "operator-0"))
+        self.cluster.put(manifest(SESSION, generation=1) | {"spec": SPEC})
+        self.cache.note(self.cluster.objects[SESSION])
+
+    @property
+    def session(self) -> TrainingSession:
+        return parse_session(self.cluster.objects[SESSION])
+
+    async def act(self, *actions: Any) -> None:
+        await self.actor.act(self.session, actions)
+
+
+def manifest(ref: Ref, **metadata: Any) -> dict[str, Any]:
+    api_version = SESSIONS.api_version if ref.kind == SESSIONS.kind else "v1"
+    return {
+        "apiVersion": api_version,
+        "kind": ref.kind,
+        "metadata": {"name": ref.name, "namespace": ref.namespace, "labels": OURS, **metadata},
+    }
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def guard_of(house: House, ref: Ref) -> tuple[str, str]:
+    metadata = house.cluster.objects[ref]["metadata"]
+    return metadata["uid"], metadata["resourceVersion"]
+
+
+async def test_what_was_created_is_in_the_cache_before_any_watch_tells(house: House) -> None:
+    await house.act(Create(manifest(SERVICE)))
+    assert house.cache.peek(SERVICE) == house.cluster.objects[SERVICE]
+
+
+async def test_a_strangers_object_under_the_name_is_looked_at_and_left_alone(house: House) -> None:
+    stranger = house.cluster.put(manifest(SERVICE, labels={}) | {"spec": {"of": "a stranger"}})
+    with pytest.raises(AlreadyExists):
+        await house.act(Create(manifest(SERVICE)), WriteStatus({}))
+    assert house.cluster.objects[SERVICE] == stranger
+    assert house.cache.peek(SERVICE) == kept_of(stranger)
+    assert "apply" not in [verb for verb, _, _ in house.cluster.requests]
+
+
+@simulated_time
+async def test_a_strangers_object_that_no_watch_shows_is_believed_for_a_minute() -> None:
+    house = House()
+    house.cluster.put(manifest(SECRET, labels={}))
+    house.cache.read(SECRET, Key("tin", "tiny", "TrainingSession"))
+    with pytest.raises(AlreadyExists):
+        await house.act(Create(manifest(SECRET)))
+    await asyncio.sleep(BELIEVED_SECONDS - 1)
+    assert house.cache.peek(SECRET) is not None
+    house.enqueued.clear()
+    await asyncio.sleep(2)
+    assert house.cache.peek(SECRET) is None
+    assert house.enqueued == [Key("tin", "tiny", "TrainingSession")]
+
+
+async def test_an_apply_first_makes_the_fields_of_our_post_ours_to_take_away(house: House) -> None:
+    ours = {"manager": MANAGER, "operation": "Update", "fieldsV1": {"f:spec": {}}}
+    theirs = {"manager": "kube-controller-manager", "operation": "Update", "subresource": "status"}
+    house.cache.note(house.cluster.put(manifest(SERVICE, managedFields=[ours, theirs])))
+    await house.act(Apply(manifest(SERVICE), *guard_of(house, SERVICE)))
+    assert [verb for verb, _, _ in house.cluster.requests] == ["own", "apply"]
+    assert house.cluster.objects[SERVICE]["metadata"]["managedFields"] == [{**ours, "operation": "Apply"}, theirs]
+
+
+async def test_an_apply_that_fails_after_the_fields_were_made_ours_leaves_the_object_known_as_unfinished(
+    house: House,
+) -> None:
+    """Or what others wrote into it would now seem to be what we wanted."""
+    others = {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:ports": {}}}}
+    annotations = {CONFIGURATION_ANNOTATION: "a hash", "example.com/mine": "kept"}
+    wanted = manifest(SERVICE, annotations=annotations)
+    house.cache.note(house.cluster.put(manifest(SERVICE, annotations=annotations, managedFields=[others])))
+    house.cluster.failures["apply"] = [Conflict("somebody else was quicker")]
+    with pytest.raises(Conflict):
+        await house.act(Apply(wanted, *guard_of(house, SERVICE)))
+    live = house.cluster.objects[SERVICE]
+    assert live["metadata"]["annotations"] == {"example.com/mine": "kept"}
+    assert not holds(live, wanted)
+
+
+async def test_an_object_that_was_applied_before_takes_one_request(house: House) -> None:
+    ours = {"manager": MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {}}}
+    house.cache.note(house.cluster.put(manifest(SERVICE, managedFields=[ours])))
+    await house.act(Apply(manifest(SERVICE), *guard_of(house, SERVICE)))
+    assert [verb for verb, _, _ in house.cluster.requests] == ["apply"]
+
+
+async def test_an_apply_to_what_has_changed_changes_nothing_and_looks_again(house: House) -> None:
+    house.cache.note(house.cluster.put(manifest(SERVICE)))
+    uid, version = guard_of(house, SERVICE)
+    newer = house.cluster.put(manifest(SERVICE, uid=uid) | {"spec": {"newer": True}})
+    with pytest.raises(Conflict):
+        await house.act(Apply(manifest(SERVICE) | {"spec": {"ours": True}}, uid, version))
+    assert house.cluster.objects[SERVICE] == newer
+    assert house.cache.peek(SERVICE) == newer
+
+
+async def test_deleting_what_is_gone_is_done(house: House) -> None:
+    house.cache.note(house.cluster.put(manifest(SERVICE)))
+    uid, _ = guard_of(house, SERVICE)
+    del house.cluster.objects[SERVICE]
+    await house.act(Delete(SERVICE.kind, SERVICE.name, uid, "test"), WriteStatus({"epoch": 1}))
+    assert house.cache.peek(SERVICE) is None
+    assert house.cluster.objects[SESSION]["status"] == {"epoch": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_there"),
+    [
+        ({"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 30}, True),
+        ({"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 0, "finalizers": ["x"]}, True),
+        ({"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 0}, False),
+        ({}, False),
+    ],
+    ids=["takes its time", "is held by somebody", "without a node", "at once"],
+)
+async def test_an_answer_that_comes_after_the_end_was_told_brings_nothing_back(
+    house: House, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], is_there: bool
+) -> None:
+    live = house.cluster.put(manifest(SERVICE))
+    house.cache.note(live)
+    uid, version = live["metadata"]["uid"], live["metadata"]["resourceVersion"]
+
+    async def delete(*_: Any) -> dict[str, Any]:
+        last_version = str(int(version) + 1)
+        if not is_there:
+            house.cache.note_end(SERVICE, uid, int(last_version))
+        return {**live, "metadata": {**live["metadata"], **answer, "resourceVersion": last_version}}
+
+    monkeypatch.setattr(house.cluster, "delete", delete)
+    await house.act(Delete(SERVICE.kind, SERVICE.name, uid, "why"))
+    assert (house.cache.peek(SERVICE) is not None) is is_there
+
+
+async def test_deleting_spares_another_object_of_the_name(house: House) -> None:
+    house.cluster.put(manifest(SERVICE))
+    await house.act(Delete(SERVICE.kind, SERVICE.name, "of-its-predecessor", "test"))
+    assert SERVICE in house.cluster.objects
+
+
+async def test_a_certificate_is_issued_into_the_secret_with_everything_a_worker_needs(house: House) -> None:
+    await house.issuer.refresh()
+    labelled = manifest(SECRET, labels={MANAGED_BY_LABEL: MANAGER}) | {"type": "kubernetes.io/tls"}
+    await house.act(IssueCertificate(labelled, ("w.worker.tinsmith.internal",), None, None))
+    facts = read_facts(house.cluster.objects[SECRET])
+    assert facts is not None
+    assert facts.dns_names == ("w.worker.tinsmith.internal",)
+    assert facts.authority_fingerprint == house.issuer.authority.fingerprint
+    before = house.cluster.objects[SECRET]["data"]
+    await house.act(IssueCertificate(labelled, ("w.worker.tinsmith.internal",), *guard_of(house, SECRET)))
+    assert house.cluster.objects[SECRET]["data"] != before
+
+
+async def test_finalizers_and_status_of_one_decision_follow_each_other(house: House) -> None:
+    """The second write goes to the version that the first one made."""
+    await house.act(AddFinalizer("tinsmith.dev/claim"), WriteStatus({"epoch": 3}))
+    written = house.cluster.objects[SESSION]
+    assert written["metadata"]["finalizers"] == ["tinsmith.dev/claim"]
+    assert written["status"] == {"epoch": 3}
+    await house.act(RemoveFinalizer("tinsmith.dev/claim"))
+    assert house.cluster.objects[SESSION]["metadata"]["finalizers"] == []
+
+
+async def test_a_status_for_an_older_session_is_not_written(house: House) -> None:
+    old = house.session
+    newer = house.cluster.put(house.cluster.objects[SESSION])
+    with pytest.raises(Conflict):
+        await house.actor.act(old, [WriteStatus({"epoch": 3})])
+    assert house.cluster.objects[SESSION] == newer
+    assert house.cache.peek(SESSION) == newer
+
+
+async def test_the_first_failure_ends_the_round(house: House) -> None:
+    house.cluster.failures["create"] = [NotLeading("no lease")]
+    with pytest.raises(NotLeading):
+        await house.act(Create(manifest(SERVICE)), WriteStatus({"epoch": 3}))
+    assert "status" not in house.cluster.objects[SESSION]
+
+
+async def test_a_refusal_is_kept_until_it_succeeds_and_does_not_keep_the_status_from_being_told(house: House) -> None:
+    house.cluster.failures["create"] = [Refused("exceeded quota")]
+    with pytest.raises(Refused):
+        await house.act(Create(manifest(SERVICE)), Create(manifest(SECRET)), WriteStatus({"epoch": 3}))
+    assert house.actor.refusals(Key("tin", "tiny", "TrainingSession")) == {"Service": "exceeded quota"}
+    assert SECRET not in house.cluster.objects
+    assert house.cluster.objects[SESSION]["status"] == {"epoch": 3}
+    await house.act(Create(manifest(SERVICE)))
+    assert house.actor.refusals(Key("tin", "tiny", "TrainingSession")) == {}
+
+
+async def test_a_status_that_is_refused_keeps_no_child_from_being_kept(house: House) -> None:
+    """As by a CRD that is older than the operator."""
+    house.cluster.failures["apply"] = [Refused(".status.group: field not declared in schema")]
+    with pytest.raises(Refused, match="field not declared"):
+        await house.act(WriteStatus({"epoch": 3}), EVENT, Create(manifest(SERVICE)))
+    assert SERVICE in house.cluster.objects
+    assert "Event" in [ref.kind for ref in house.cluster.objects]
+    assert "status" not in house.cluster.objects[SESSION]
+    assert house.actor.refusals(Key("tin", "tiny", "TrainingSession")) == {}, "it says nothing about a child"
+
+
+async def test_two_refusals_are_both_told(house: House) -> None:
+    house.cluster.failures["apply"] = [Refused("not declared in schema")]
+    house.cluster.failures["create"] = [Refused("exceeded quota")]
+    with pytest.raises(Refused, match="not declared in schema; exceeded quota"):
+        await house.act(WriteStatus({"epoch": 3}), Create(manifest(SERVICE)), Create(manifest(SECRET)))
+    assert SECRET not in house.cluster.objects
+
+
+async def test_the_same_decision_taken_again_tells_its_event_once(house: House) -> None:
+    session = house.session
+    await house.actor.act(session, [EVENT])
+    await house.actor.act(session, [EVENT])
+    events = [ref for ref in house.cluster.objects if ref.kind == "Event"]
+    assert len(events) == 1
+
+
+async def test_the_same_words_about_a_later_state_are_told_again(house: House) -> None:
+    await house.act(EVENT)
+    house.cluster.put(house.cluster.objects[SESSION])
+    await house.act(EVENT)
+    assert len([ref for ref in house.cluster.objects if ref.kind == "Event"]) == 2
+
+
+async def test_a_refused_event_stops_nothing(house: House) -> None:
+    house.cluster.failures["create"] = [Refused("the namespace is being deleted")]
+    await house.act(EVENT, WriteStatus({"epoch": 3}))
+    assert house.cluster.objects[SESSION]["status"] == {"epoch": 3}

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from support.simulated_time import now, simulated_time
+from tinsmith_operator.api.owner import Unreadable
+from tinsmith_operator.errors import Conflict, NotLeading, Refused, Throttled, Unavailable
+from tinsmith_operator.kube.resources import Key
+from tinsmith_operator.metrics import Metrics
+from tinsmith_operator.runtime.controller import ROUNDS_AT_ONCE, Controller
+from tinsmith_operator.runtime.reconcile import ReconcileResult
+from tinsmith_operator.runtime.workqueue import WorkQueue
+
+KEY = Key("tin", "tiny", "TrainingSession")
+SETTLED = ReconcileResult(acted=False)
+ACTED = ReconcileResult(acted=True)
+
+
+def unchanged(_: Key) -> object:
+    return None
+
+
+class Run:
+    """A controller whose reconciles end as told: the last answer is repeated.
+
+    hears_of_itself: as of every write that changed something, while the key still runs.
+    """
+
+    def __init__(self, *answers: ReconcileResult | Exception) -> None:
+        self.answers = list(answers)
+        self.at: list[float] = []
+        self.metrics = Metrics()
+        self.queue: WorkQueue[Key] = WorkQueue()
+        self.acts = asyncio.Event()
+        self.acts.set()
+        self.asked = "once"
+        self.hears_of_itself = False
+        self.controller = Controller(self.queue, self.reconcile, lambda _: self.asked, self.metrics, self.acts)
+
+    async def reconcile(self, key: Key) -> ReconcileResult:
+        assert key == KEY
+        self.at.append(now())
+        if self.hears_of_itself:
+            self.controller.enqueue(key)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def go(self, seconds: float, then: Callable[[], None] | None = None) -> None:
+        task = asyncio.create_task(self.controller.run())
+        self.queue.add(KEY)
+        if then is not None:
+            asyncio.get_running_loop().call_later(seconds / 2, then)
+        await asyncio.sleep(seconds)
+        task.cancel()
+
+    def counted(self) -> str:
+        return self.metrics.render().decode()
+
+
+@simulated_time
+async def test_a_session_at_rest_is_left_alone() -> None:
+    run = Run(SETTLED)
+    await run.go(3600)
+    assert run.at == [0]
+
+
+@simulated_time
+async def test_a_session_that_was_acted_upon_is_looked_at_again_at_once() -> None:
+    run = Run(ACTED, ACTED, SETTLED)
+    await run.go(3600)
+    assert run.at == [0, 0, 0]
+
+
+@simulated_time
+async def test_a_session_is_looked_at_again_when_the_decision_says_so() -> None:
+    run = Run(ReconcileResult(acted=False, requeue_after_seconds=100), SETTLED)
+    await run.go(3600)
+    assert run.at == [0, 100]
+
+
+@simulated_time
+@pytest.mark.parametrize("hears_of_itself", [False, True], ids=["in silence", "hearing of its own writes"])
+async def test_a_session_that_never_comes_to_rest_is_acted_upon_ever_more_rarely(hears_of_itself: bool) -> None:
+    run = Run(ACTED)
+    run.hears_of_itself = hears_of_itself
+    await run.go(3600)
+    assert ROUNDS_AT_ONCE < len(run.at) < ROUNDS_AT_ONCE + 30
+    assert run.at[ROUNDS_AT_ONCE] == 0
+    assert run.at[-1] > 1800
+
+
+@simulated_time
+async def test_what_others_do_to_a_session_that_never_comes_to_rest_brings_it_back_no_sooner() -> None:
+    run = Run(ReconcileResult(acted=True, requeue_after_seconds=1))
+    task = asyncio.create_task(hear_of_it(run, every_seconds=1))
+    await run.go(3600)
+    task.cancel()
+    assert len(run.at) < ROUNDS_AT_ONCE + 30
+
+
+async def hear_of_it(run: Run, every_seconds: float) -> None:
+    while True:
+        await asyncio.sleep(every_seconds)
+        run.controller.enqueue(KEY)
+
+
+@simulated_time
+async def test_a_session_that_never_came_to_rest_is_served_at_once_when_something_else_is_asked_of_it() -> None:
+    """A change of its spec, as one that ends the struggle, or its deletion."""
+    run = Run(ACTED)
+
+    def ask() -> None:
+        run.asked = "anew"
+        run.answers = [ACTED, ACTED, SETTLED]
+        run.controller.enqueue(KEY)
+
+    await run.go(3600, then=ask)
+    assert run.at[-3:] == [1800, 1800, 1800]
+
+
+@simulated_time
+async def test_what_is_asked_while_a_session_is_worked_on_for_the_last_time_is_not_put_off() -> None:
+    run = Run(*[ACTED] * ROUNDS_AT_ONCE, ACTED, SETTLED)
+    reconcile = run.reconcile
+
+    async def interrupted(key: Key) -> ReconcileResult:
+        outcome = await reconcile(key)
+        if len(run.at) == ROUNDS_AT_ONCE + 1:
+            run.asked = "anew"
+            run.controller.enqueue(key)
+        return outcome
+
+    run.controller = Controller(run.queue, interrupted, lambda _: run.asked, run.metrics, run.acts)
+    await run.go(3600)
+    assert run.at == [0] * (ROUNDS_AT_ONCE + 2)
+
+
+@simulated_time
+async def test_a_session_that_came_to_rest_at_last_is_heard_of_at_once_again() -> None:
+    run = Run(*[ACTED] * (ROUNDS_AT_ONCE + 3), SETTLED)
+    await run.go(3600, then=lambda: run.controller.enqueue(KEY))
+    assert run.at[-1] == 1800
+
+
+@simulated_time
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (Conflict("changed"), "conflict"),
+        (Refused("quota"), "refused"),
+        (Unavailable("down"), "unavailable"),
+        (KeyError("a bug"), "error"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+async def test_a_failure_is_tried_again_with_growing_pauses(error: Exception, result: str) -> None:
+    run = Run(error, error, error, SETTLED)
+    await run.go(3600)
+    pauses = [after - before for before, after in zip(run.at, run.at[1:], strict=False)]
+    assert len(pauses) == 3
+    assert pauses == sorted(pauses)
+    assert f'tinsmith_operator_reconciles_total{{result="{result}"}} 3.0' in run.counted()
+    assert "tinsmith_operator_retries_total 3.0" in run.counted()
+
+
+@simulated_time
+async def test_the_pause_that_the_api_server_asked_for_is_kept() -> None:
+    run = Run(Throttled("too many", 42), SETTLED)
+    await run.go(3600)
+    assert run.at == [0, 42]
+
+
+@simulated_time
+async def test_what_trying_again_cannot_mend_is_left_to_the_next_event() -> None:
+    run = Run(Unreadable("another CRD"))
+    await run.go(3600)
+    assert run.at == [0]
+
+
+@simulated_time
+async def test_a_session_met_while_the_lease_was_renewed_late_is_looked_at_again_in_the_same_term() -> None:
+    """Nobody was told that the lead was lost, so nobody enqueues every session when it is back."""
+    run = Run(NotLeading("late"), SETTLED)
+    await run.go(3600)
+    assert run.at == [0, 1]
+
+
+@simulated_time
+async def test_other_tasks_have_their_turn_between_any_two_keys_at_rest() -> None:
+    """Or a look at all of hundreds would keep the leader from renewing its Lease."""
+    seen: list[str] = []
+
+    async def reconcile(key: Key) -> ReconcileResult:
+        seen.append("key")
+        return SETTLED
+
+    async def beat() -> None:
+        while True:
+            seen.append("heartbeat")
+            await asyncio.sleep(0)
+
+    queue: WorkQueue[Key] = WorkQueue()
+    acts = asyncio.Event()
+    acts.set()
+    for number in range(100):
+        queue.add(Key("tin", f"tiny-{number}", "TrainingSession"))
+    tasks = [
+        asyncio.create_task(Controller(queue, reconcile, unchanged, Metrics(), acts).run()),
+        asyncio.create_task(beat()),
+    ]
+    while queue.depth or queue.running:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    assert seen.count("key") == 100
+    assert not [pair for pair in pairwise(seen) if pair == ("key", "key")]
+
+
+@simulated_time
+async def test_nothing_is_done_while_another_operator_leads() -> None:
+    run = Run(SETTLED)
+    run.acts.clear()
+    await run.go(100, then=run.acts.set)
+    assert run.at == [50]
+
+
+@simulated_time
+async def test_a_key_that_comes_when_the_lease_was_just_lost_waits_for_the_next_term() -> None:
+    run = Run(SETTLED)
+    task = asyncio.create_task(run.controller.run())
+    await asyncio.sleep(1)
+    run.acts.clear()
+    run.queue.add(KEY)
+    await asyncio.sleep(100)
+    assert run.at == []
+    run.acts.set()
+    await asyncio.sleep(1)
+    assert len(run.at) == 1
+    task.cancel()
+
+
+@simulated_time
+@pytest.mark.parametrize("error", [Unreadable("a newer CRD"), ValueError("a bug")], ids=["unreadable", "a bug"])
+async def test_a_poisoned_session_holds_up_no_other(error: Exception) -> None:
+    """One at a time, and the poisoned one first."""
+    seen: list[str] = []
+
+    async def reconcile(key: Key) -> ReconcileResult:
+        seen.append(key.name)
+        if key.name == "poisoned":
+            raise error
+        return SETTLED
+
+    queue: WorkQueue[Key] = WorkQueue()
+    acts = asyncio.Event()
+    acts.set()
+    task = asyncio.create_task(Controller(queue, reconcile, unchanged, Metrics(), acts).run())
+    for name in ("poisoned", "tiny", "poisoned", "small"):
+        queue.add(Key("tin", name, "TrainingSession"))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    assert seen == ["poisoned", "tiny", "small"]

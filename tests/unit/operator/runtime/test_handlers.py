@@ -1,0 +1,63 @@
+"""What Kopf is told. What it then does to objects is seen in tests/cluster/operator."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import tinsmith_operator.runtime.handlers as doors
+from tinsmith_operator.kube.client import WatchSession
+from tinsmith_operator.runtime.handlers import LONGEST_BACKOFF_SECONDS, EndlessBackoff, Watch, watch_settings
+from tinsmith_operator.scope import Scope
+
+PACKAGE = Path(doors.__file__).parents[1]
+
+
+def test_only_event_handlers_are_registered_so_kopf_writes_to_no_object() -> None:
+    sources = "\n".join(file.read_text() for file in PACKAGE.rglob("*.py"))
+    assert set(re.findall(r"kopf\.on\.(\w+)", sources)) == {"event", "login"}
+    assert "@kopf" not in sources
+
+
+def test_kopf_neither_scans_nor_posts_nor_kills() -> None:
+    settings = watch_settings()
+    assert settings.scanning.disabled
+    assert not settings.posting.enabled
+    assert settings.process.ultimate_exiting_timeout is None
+    assert settings.persistence.finalizer != type(settings.persistence)().finalizer
+
+
+def test_an_api_server_that_is_away_for_long_is_asked_for_ever() -> None:
+    backoff = EndlessBackoff()
+    first, again = (list(itertools.islice(backoff, 1000)) for _ in range(2))
+    assert first == again, "each request begins anew"
+    assert first[0] == 1
+    assert max(first) == LONGEST_BACKOFF_SECONDS
+
+
+async def test_a_session_that_kopf_was_stopped_from_taking_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[WatchSession] = []
+
+    async def open_session(*_: Any) -> WatchSession:
+        opened.append(WatchSession("https://cluster", aiohttp.ClientSession(), None))
+        return opened[-1]
+
+    async def spawn_tasks(*, registry: Any, **_: Any) -> list[asyncio.Task[Any]]:
+        [login] = registry._activities.get_all_handlers()
+        return [asyncio.create_task(login.fn())]
+
+    async def run_tasks(*_: Any, **__: Any) -> None:
+        """As after a stop: what the login gave is nobody's."""
+
+    monkeypatch.setattr(doors, "open_watch_session", open_session)
+    monkeypatch.setattr(doors.kopf, "spawn_tasks", spawn_tasks)
+    monkeypatch.setattr(doors.kopf, "run_tasks", run_tasks)
+    watch = Watch(Scope(("team",)), lambda *_: None, lambda *_: None, lambda *_: None)
+    await watch.run()
+    await watch.stop()
+    assert [session.http.closed for session in opened] == [True]

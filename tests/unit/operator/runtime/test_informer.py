@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from support.operator.fake_cluster import FakeCluster
+from support.simulated_time import now, simulated_time
+from tinsmith_operator.errors import NotFound, OperatorError, Unavailable
+from tinsmith_operator.kube.cache import Cache
+from tinsmith_operator.kube.resources import POOLS, SERVICES, WATCHED, Key, Ref
+from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer
+from tinsmith_operator.scope import Scope
+
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "tiny", "namespace": "tin"}}
+PLACE = Ref("Service", "tin", "tiny")
+
+
+class House:
+    def __init__(self, *namespaces: str, cluster_wide: bool = False) -> None:
+        self.entered: list[str | None] = []
+        self.cluster = FakeCluster()
+        self.enqueued: list[Key] = []
+        self.cache = Cache(self.enqueued.append)
+        scope = Scope(None if cluster_wide else namespaces or ("tin",))
+        self.informer = Informer(cast(Any, self.cluster), self.cache, scope, self.entered.append)
+
+    async def watch(self, namespace: str | None) -> None:
+        """As Kopf does: each kind is listed by its watch."""
+        for resource in WATCHED:
+            self.informer.heard(namespace, resource.plural, "403" if namespace in self.cluster.forbidden else "200")
+        await asyncio.sleep(0.1)
+
+    def lists(self) -> int:
+        return [verb for verb, _, _ in self.cluster.requests].count("list")
+
+
+@simulated_time
+async def test_it_is_complete_when_every_kind_was_listed() -> None:
+    house = House()
+    for resource in WATCHED:
+        assert not house.informer.complete.is_set()
+        assert f"{resource.plural} in namespace tin" in house.informer.missing
+        assert not house.informer.knows("tin")
+        house.informer.heard("tin", resource.plural, "200")
+        await asyncio.sleep(0.1)
+    assert house.informer.complete.is_set()
+    assert house.informer.missing == []
+    assert house.informer.refused == []
+    assert house.informer.knows("tin")
+    assert house.entered == ["tin"]
+
+
+@simulated_time
+async def test_what_vanished_while_the_watch_was_away_is_noticed_after_its_new_list() -> None:
+    house = House()
+    house.cache.note(house.cluster.put(SERVICE))
+    house.cache.read(PLACE, Key("tin", "tiny", "TrainingSession"))
+    del house.cluster.objects[PLACE]
+    house.informer.heard("tin", SERVICES.plural, "200")
+    await asyncio.sleep(0.1)
+    assert house.cache.peek(PLACE) is None
+    assert house.enqueued == [Key("tin", "tiny", "TrainingSession")]
+
+
+@simulated_time
+async def test_a_list_that_fails_is_tried_until_it_succeeds() -> None:
+    house = House()
+    house.cluster.failures["list"] = [Unavailable("down"), RuntimeError("a bug")]
+    house.cluster.put(SERVICE)
+    house.informer.heard("tin", SERVICES.plural, "200")
+    await asyncio.sleep(2 * RETRY_SECONDS + 0.1)
+    assert house.cache.peek(PLACE) is not None
+    assert house.lists() == 3
+
+
+@simulated_time
+async def test_a_watch_that_begins_anew_during_the_list_is_listed_once_more() -> None:
+    house = House()
+    for _ in range(5):
+        house.informer.heard("tin", SERVICES.plural, "200")
+    await asyncio.sleep(0.1)
+    house.informer.heard("tin", SERVICES.plural, "200")
+    await asyncio.sleep(0.1)
+    assert house.lists() == 2
+
+
+@simulated_time
+async def test_a_list_of_a_kind_that_is_not_watched_means_nothing() -> None:
+    house = House()
+    house.informer.heard(None, "namespaces", "200")
+    house.informer.heard("elsewhere", "pods", "200")
+    await asyncio.sleep(0.1)
+    assert house.lists() == 0
+
+
+@simulated_time
+async def test_a_cluster_without_the_crd_is_refused_with_the_cure() -> None:
+    house = House()
+    house.cluster.failures["list"] = [NotFound("the server could not find the requested resource")]
+    with pytest.raises(OperatorError, match=r"trainingsessions\.tinsmith\.dev.*kubectl apply -f crds/"):
+        await house.informer.check_kinds()
+
+
+@simulated_time
+async def test_an_api_server_that_is_not_up_yet_is_waited_for() -> None:
+    house = House()
+    house.cluster.failures["list"] = [Unavailable("down")] * 100
+    await house.informer.check_kinds()
+    assert now() == 100 * RETRY_SECONDS
+
+
+@simulated_time
+async def test_a_kind_that_is_installed_and_not_told_of_yet_is_waited_for() -> None:
+    """Kopf looks for the kinds once, and a watch that found none would wait for ever and seem alive."""
+    house = House()
+    house.cluster.told.remove(POOLS.plural)
+    waiting = asyncio.create_task(house.informer.check_kinds())
+    await asyncio.sleep(100)
+    assert not waiting.done()
+    house.cluster.told.add(POOLS.plural)
+    await waiting
+
+
+# ---- several namespaces
+
+
+@simulated_time
+async def test_a_namespace_that_is_forbidden_is_named_and_holds_up_no_other() -> None:
+    house = House("a", "b")
+    house.cluster.forbidden = {"b"}
+    await house.informer.check_kinds()
+    await house.watch("b")
+    assert not house.informer.complete.is_set()
+    await house.watch("a")
+    assert house.informer.complete.is_set()
+    assert (house.informer.knows("a"), house.informer.knows("b")) == (True, False)
+    [sentence] = house.informer.refused
+    assert sentence.startswith("Nothing is done in namespace b: this operator may not list")
+    assert "give the operator its Role" in sentence
+
+
+@simulated_time
+async def test_a_namespace_that_comes_later_is_entered_once_every_kind_in_it_is_known() -> None:
+    house = House("a", "b")
+    house.cluster.forbidden = {"b"}
+    await house.watch("a")
+    await house.watch("b")
+    house.cluster.forbidden = set()
+    for resource in WATCHED:
+        assert "b" not in house.entered
+        house.informer.heard("b", resource.plural, "200")
+        await asyncio.sleep(0.1)
+    assert house.entered == ["a", "b"]
+    assert house.informer.knows("b")
+    assert house.informer.refused == []
+
+
+@simulated_time
+async def test_one_kind_that_is_forbidden_keeps_its_whole_namespace_unknown() -> None:
+    """What is decided about a session depends on all of its children."""
+    house = House("a", "b")
+    await house.watch("a")
+    for resource in WATCHED:
+        house.informer.heard("b", resource.plural, "403" if resource is SERVICES else "200")
+    await asyncio.sleep(0.1)
+    assert house.informer.complete.is_set()
+    assert not house.informer.knows("b")
+    assert "may not list services there" in house.informer.refused[0]
+
+
+@simulated_time
+async def test_nothing_is_complete_while_every_namespace_is_forbidden() -> None:
+    house = House("a", "b")
+    house.cluster.forbidden = {"a", "b"}
+    await house.watch("a")
+    await house.watch("b")
+    assert not house.informer.complete.is_set()
+    assert len(house.informer.refused) == 2
+
+
+@simulated_time
+async def test_while_every_namespace_is_forbidden_it_waits_for_one_that_is_not() -> None:
+    house = House("a", "b")
+    house.cluster.forbidden = {"a", "b"}
+    waiting = asyncio.create_task(house.informer.check_kinds())
+    await asyncio.sleep(100)
+    assert not waiting.done()
+    assert len(house.informer.refused) == 2
+    house.cluster.forbidden = {"a"}
+    await asyncio.sleep(RETRY_SECONDS)
+    assert waiting.done()
+
+
+@simulated_time
+async def test_a_part_with_rights_that_were_taken_away_is_known_no_more() -> None:
+    house = House("a", "b")
+    await house.watch("a")
+    await house.watch("b")
+    house.informer.heard("b", SERVICES.plural, "403")
+    assert (house.informer.knows("a"), house.informer.knows("b")) == (True, False)
+
+
+@simulated_time
+async def test_the_whole_cluster_is_one_part_and_knows_every_namespace() -> None:
+    house = House(cluster_wide=True)
+    house.cluster.put(SERVICE)
+    assert not house.informer.knows("tin")
+    await house.watch(None)
+    assert house.informer.knows("tin")
+    assert house.informer.knows("any")
+    assert house.cache.peek(PLACE) is not None
+
+
+@simulated_time
+async def test_what_vanished_anywhere_is_noticed_by_the_list_of_the_cluster() -> None:
+    house = House(cluster_wide=True)
+    house.cache.note(house.cluster.put(SERVICE))
+    del house.cluster.objects[PLACE]
+    await house.watch(None)
+    assert house.cache.peek(PLACE) is None
+
+
+@simulated_time
+async def test_the_list_of_one_namespace_says_nothing_of_another() -> None:
+    house = House("a", "tin")
+    house.cache.note(house.cluster.put(SERVICE))
+    await house.watch("a")
+    assert house.cache.peek(PLACE) is not None

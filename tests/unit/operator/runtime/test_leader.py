@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.simulated_time import now, simulated_time
+from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, Unavailable
+from tinsmith_operator.runtime.leader import Leader
+
+LEASE_SECONDS = 15
+
+
+class LeaseServer:
+    """One Lease, as the API server keeps it."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.writes = 0
+        self.down_for: set[str] = set()
+        self.loses_answers_to: set[str] = set()
+        self.delay_seconds = 0.0
+
+    def ends_for(self, identity: str) -> tuple[Any, Any]:
+        async def read() -> dict[str, Any]:
+            self._reach(identity)
+            if self.lease is None:
+                raise NotFound("no lease")
+            return copy.deepcopy(self.lease)
+
+        async def write(lease: dict[str, Any], _timeout_seconds: float) -> dict[str, Any]:
+            self._reach(identity)
+            await asyncio.sleep(self.delay_seconds)
+            version = lease["metadata"].get("resourceVersion")
+            if version is None and self.lease is not None:
+                raise AlreadyExists("somebody was quicker")
+            if self.lease is not None and version != self.lease["metadata"]["resourceVersion"]:
+                raise Conflict("somebody was quicker")
+            self.writes += 1
+            metadata = {**lease["metadata"], "uid": "lease", "resourceVersion": str(self.writes)}
+            self.lease = copy.deepcopy({**lease, "metadata": metadata})
+            if identity in self.loses_answers_to:
+                raise Unavailable("the answer was lost")
+            return copy.deepcopy(self.lease)
+
+        return read, write
+
+    def _reach(self, identity: str) -> None:
+        if identity in self.down_for:
+            raise Unavailable("no way to the API server")
+
+
+class Candidate:
+    def __init__(self, server: LeaseServer, identity: str) -> None:
+        self.changes: list[tuple[float, bool]] = []
+        read, write = server.ends_for(identity)
+        self.leader = Leader(
+            read,
+            write,
+            namespace="tin",
+            name="tinsmith-operator",
+            identity=identity,
+            lease_seconds=LEASE_SECONDS,
+            changed=lambda leads: self.changes.append((now(), leads)),
+        )
+        self.task = asyncio.create_task(self.leader.run())
+
+    async def die(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@simulated_time
+async def test_the_first_one_leads_at_once_and_keeps_leading() -> None:
+    first = Candidate(LeaseServer(), "first")
+    await asyncio.sleep(0.1)
+    assert first.leader.is_leading
+    await asyncio.sleep(3600)
+    assert first.changes == [(0, True)]
+
+
+@simulated_time
+async def test_the_second_waits_while_the_first_lives() -> None:
+    server = LeaseServer()
+    first, second = Candidate(server, "first"), Candidate(server, "second")
+    await asyncio.sleep(3600)
+    assert first.leader.is_leading
+    assert second.changes == []
+    with pytest.raises(NotLeading):
+        second.leader.permit()
+
+
+@simulated_time
+async def test_the_second_takes_over_when_the_first_has_died() -> None:
+    server = LeaseServer()
+    first = Candidate(server, "first")
+    await asyncio.sleep(1)
+    second = Candidate(server, "second")
+    await asyncio.sleep(9)
+    await first.die()
+    await asyncio.sleep(2 * LEASE_SECONDS)
+    [(at, leads)] = second.changes
+    assert leads
+    assert LEASE_SECONDS <= at - 9 <= LEASE_SECONDS * 1.5
+
+
+@given(dies_after=st.floats(0.1, 30), begins_after=st.floats(0, 8))
+@settings(max_examples=20, deadline=None)
+def test_the_lease_of_a_dead_leader_is_taken_within_its_duration_and_a_tenth(
+    dies_after: float, begins_after: float
+) -> None:
+    """With the lease of the chart that is under 20 s, whenever the leader dies and whenever the other looks."""
+
+    @simulated_time
+    async def hand_over() -> None:
+        server = LeaseServer()
+        first = Candidate(server, "first")
+        await asyncio.sleep(begins_after)
+        second = Candidate(server, "second")
+        await asyncio.sleep(dies_after)
+        died_at = now()
+        await first.die()
+        while not second.changes:
+            await asyncio.sleep(0.25)
+        [(at, _)] = second.changes
+        assert at - died_at <= LEASE_SECONDS * 1.1 + 0.001
+        await second.die()
+
+    hand_over()
+
+
+@simulated_time
+async def test_a_leader_that_is_cut_off_stops_before_the_other_begins() -> None:
+    server = LeaseServer()
+    first, second = Candidate(server, "first"), Candidate(server, "second")
+    await asyncio.sleep(100)
+    server.down_for = {"first"}
+    while first.leader.is_leading:
+        await asyncio.sleep(0.05)
+    stopped_at = now()
+    while not second.leader.is_leading:
+        await asyncio.sleep(0.05)
+    assert now() - stopped_at >= LEASE_SECONDS / 3 - 0.1
+
+
+@simulated_time
+async def test_no_two_ever_have_permission_whatever_fails_when() -> None:
+    server = LeaseServer()
+    candidates = [Candidate(server, name) for name in ("a", "b", "c")]
+    for step in range(4000):
+        server.down_for = {name for number, name in enumerate("abc") if (step // (37 + 11 * number)) % 3 == 0}
+        server.loses_answers_to = {name for number, name in enumerate("abc") if (step // (13 + 7 * number)) % 4 == 0}
+        server.delay_seconds = (step // 29) % 5
+        await asyncio.sleep(0.5)
+        assert sum(candidate.leader.is_leading for candidate in candidates) <= 1
+    assert all(candidate.changes for candidate in candidates), "each of them should have led once"
+
+
+@simulated_time
+async def test_the_time_counts_from_when_a_renewal_was_sent_not_from_its_answer() -> None:
+    server = LeaseServer()
+    server.delay_seconds = 4
+    first = Candidate(server, "first")
+    await asyncio.sleep(4.5)
+    assert first.leader.permit() == pytest.approx(LEASE_SECONDS - 4.5)
+
+
+@simulated_time
+async def test_a_write_may_last_until_the_lease_ends_and_no_longer() -> None:
+    server = LeaseServer()
+    first = Candidate(server, "first")
+    await asyncio.sleep(0.1)
+    server.down_for = {"first"}
+    await asyncio.sleep(LEASE_SECONDS * 2 / 3 - 0.2)
+    assert first.leader.permit() == pytest.approx(LEASE_SECONDS / 3 + 0.1)
+    await asyncio.sleep(0.2)
+    with pytest.raises(NotLeading):
+        first.leader.permit()
+
+
+@simulated_time
+async def test_a_released_lease_is_taken_at_once() -> None:
+    server = LeaseServer()
+    first = Candidate(server, "first")
+    await asyncio.sleep(1)
+    second = Candidate(server, "second")
+    await asyncio.sleep(9)
+    await first.die()
+    await first.leader.release()
+    assert first.changes[-1][1] is False
+    await asyncio.sleep(LEASE_SECONDS / 10 + 0.1)
+    assert second.leader.is_leading
+
+
+@simulated_time
+async def test_the_same_identity_takes_its_own_lease_back_at_once() -> None:
+    server = LeaseServer()
+    first = Candidate(server, "pod-uid")
+    await asyncio.sleep(10)
+    await first.die()
+    again = Candidate(server, "pod-uid")
+    await asyncio.sleep(0.1)
+    assert again.leader.is_leading
+
+
+@simulated_time
+async def test_a_lease_that_was_deleted_is_made_anew() -> None:
+    server = LeaseServer()
+    first = Candidate(server, "first")
+    await asyncio.sleep(10)
+    server.lease = None
+    await asyncio.sleep(LEASE_SECONDS)
+    assert server.lease is not None
+    assert first.leader.is_leading
+
+
+@simulated_time
+async def test_people_read_in_the_lease_who_leads_and_how_often_that_changed() -> None:
+    server = LeaseServer()
+    first = Candidate(server, "first")
+    await asyncio.sleep(1)
+    await first.die()
+    second = Candidate(server, "second")
+    await asyncio.sleep(3 * LEASE_SECONDS)
+    assert server.lease is not None
+    spec = server.lease["spec"]
+    assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == ("second", 1, 15)
+    await second.die()
+
+
+@simulated_time
+async def test_a_lease_without_a_word_in_it_is_free() -> None:
+    server = LeaseServer()
+    server.lease = {"metadata": {"name": "tinsmith-operator", "uid": "lease", "resourceVersion": "1"}}
+    candidate = Candidate(server, "a")
+    await asyncio.sleep(1)
+    assert candidate.leader.is_leading
+    await candidate.die()

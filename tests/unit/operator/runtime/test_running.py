@@ -1,0 +1,150 @@
+"""One operator as it is put together, over a cluster in memory and in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.operator.fake_cluster import FakeCluster
+from support.operator.operators import settings_for
+from support.simulated_time import simulated_time
+from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
+from tinsmith_operator.errors import Unavailable
+from tinsmith_operator.kube.client import Heard
+from tinsmith_operator.kube.resources import Ref, Resource
+from tinsmith_operator.runtime import running
+from tinsmith_operator.runtime.running import UNWATCHED_LOOK_SECONDS, Operator
+from tinsmith_operator.scope import Scope
+from tinsmith_operator.settings import Settings
+
+AUTHORITY = Ref("Secret", "tin", "tinsmith-ca")
+CLIENT = Ref("Secret", "tin", "tinsmith-api-server-tls")
+FIRST_KEY = Ref("Secret", "tin", "first-key")
+KEPT = "tinsmith_operator_certificates_kept"
+ENDS = "tinsmith_operator_certificate_expiry_timestamp_seconds"
+
+
+class LeasingCluster(FakeCluster):
+    """lease_is_away: the API server answers no renewal."""
+
+    lease_is_away = False
+
+    async def write_lease(self, resource: Resource, manifest: dict[str, Any], _timeout_seconds: float) -> Any:
+        if self.lease_is_away:
+            raise Unavailable("away")
+        return self.put(manifest)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class ListingWatch:
+    """Lists each of its kinds once, and shows no event."""
+
+    has_ended = False
+
+    def __init__(
+        self, scope: Scope, _deliver: object, heard: Heard, _observe: object, resources: Sequence[Resource]
+    ) -> None:
+        self._scope = scope
+        self._heard = heard
+        self._resources = resources
+
+    async def run(self) -> None:
+        for part in self._scope.parts:
+            for resource in self._resources:
+                self._heard(part, resource.plural, "200")
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        """Nothing runs any more."""
+
+
+@asynccontextmanager
+async def operator_over(
+    cluster: LeasingCluster, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Operator]:
+    """It leads, and has found out how its certificates are."""
+    monkeypatch.setattr(running, "Cluster", lambda *_: cluster)
+    monkeypatch.setattr(running, "Watch", ListingWatch)
+    operator, stop = Operator(settings), asyncio.Event()
+    task = asyncio.create_task(operator.run(stop))
+    await asyncio.sleep(1)
+    try:
+        yield operator
+    finally:
+        stop.set()
+        await task
+
+
+def told(operator: Operator, metric: str) -> list[str]:
+    page = operator.metrics.render().decode()
+    return [line for line in page.splitlines() if line.startswith(metric)]
+
+
+@pytest.fixture
+def cluster() -> LeasingCluster:
+    return LeasingCluster()
+
+
+def test_who_lost_the_lead_tells_nothing_of_the_installations_certificates(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not look at them any more: what it knew would be told for ever."""
+    settings = settings_for("tin", lease_seconds=15)
+
+    @simulated_time
+    async def live() -> None:
+        async with operator_over(cluster, settings, monkeypatch) as operator:
+            assert len(told(operator, ENDS)) == 2
+            cluster.lease_is_away = True
+            await asyncio.sleep(60)
+            assert told(operator, ENDS) == []
+
+    live()
+
+
+def test_who_lost_the_lead_tells_of_no_trouble_with_certificates(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for("tin", lease_seconds=15)
+    spoiled = {"kind": "Secret", "metadata": {"name": AUTHORITY.name, "namespace": "tin"}, "data": {"tls.crt": "eA=="}}
+
+    @simulated_time
+    async def live() -> None:
+        cluster.put(spoiled)
+        async with operator_over(cluster, settings, monkeypatch) as operator:
+            assert told(operator, KEPT) == [f"{KEPT} 0.0"]
+            cluster.lease_is_away = True
+            await asyncio.sleep(60)
+            assert told(operator, KEPT) == [f"{KEPT} 1.0"]
+
+    live()
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "seconds"),
+    [("", LOOK_AGAIN_SECONDS), ("tin,research", LOOK_AGAIN_SECONDS), ("research", UNWATCHED_LOOK_SECONDS)],
+    ids=["its own", "its own and another", "not its own"],
+)
+def test_the_installations_secrets_are_looked_at_every_minute_where_no_watch_tells_of_them(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch, namespaces: str, seconds: float
+) -> None:
+    settings = settings_for("tin", watch_namespaces=namespaces, first_key_secret=FIRST_KEY.name)
+
+    @simulated_time
+    async def live() -> None:
+        async with operator_over(cluster, settings, monkeypatch):
+            for lost in (CLIENT, FIRST_KEY):
+                del cluster.objects[lost]
+            await asyncio.sleep(seconds - 10)
+            assert CLIENT not in cluster.objects
+            assert FIRST_KEY not in cluster.objects
+            await asyncio.sleep(20)
+            assert CLIENT in cluster.objects
+            assert FIRST_KEY in cluster.objects
+
+    live()

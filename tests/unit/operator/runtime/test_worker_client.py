@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import grpc
+import pytest
+from support.server.fake_worker import FakeWorker
+from support.simulated_time import now, simulated_time
+from tinsmith_operator.api.names import worker_dns_name
+from tinsmith_operator.ca.certificates import API_SERVER_NAME, OPERATOR_NAME, Authority, Leaf, Use, new_authority
+from tinsmith_operator.common.observed import WorkerReport
+from tinsmith_operator.errors import OperatorError
+from tinsmith_operator.kube.resources import Key
+from tinsmith_operator.runtime.worker_client import (
+    CannotSnapshot,
+    GrpcDescriber,
+    GrpcSnapshots,
+    Silent,
+    Target,
+    Workers,
+    parse_reply,
+)
+from tinsmith_rpc import worker_pb2, worker_pb2_grpc
+from typing_extensions import override
+
+KEY = Key("tin", "tiny", "TrainingSession")
+TARGET = Target("pod-1", "tiny.tin.svc:7443", "claim-1")
+PERIOD_SECONDS = 60
+
+
+def report_of(target: Target) -> WorkerReport:
+    return parse_reply(worker_pb2.DescribeReply(epoch=7, adapters_used=3), target.pod_uid, datetime.now(UTC))
+
+
+class Asked:
+    """Answers like the worker of each target, and remembers who was asked when."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, str]] = []
+        self.heard: list[Key] = []
+        self.silent = False
+        self.seconds = 0.0
+        self.workers = Workers(self.describe, PERIOD_SECONDS, self.heard.append)
+
+    async def describe(self, target: Target) -> WorkerReport:
+        self.calls.append((now(), target.pod_uid))
+        await asyncio.sleep(self.seconds)
+        if self.silent:
+            raise Silent("UNAVAILABLE")
+        return report_of(target)
+
+
+@simulated_time
+async def test_a_worker_is_asked_at_once_and_then_once_a_minute_however_often_it_is_followed() -> None:
+    asked = Asked()
+    for _ in range(150):
+        asked.workers.follow(KEY, TARGET)
+        await asyncio.sleep(1)
+    assert asked.calls == [(0, "pod-1"), (60, "pod-1"), (120, "pod-1")]
+    assert asked.heard == [KEY] * 3
+    report = asked.workers.report(KEY)
+    assert report is not None
+    assert (report.pod_uid, report.epoch, report.adapters_used) == ("pod-1", 7, 3)
+    await asked.workers.close()
+
+
+@simulated_time
+async def test_a_worker_whose_answer_somebody_waits_for_is_asked_at_once_again_and_every_few_seconds() -> None:
+    asked = Asked()
+    asked.workers.follow(KEY, TARGET)
+    await asyncio.sleep(7)
+    for _ in range(8):
+        asked.workers.follow(KEY, TARGET, closely=True)
+        await asyncio.sleep(1)
+    asked.workers.follow(KEY, TARGET)
+    await asyncio.sleep(30)
+    assert [seconds for seconds, _ in asked.calls] == [0, 7, 10, 13, 15]
+    await asked.workers.close()
+
+
+@simulated_time
+async def test_asking_never_makes_the_follower_wait() -> None:
+    asked = Asked()
+    asked.seconds = 1000
+    asked.workers.follow(KEY, TARGET)
+    assert now() == 0
+    assert asked.workers.report(KEY) is None
+    await asked.workers.close()
+
+
+@simulated_time
+async def test_a_silent_worker_is_asked_again_and_its_last_words_are_kept() -> None:
+    asked = Asked()
+    asked.workers.follow(KEY, TARGET)
+    await asyncio.sleep(1)
+    asked.silent = True
+    await asyncio.sleep(200)
+    assert len(asked.calls) == 4
+    assert asked.heard == [KEY]
+    assert asked.workers.report(KEY) is not None
+    await asked.workers.close()
+
+
+@simulated_time
+async def test_a_worker_that_cannot_even_be_asked_is_asked_again() -> None:
+    asked = Asked()
+    failures: list[Exception] = [ValueError("a bug"), OperatorError("no authority yet")]
+
+    async def describe(target: Target) -> WorkerReport:
+        if failures:
+            raise failures.pop()
+        return await asked.describe(target)
+
+    workers = Workers(describe, PERIOD_SECONDS, asked.heard.append)
+    workers.follow(KEY, TARGET)
+    await asyncio.sleep(2 * PERIOD_SECONDS + 1)
+    assert asked.heard == [KEY]
+    await workers.close()
+
+
+@simulated_time
+async def test_who_waits_for_an_answer_is_not_told_an_older_one() -> None:
+    """Its date is no help: the clocks of operator and API server may differ."""
+    asked = Asked()
+    asked.workers.follow(KEY, TARGET)
+    await asyncio.sleep(1)
+    assert asked.workers.report(KEY) is not None
+    asked.workers.follow(KEY, TARGET, closely=True)
+    assert asked.workers.report(KEY) is None
+    await asyncio.sleep(1)
+    assert asked.workers.report(KEY) is not None
+    await asked.workers.close()
+
+
+@simulated_time
+async def test_another_pod_is_asked_instead_of_its_predecessor() -> None:
+    asked = Asked()
+    asked.workers.follow(KEY, TARGET)
+    await asyncio.sleep(10)
+    asked.workers.follow(KEY, Target("pod-2", TARGET.address, TARGET.worker_id))
+    await asyncio.sleep(1)
+    assert asked.calls == [(0, "pod-1"), (10, "pod-2")]
+    await asked.workers.close()
+
+
+@simulated_time
+async def test_a_session_that_is_gone_is_asked_no_more() -> None:
+    asked = Asked()
+    asked.workers.follow(KEY, TARGET)
+    await asyncio.sleep(1)
+    asked.workers.forget(KEY)
+    await asyncio.sleep(1000)
+    assert len(asked.calls) == 1
+    assert asked.workers.report(KEY) is None
+
+
+def test_a_reply_is_read_with_its_units_and_absences() -> None:
+    reply = worker_pb2.DescribeReply(
+        epoch=4,
+        adapters_used=2,
+        running_seconds=12.5,
+        snapshot_seconds=3.5,
+        last_snapshot_time=1_700_000_000,
+        capabilities=worker_pb2.EngineCapabilities(adapter_slots=8),
+    )
+    at = datetime(2026, 3, 1, tzinfo=UTC)
+    assert parse_reply(reply, "pod-1", at) == WorkerReport(
+        pod_uid="pod-1",
+        received_at=at,
+        epoch=4,
+        adapters_used=2,
+        adapter_slots=8,
+        running_seconds=12.5,
+        snapshot_seconds=3.5,
+        last_snapshot_time=datetime.fromtimestamp(1_700_000_000, UTC),
+    )
+    assert parse_reply(worker_pb2.DescribeReply(), "pod-1", at).last_snapshot_time is None
+
+
+# ---- over a real connection
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return new_authority("tinsmith", datetime.now(UTC))
+
+
+def leaf(authority: Authority, name: str, use: Use) -> Leaf:
+    return authority.issue((name,), use, datetime.now(UTC))
+
+
+class Savable(FakeWorker):
+    """It says when it last wrote a snapshot, or fails with a code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_snapshot_time = 0.0
+        self.fails: grpc.StatusCode | None = None
+
+    @override
+    async def Snapshot(self, request: worker_pb2.SnapshotRequest, context: Any) -> worker_pb2.SnapshotReply:
+        if self.fails is not None:
+            await context.abort(self.fails, "not now")
+        return worker_pb2.SnapshotReply(last_snapshot_time=self.last_snapshot_time)
+
+
+@pytest.fixture
+def worker() -> Savable:
+    return Savable()
+
+
+@pytest.fixture
+async def address(authority: Authority, worker: Savable) -> AsyncIterator[str]:
+    """That worker with the identity `claim-1`, which wants a certificate of its callers."""
+    mine = leaf(authority, worker_dns_name("claim-1"), Use.SERVER)
+    credentials = grpc.ssl_server_credentials(
+        [(mine.key, mine.certificate)], root_certificates=authority.pem, require_client_auth=True
+    )
+    server = grpc.aio.server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def test_a_worker_answers_the_operators_certificate(authority: Authority, address: str) -> None:
+    describe = GrpcDescriber(lambda: leaf(authority, OPERATOR_NAME, Use.CLIENT))
+    report = await describe(Target("pod-1", address, "claim-1"))
+    assert report.pod_uid == "pod-1"
+
+
+async def test_a_worker_that_is_not_the_expected_one_is_not_believed(authority: Authority, address: str) -> None:
+    describe = GrpcDescriber(lambda: leaf(authority, OPERATOR_NAME, Use.CLIENT))
+    with pytest.raises(Silent):
+        await describe(Target("pod-1", address, "claim-2"))
+
+
+async def test_a_worker_of_another_authority_is_not_believed(address: str) -> None:
+    other = new_authority("other", datetime.now(UTC))
+    describe = GrpcDescriber(lambda: leaf(other, API_SERVER_NAME, Use.CLIENT))
+    with pytest.raises(Silent):
+        await describe(Target("pod-1", address, "claim-1"))
+
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def snapshots(authority: Authority) -> GrpcSnapshots:
+    return GrpcSnapshots(lambda: leaf(authority, OPERATOR_NAME, Use.CLIENT), lambda: NOON)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [(0.0, NOON), ((NOON - timedelta(hours=1)).timestamp(), NOON), ((NOON + timedelta(seconds=2)).timestamp(), None)],
+    ids=["never", "before: nothing had changed since", "now"],
+)
+async def test_a_snapshot_holds_at_least_what_was_there_when_it_was_asked_for(
+    authority: Authority, worker: Savable, address: str, written: float, told: datetime | None
+) -> None:
+    worker.last_snapshot_time = written
+    assert await snapshots(authority)(Target("pod-1", address, "claim-1")) == (told or NOON + timedelta(seconds=2))
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED], ids=str)
+async def test_an_image_without_the_call_is_named_with_what_helps(
+    authority: Authority, worker: Savable, address: str, code: grpc.StatusCode
+) -> None:
+    worker.fails = code
+    with pytest.raises(CannotSnapshot, match=r"image is older than snapshots on request.*restart"):
+        await snapshots(authority)(Target("pod-1", address, "claim-1"))
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION], ids=str)
+async def test_a_worker_that_cannot_snapshot_now_is_asked_later(
+    authority: Authority, worker: Savable, address: str, code: grpc.StatusCode
+) -> None:
+    worker.fails = code
+    with pytest.raises(Silent, match="not now"):
+        await snapshots(authority)(Target("pod-1", address, "claim-1"))

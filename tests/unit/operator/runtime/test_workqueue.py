@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from support.simulated_time import now, simulated_time
+from tinsmith_operator.runtime.workqueue import FIRST_RETRY_SECONDS, JITTER, LONGEST_RETRY_SECONDS, WorkQueue
+
+
+class Worker:
+    """Takes keys for ever; each takes a while."""
+
+    def __init__(self, queue: WorkQueue[str], seconds: float = 1.0) -> None:
+        self.queue = queue
+        self.seconds = seconds
+        self.began: list[tuple[float, str]] = []
+        self.running: set[str] = set()
+        self.most_at_once = 0
+
+    async def run(self) -> None:
+        while True:
+            key = await self.queue.take()
+            assert key not in self.running, "a key ran twice at the same time"
+            self.running.add(key)
+            self.most_at_once = max(self.most_at_once, len(self.running))
+            self.began.append((now(), key))
+            await asyncio.sleep(self.seconds)
+            self.running.discard(key)
+            self.queue.done(key)
+
+
+async def run_for(seconds: float, worker: Worker, workers: int = 1) -> None:
+    tasks = [asyncio.create_task(worker.run()) for _ in range(workers)]
+    await asyncio.sleep(seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@simulated_time
+async def test_a_key_asked_for_many_times_runs_once() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    for _ in range(5):
+        queue.add("a")
+    await run_for(10, worker)
+    assert worker.began == [(0, "a")]
+
+
+@simulated_time
+async def test_a_key_asked_for_while_it_runs_runs_once_more_afterwards() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    queue.add("a")
+    asyncio.get_running_loop().call_later(0.5, queue.add, "a")
+    asyncio.get_running_loop().call_later(0.6, queue.add, "a")
+    await run_for(10, worker, workers=3)
+    assert worker.began == [(0, "a"), (1, "a")]
+
+
+@simulated_time
+async def test_keys_run_in_the_order_they_came_and_no_more_at_once_than_there_are_workers() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    for key in "abcde":
+        queue.add(key)
+    await run_for(10, worker, workers=2)
+    assert worker.began == [(0, "a"), (0, "b"), (1, "c"), (1, "d"), (2, "e")]
+    assert worker.most_at_once == 2
+
+
+@simulated_time
+async def test_the_earliest_time_that_was_asked_for_wins() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    queue.add_after("a", 60)
+    queue.add_after("a", 30)
+    queue.add_after("a", 90)
+    await run_for(200, worker)
+    assert worker.began == [(30, "a")]
+
+
+@simulated_time
+async def test_a_key_that_runs_now_need_not_run_later() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    queue.add_after("a", 60)
+    queue.add("a")
+    await run_for(200, worker)
+    assert worker.began == [(0, "a")]
+
+
+@simulated_time
+async def test_a_failing_key_comes_back_later_each_time_up_to_a_limit() -> None:
+    queue: WorkQueue[str] = WorkQueue(random.Random(7))
+    seconds = []
+    for _ in range(20):
+        seconds.append(queue.retry("a"))
+        await asyncio.sleep(seconds[-1])
+        queue.done(await queue.take())
+    for number, pause in enumerate(seconds):
+        exact = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**number)
+        assert exact * (1 - JITTER) <= pause <= exact * (1 + JITTER)
+    assert len(set(seconds)) == len(seconds), "without jitter, keys that failed together come back together"
+
+
+@simulated_time
+async def test_a_success_makes_the_next_failure_the_first() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for _ in range(8):
+        queue.retry("a")
+    queue.settle("a")
+    assert queue.retry("a") <= FIRST_RETRY_SECONDS * (1 + JITTER)
+
+
+@simulated_time
+async def test_a_retry_waits_at_least_as_long_as_the_api_server_asked() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    queue.retry("a", at_least_seconds=17)
+    await run_for(100, worker)
+    assert worker.began == [(17, "a")]
+
+
+@simulated_time
+async def test_a_key_that_is_held_comes_back_at_its_time_whoever_asks_for_it() -> None:
+    queue: WorkQueue[str] = WorkQueue(random.Random(7))
+    worker = Worker(queue)
+    for _ in range(20):
+        queue.retry("a")
+    queue.add("a")
+    seconds = queue.hold("a")
+    assert seconds > LONGEST_RETRY_SECONDS * (1 - JITTER)
+    assert queue.depth == 0
+    queue.add_after("a", 5)
+    for at in (1, 10, 100):
+        asyncio.get_running_loop().call_later(at, queue.add, "a")
+    queue.add("b")
+    await run_for(1000, worker)
+    assert worker.began == [(0, "b"), (pytest.approx(seconds), "a")]
+
+
+@simulated_time
+async def test_a_key_that_was_held_is_like_any_other_afterwards() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    queue.hold("a")
+    asyncio.get_running_loop().call_later(50, queue.add, "a")
+    await run_for(100, worker)
+    assert [key for _, key in worker.began] == ["a", "a"]
+    assert worker.began[-1][0] == 50
+
+
+@simulated_time
+async def test_a_key_that_is_released_runs_at_once_and_no_second_time_at_its_time() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    for _ in range(20):
+        queue.retry("a")
+    queue.hold("a")
+    asyncio.get_running_loop().call_later(7, queue.release, "a")
+    await run_for(1000, worker)
+    assert worker.began == [(7, "a")]
+
+
+@simulated_time
+async def test_releasing_what_is_not_held_does_nothing() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    worker = Worker(queue)
+    queue.add_after("a", 60)
+    queue.release("a")
+    queue.release("b")
+    await run_for(200, worker)
+    assert worker.began == [(60, "a")]
+
+
+@simulated_time
+async def test_join_returns_when_what_runs_is_done_and_not_before() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    await queue.join()
+    queue.add("a")
+    running = asyncio.create_task(Worker(queue, seconds=5).run())
+    await asyncio.sleep(1)
+    await queue.join()
+    assert now() == 5
+    running.cancel()
+
+
+@simulated_time
+async def test_the_depth_counts_what_waits_and_not_what_runs() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    for key in "abc":
+        queue.add(key)
+    assert (queue.depth, queue.running) == (3, 0)
+    await queue.take()
+    assert (queue.depth, queue.running) == (2, 1)
+
+
+@simulated_time
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_key_is_lost_or_run_beside_itself_whatever_is_asked_when(seed: int) -> None:
+    chance = random.Random(seed)
+    queue: WorkQueue[str] = WorkQueue(chance)
+    worker = Worker(queue, seconds=0.3)
+    loop = asyncio.get_running_loop()
+    last_asked: dict[str, float] = {}
+    for _ in range(200):
+        at, key = chance.uniform(0, 20), chance.choice("abcdef")
+        loop.call_later(at, queue.add, key)
+        last_asked[key] = max(at, last_asked.get(key, 0))
+    await run_for(60, worker, workers=3)
+    for key, at in last_asked.items():
+        assert max(began for began, ran in worker.began if ran == key) >= at

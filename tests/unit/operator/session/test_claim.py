@@ -1,0 +1,225 @@
+"""The journal's claim: made once, grown, annotated, and otherwise left as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.operator.resources import session_manifest
+from support.operator.session_world import World
+from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import MANAGER
+from tinsmith_operator.common.actions import Apply, Create
+
+CLAIM = ("PersistentVolumeClaim", "qwen-journal")
+PLAIN_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {"volumeName": "disk-1"}}
+
+
+def settled_world(**storage: object) -> World:
+    world = World(session_manifest(storage=storage))
+    world.settle()
+    return world
+
+
+def size(world: World) -> str:
+    return str(world.objects[CLAIM]["spec"]["resources"]["requests"]["storage"])
+
+
+def test_the_claim_comes_before_everything_that_needs_its_uid() -> None:
+    actions = World(session_manifest()).decide().actions
+    kinds = [action.manifest["kind"] for action in actions if isinstance(action, Create)]
+    assert kinds[0] == "PersistentVolumeClaim"
+    assert "StatefulSet" not in kinds
+
+
+def test_the_worker_is_named_after_its_claim() -> None:
+    world = settled_world()
+    uid = world.objects[CLAIM]["metadata"]["uid"]
+    assert f"--worker-id={uid}" in world.objects["Pod", "qwen-0"]["spec"]["containers"][0]["args"]
+    (certificate,) = world.certificates.values()
+    assert certificate.dns_names == (f"{uid}.worker.tinsmith.internal",)
+
+
+def test_a_larger_size_grows_the_claim_without_a_restart() -> None:
+    world = settled_world(size="10Gi")
+    world.user_sets(storage={"size": "20Gi"})
+    world.settle()
+    assert size(world) == "20Gi"
+    assert world.deleted == []
+
+
+@pytest.mark.parametrize("written", ["10Gi", "10240Mi", 10737418240])
+def test_one_size_written_in_another_way_is_the_same(written: str | int) -> None:
+    world = settled_world(size="10Gi")
+    world.user_sets(storage={"size": written})
+    assert [action for action in world.decide().actions if isinstance(action, Apply)] == []
+
+
+def test_growth_is_asked_for_last_so_that_a_refusal_holds_up_nothing() -> None:
+    world = settled_world(size="10Gi")
+    world.user_sets(storage={"size": "20Gi"}, adapters={"slots": 2})
+    applied = [action.manifest["kind"] for action in world.decide().actions if isinstance(action, Apply)]
+    assert applied == ["StatefulSet", "PersistentVolumeClaim"]
+
+
+def test_an_unbound_claim_does_not_grow_yet() -> None:
+    world = World(session_manifest(storage={"size": "10Gi"}))
+    world.operate()
+    world.user_sets(storage={"size": "20Gi"})
+    world.operate()
+    assert size(world) == "10Gi"
+    world.settle()
+    assert size(world) == "20Gi"
+
+
+def test_a_larger_claim_from_before_is_not_shrunk() -> None:
+    world = settled_world(size="50Gi")
+    world.user_deletes_owner()
+    world.settle()
+    world.session = session_manifest(storage={"size": "10Gi"})
+    world.settle()
+    assert size(world) == "50Gi"
+
+
+def kept_in_class_fast(**spec: object) -> World:
+    """And taken up by a session that names no storage class."""
+    world = settled_world(storageClassName="fast", size="10Gi")
+    world.objects[CLAIM]["spec"]["volumeName"] = "disk-1"
+    world.user_deletes_owner()
+    world.settle()
+    world.objects[CLAIM]["metadata"]["managedFields"] = [
+        booked(MANAGER, "accessModes", "resources", "volumeMode", "storageClassName"),
+        booked("kube-controller-manager", "volumeName"),
+    ]
+    world.session = session_manifest(**spec)
+    return world
+
+
+def booked(manager: str, *fields: str) -> Manifest:
+    """As the API server books a write of these fields."""
+    return {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {f"f:{name}": {} for name in fields}}}
+
+
+@pytest.mark.parametrize(
+    "change", [{"pod": {"image": "docker.io/tinsmith/trainer:0.2.0"}}, {"storage": {"size": "20Gi"}}]
+)
+def test_of_a_claim_from_before_nothing_is_taken_away_that_the_api_server_keeps_as_it_is(change: Any) -> None:
+    world = kept_in_class_fast(**change)
+    before = world.objects[CLAIM]["spec"]
+    claims = [each.manifest for each in applied(world) if each.manifest["kind"] == "PersistentVolumeClaim"]
+    assert claims
+    for claim in claims:
+        assert claim["spec"]["storageClassName"] == before["storageClassName"]
+        assert "volumeName" not in claim["spec"]
+
+
+def test_a_storage_class_that_the_cluster_chose_does_not_become_ours() -> None:
+    """An operator that is rolled back to does not name it, and would be refused for taking away what is ours."""
+    world = settled_world()
+    world.objects[CLAIM]["spec"]["storageClassName"] = "local"
+    world.objects[CLAIM]["metadata"]["managedFields"] = [booked(MANAGER, "accessModes", "resources", "volumeMode")]
+    world.user_sets(pod={"image": "docker.io/tinsmith/trainer:0.2.0"}, storage={"size": "20Gi"})
+    claims = [each.manifest for each in applied(world) if each.manifest["kind"] == "PersistentVolumeClaim"]
+    assert claims
+    assert all("storageClassName" not in claim["spec"] for claim in claims)
+
+
+def applied(world: World) -> list[Apply]:
+    return [action for action in world.decide().actions if isinstance(action, Apply)]
+
+
+def test_annotations_and_labels_of_others_stay_on_the_claim() -> None:
+    world = settled_world()
+    world.objects[CLAIM]["metadata"]["annotations"]["backup.example.com/schedule"] = "daily"
+    world.user_sets(pod={"image": "docker.io/tinsmith/trainer:0.2.0"})
+    world.settle()
+    assert world.objects[CLAIM]["metadata"]["annotations"]["backup.example.com/schedule"] == "daily"
+
+
+def test_a_claim_that_was_deleted_under_the_session_is_made_again_with_another_worker() -> None:
+    world = settled_world()
+    before = world.objects[CLAIM]["metadata"]["uid"]
+    world.someone_deletes(CLAIM)
+    world.someone_deletes(("Pod", "qwen-0"))
+    world.settle()
+    assert world.session is not None
+    assert world.session["status"]["workerId"] == world.objects[CLAIM]["metadata"]["uid"] != before
+
+
+@pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "tinsmith.dev/session"])
+def test_a_claim_that_lacks_one_of_our_labels_is_a_strangers(label: str) -> None:
+    world = settled_world()
+    world.user_deletes_owner()
+    world.settle()
+    del world.objects[CLAIM]["metadata"]["labels"][label]
+    before = world.get(*CLAIM)
+    world.session = session_manifest()
+    for _ in range(5):
+        world.operate()
+    assert world.get(*CLAIM) == before
+    assert world.session["status"]["conditions"][0]["reason"] == "NameConflict"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_session_that_names_anothers_claim_waits_and_touches_nothing(is_there: bool) -> None:
+    """Two workers on one volume would take each other for one that had been lost."""
+    world = World(session_manifest(storage={"existingClaim": "mine"} if is_there else {}))
+    if is_there:
+        world.add({**PLAIN_CLAIM, "metadata": {"name": "mine"}})
+    world.claim_holder = "ada"
+    world.settle()
+    claims = [place for place in world.objects if place[0] == "PersistentVolumeClaim"]
+    assert claims == ([("PersistentVolumeClaim", "mine")] if is_there else [])
+    assert all("annotations" not in world.objects[claim]["metadata"] for claim in claims)
+    assert world.get("StatefulSet", "qwen") is None
+    assert world.session is not None
+    ready = world.session["status"]["conditions"][0]
+    assert (ready["reason"], "session ada" in ready["message"]) == ("ClaimInUse", True)
+    assert "workerId" not in world.session["status"]
+
+
+def test_a_session_gets_the_claim_when_the_one_before_it_is_gone() -> None:
+    world = World(session_manifest(storage={"existingClaim": "mine"}))
+    world.add({**PLAIN_CLAIM, "metadata": {"name": "mine"}})
+    world.claim_holder = "ada"
+    world.settle()
+    world.claim_holder = None
+    world.settle()
+    assert world.session is not None
+    assert world.session["status"]["workerId"] == world.objects["PersistentVolumeClaim", "mine"]["metadata"]["uid"]
+    assert world.get("Pod", "qwen-0") is not None
+
+
+def test_of_two_that_have_started_at_once_the_later_stops_again() -> None:
+    """Neither had seen the other yet."""
+    world = settled_world()
+    world.claim_holder = "ada"
+    world.settle()
+    assert (world.get("StatefulSet", "qwen"), world.get("Pod", "qwen-0")) == (None, None)
+    assert world.get(*CLAIM) is not None
+    assert world.session is not None
+    assert world.session["status"]["conditions"][0]["reason"] == "ClaimInUse"
+
+
+def test_a_session_that_waits_for_its_claim_leaves_it_behind_when_it_is_deleted() -> None:
+    """Another one named it first, whatever the labels say."""
+    world = settled_world(storage={"retentionPolicy": {"whenDeleted": "Delete"}})
+    claim = world.objects[CLAIM]
+    world = World(session_manifest(storage={"retentionPolicy": {"whenDeleted": "Delete"}}))
+    world.objects[CLAIM] = claim
+    world.claim_holder = "ada"
+    world.settle()
+    world.user_deletes_owner()
+    world.settle()
+    assert world.session is None
+    assert "deletionTimestamp" not in world.objects[CLAIM]["metadata"]
+
+
+def test_an_existing_claim_is_only_annotated() -> None:
+    world = World(session_manifest(storage={"existingClaim": "mine"}))
+    labels = {"team": "a"}
+    world.add({**PLAIN_CLAIM, "metadata": {"name": "mine", "labels": labels}})
+    world.settle()
+    mine = world.objects["PersistentVolumeClaim", "mine"]
+    assert (mine["metadata"]["labels"], mine["spec"]) == (labels, {"volumeName": "disk-1"})
+    assert set(mine["metadata"]["annotations"]) == {"tinsmith.dev/image", "tinsmith.dev/image-digest"}

@@ -1,0 +1,340 @@
+"""The Job that converts a session's model: before the first pod, once, and again only where the result would differ."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.operator.built_sessions import NEMO_RL
+from support.operator.group_world import GroupWorld
+from support.operator.resources import session_manifest
+from support.operator.session_world import World
+from tinsmith_operator.api.base import Manifest, format_time
+from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.common.actions import Create
+from tinsmith_operator.common.observed import KubernetesWarning
+
+JOB = ("Job", "qwen-conversion")
+NEW_IMAGE = {"pod": {"image": "docker.io/tinsmith/trainer-nemo-rl:0.2.0"}}
+CACHE = {"modelCache": {"claimName": "models"}}
+GPUS = {"resources": {"limits": {"nvidia.com/gpu": 8}}, "sampling": "None"}
+
+
+def one_pod(**spec: Any) -> World:
+    return World(session_manifest(**{**NEMO_RL, **CACHE, **spec}))
+
+
+def several_pods(**spec: Any) -> World:
+    return GroupWorld(session_manifest(**{**NEMO_RL, **CACHE, "parallelism": {"nodes": 3}, **spec}))
+
+
+KINDS = pytest.mark.parametrize("make", [one_pod, several_pods])
+
+
+def converting(world: World | None = None) -> World:
+    """Its Job is there, with a pod that has not begun."""
+    world = world or one_pod()
+    for _ in range(6):
+        world.operate()
+        world.binder_works()
+    world.job_controller_works()
+    world.operate()
+    return world
+
+
+def settled(world: World) -> World:
+    world.settle()
+    return world
+
+
+def said(world: World) -> tuple[str, str]:
+    world.operate()
+    assert world.session is not None
+    ready = world.session["status"]["conditions"][0]
+    return ready["reason"], ready["message"]
+
+
+def uid_of(world: World, place: tuple[str, str] = JOB) -> str:
+    uid: str = world.objects[place]["metadata"]["uid"]
+    return uid
+
+
+def converter(world: World) -> Manifest:
+    return world.converters()[-1]
+
+
+def runs(world: World) -> None:
+    converter(world)["spec"]["nodeName"] = "node-1"
+    world._set_container(converter(world), {"running": {"startedAt": format_time(world.now)}}, ready=True)
+
+
+@KINDS
+def test_nothing_that_has_pods_is_made_before_the_model_is_converted(make: Any) -> None:
+    world = converting(make())
+    assert JOB in world.objects
+    assert (world.workload_kind, "qwen") not in world.objects
+    world.conversion_works()
+    world.operate()
+    world.operate()
+    assert (world.workload_kind, "qwen") in world.objects
+
+
+@KINDS
+def test_what_converts_is_neither_the_worker_nor_a_member(make: Any) -> None:
+    world = settled(make())
+    observed = world.observe()
+    assert observed.pod is not None
+    others = {pod["metadata"]["name"] for pod in (observed.pod, *observed.members)}
+    assert others.isdisjoint(pod["metadata"]["name"] for pod in observed.converters)
+    assert said(world)[0] == "WorkerReady"
+
+
+@pytest.mark.parametrize("spec", [{}, NEMO_RL], ids=["another engine", "no cache"])
+def test_without_a_cache_that_stays_there_is_nothing_to_convert_before(spec: Manifest) -> None:
+    world = settled(World(session_manifest(**spec)))
+    assert JOB not in world.objects
+    assert said(world)[0] == "WorkerReady"
+
+
+def test_a_model_that_is_converted_is_not_converted_again_for_any_start() -> None:
+    world = settled(one_pod())
+    before = uid_of(world)
+    world.user_sets(adapters={"slots": 4})
+    world.settle()
+    world.user_sets(suspend=True)
+    world.settle()
+    world.user_sets(suspend=False)
+    world.settle()
+    assert said(world)[0] == "WorkerReady"
+    assert uid_of(world) == before
+
+
+@KINDS
+@pytest.mark.parametrize("change", [NEW_IMAGE, {"modelCache": {"claimName": "larger"}}], ids=["image", "cache"])
+def test_another_image_or_cache_means_another_conversion_in_place_of_the_one_before(
+    make: Any, change: Manifest
+) -> None:
+    world = settled(make())
+    before = uid_of(world)
+    world.user_sets(suspend=True, **change)
+    world.settle(rounds=90)
+    world.user_sets(suspend=False)
+    world.settle(rounds=90)
+    assert said(world)[0] == "WorkerReady"
+    assert uid_of(world) != before
+
+
+def test_another_image_is_not_converted_with_while_the_old_one_runs() -> None:
+    world = settled(one_pod())
+    world.user_sets(**NEW_IMAGE)
+    world.operate()
+    assert not [action for action in world.decide().actions if isinstance(action, Create)]
+    world.settle(rounds=90)
+    assert said(world)[0] == "WorkerReady"
+    [container] = world.objects[JOB]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == NEW_IMAGE["pod"]["image"]
+
+
+def test_a_worker_that_runs_is_not_stopped_because_its_job_is_gone() -> None:
+    """As one that an earlier operator started without any."""
+    world = settled(one_pod())
+    pod = uid_of(world, ("Pod", "qwen-0"))
+    world.someone_deletes(JOB)
+    world.settle()
+    assert uid_of(world, ("Pod", "qwen-0")) == pod
+    assert JOB not in world.objects
+
+
+def test_a_worker_that_is_evicted_comes_back_without_a_conversion() -> None:
+    world = settled(one_pod())
+    world.someone_deletes(JOB)
+    world.someone_deletes(("Pod", "qwen-0"))
+    world.settle()
+    assert JOB not in world.objects
+    assert said(world)[0] == "WorkerReady"
+
+
+def test_a_suspended_session_stops_a_conversion_and_keeps_one_that_is_done() -> None:
+    world = converting()
+    world.user_sets(suspend=True)
+    world.operate()
+    world.collector_works()
+    assert JOB not in world.objects
+    assert said(world)[0] == "Suspending"
+    world.converters_stop()
+    assert said(world)[0] == "Suspended"
+    done = settled(one_pod())
+    done.user_sets(suspend=True)
+    done.settle()
+    assert JOB in done.objects
+    assert said(done)[0] == "Suspended"
+
+
+def test_a_session_that_is_deleted_ends_the_conversion_before_anything_else() -> None:
+    world = converting(one_pod(storage={"retentionPolicy": {"whenDeleted": "Delete"}}))
+    world.user_deletes_owner()
+    world.operate(1)
+    assert JOB not in world.objects
+    world.settle()
+    assert world.session is None
+    assert world.objects == {}
+
+
+def test_a_change_of_what_its_pods_are_told_is_another_try() -> None:
+    world = converting()
+    before = uid_of(world)
+    world.user_sets(resources={"limits": {"memory": "64Gi"}})
+    world.operate()
+    world.operate()
+    assert uid_of(world) != before
+    world.settle()
+    assert said(world)[0] == "WorkerReady"
+
+
+def test_a_job_that_gave_up_is_told_with_its_last_words_and_tried_again_when_that_is_asked_for() -> None:
+    world = converting()
+    record = {"reason": "ModelInvalid", "message": "config.json is not there."}
+    for _ in range(8):
+        world.conversion_ends("Failed", exitCode=1, message=json.dumps(record))
+        world.job_controller_works()
+    reason, message = said(world)
+    assert reason == "ConversionFailed"
+    assert message.startswith("Job qwen-conversion gave up: config.json is not there; change what the message names")
+    before = uid_of(world)
+    world.user_annotates(RESTART_REQUEST_ANNOTATION, "2026-01-31T12:00:00Z")
+    world.settle()
+    assert uid_of(world) != before
+    assert said(world)[0] == "WorkerReady"
+
+
+def test_a_try_that_failed_is_told_while_another_follows() -> None:
+    world = converting()
+    world.conversion_ends("Failed", exitCode=1, message=json.dumps({"reason": "CannotStart", "message": "no room."}))
+    assert said(world) == (
+        "ConvertingModel",
+        "Try 1 of Job qwen-conversion failed, and another one follows: no room.",
+    )
+    world.job_controller_works()
+    runs(world)
+    assert "no room" in said(world)[1]
+    world.time_passes(timedelta(seconds=61))
+    assert "brings the model into the model cache, on node node-1" in said(world)[1]
+
+
+def test_a_model_that_is_not_there_is_told_as_a_worker_would_tell_it() -> None:
+    world = converting()
+    record = {"reason": "ModelNotFound", "message": "There is no model at /models/qwen."}
+    world.conversion_ends("Failed", exitCode=1, message=json.dumps(record))
+    reason, message = said(world)
+    assert reason == "ModelNotFound"
+    assert "There is no model at /models/qwen" in message
+
+
+@pytest.mark.parametrize(
+    ("terminated", "says"),
+    [
+        ({"exitCode": 137, "reason": "OOMKilled"}, "killed for want of memory; it gets as much as spec.resources says"),
+        ({"exitCode": 3}, "ended with status 3; read kubectl logs qwen-conversion"),
+    ],
+)
+def test_an_end_without_words_is_told_by_how_it_ended(terminated: Manifest, says: str) -> None:
+    world = converting()
+    world.conversion_ends("Failed", **terminated)
+    assert says in said(world)[1]
+
+
+def scheduled(status: str, message: str = "") -> Manifest:
+    return {"type": "PodScheduled", "status": status, "reason": "Unschedulable", "message": message}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({}, "WaitingForScheduler"),
+        ({"conditions": [scheduled("False", "0/3 nodes are available: 3 Insufficient memory.")]}, "Unschedulable"),
+        ({"conditions": [scheduled("False", 'persistentvolumeclaim "models" not found')]}, "ClaimMissing"),
+        (
+            {
+                "conditions": [scheduled("True")],
+                "containerStatuses": [{"name": "worker", "state": {"waiting": {"reason": "ImagePullBackOff"}}}],
+            },
+            "ImagePullFailed",
+        ),
+        ({"conditions": [scheduled("True")]}, "PreparingPod"),
+    ],
+)
+def test_the_trouble_of_its_pod_is_told_as_a_workers_is(status: Manifest, reason: str) -> None:
+    world = converting()
+    converter(world)["status"] = status
+    assert said(world)[0] == reason
+
+
+def test_a_pod_that_cannot_be_made_is_told() -> None:
+    world = converting()
+    for pod in world.converters():
+        del world.objects["Pod", pod["metadata"]["name"]]
+    refused = 'pods "x" is forbidden: exceeded quota: compute'
+    world.warnings.append(KubernetesWarning("Job", uid_of(world), "FailedCreate", refused, world.now))
+    assert said(world)[0] == "QuotaExceeded"
+
+
+def test_a_job_that_others_hold_back_is_told_and_left_to_them() -> None:
+    """As what queues Jobs does."""
+    world = converting()
+    for pod in world.converters():
+        del world.objects["Pod", pod["metadata"]["name"]]
+    world.objects[JOB]["spec"]["suspend"] = True
+    assert said(world)[1].startswith("Job qwen-conversion is suspended")
+    assert world.decide().actions == ()
+
+
+def test_what_an_earlier_job_left_on_a_lost_node_is_not_told_of_the_next() -> None:
+    world = converting()
+    runs(world)
+    left = deepcopy(converter(world))
+    left["metadata"] |= {"name": "qwen-conversion-old", "uid": "old", "ownerReferences": [{"uid": "the Job before"}]}
+    left["status"]["conditions"] = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    world.objects["Pod", "qwen-conversion-old"] = left
+    assert said(world)[0] == "ConvertingModel"
+
+
+def test_a_pod_of_an_earlier_session_that_ends_does_not_stand_for_a_conversion() -> None:
+    before = one_pod()
+    before.settle()
+    world = one_pod()
+    ending = deepcopy(before.objects["Pod", "qwen-0"])
+    ending["metadata"]["deletionTimestamp"] = format_time(world.now)
+    world.objects["Pod", "qwen-0"] = ending
+    converting(world)
+    assert JOB in world.objects
+    assert ("StatefulSet", "qwen") not in world.objects
+
+
+def test_a_strangers_job_of_that_name_is_left_alone_and_told() -> None:
+    world = one_pod()
+    theirs = world.add({"kind": "Job", "metadata": {"name": JOB[1]}, "spec": {}})
+    for _ in range(8):
+        world.operate()
+    assert world.objects[JOB] == theirs
+    assert said(world)[0] == "NameConflict"
+
+
+def test_nothing_is_converted_for_a_group_that_could_not_run() -> None:
+    world = GroupWorld(session_manifest(**{**NEMO_RL, **CACHE, "parallelism": {"nodes": 3}}))
+    world.kuberay = False
+    world.settle()
+    assert JOB not in world.objects
+    assert said(world)[0] == "KubeRayMissing"
+
+
+def test_an_operator_that_dies_at_any_action_makes_one_job() -> None:
+    for cut in range(8):
+        world = one_pod()
+        for _ in range(3):
+            world.operate(cut)
+        made = settled(world)
+        assert [place for place in made.objects if place[0] == "Job"] == [JOB]
+        assert [job for job in made.deleted if job["kind"] == "Job"] == []

@@ -1,0 +1,338 @@
+"""Why a session is not ready: one reason, and a sentence that quotes what is known and says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.operator.resources import session_manifest
+from support.operator.session_world import World
+from tinsmith_operator.api.base import Manifest, format_time
+from tinsmith_operator.api.status import Condition, TrainingSessionStatus
+from tinsmith_operator.common.actions import WriteStatus
+from tinsmith_operator.common.observed import KubernetesWarning, WorkerReport
+from tinsmith_operator.session.decision import decide
+
+POD = ("Pod", "qwen-0")
+NO_GPU = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available."
+
+
+def ready_world(**spec: Any) -> World:
+    world = World(session_manifest(**spec))
+    world.settle()
+    return world
+
+
+def starting_world(pod_status: Manifest | None = None, node: str | None = None) -> World:
+    """Its pod is there, with this status."""
+    world = World(session_manifest())
+    for _ in range(3):
+        world.operate()
+        world.binder_works()
+    world.controller_works()
+    world.objects[POD]["status"] = pod_status or {}
+    if node:
+        world.objects[POD]["spec"]["nodeName"] = node
+    return world
+
+
+def conditions(world: World, **observed: Any) -> dict[str, Condition]:
+    """As they read after the next decision."""
+    seen = replace(world.observe(), **observed)
+    written = [
+        each.status for each in decide(seen, world.installation, world.now).actions if isinstance(each, WriteStatus)
+    ]
+    status = TrainingSessionStatus.model_validate(written[0]) if written else seen.session.status
+    return {condition.type: condition for condition in status.conditions}
+
+
+def unscheduled(message: str) -> Manifest:
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]}
+
+
+def waiting(reason: str, message: str = "") -> Manifest:
+    return container({"waiting": {"reason": reason, "message": message}})
+
+
+def container(state: Manifest, last: Manifest | None = None, restarts: int = 0) -> Manifest:
+    status = {"name": "worker", "state": state, "lastState": last or {}, "restartCount": restarts, "ready": False}
+    return {"conditions": [{"type": "PodScheduled", "status": "True"}], "containerStatuses": [status]}
+
+
+def ended(exit_code: int = 1, reason: str = "Error", record: Manifest | None = None) -> Manifest:
+    message = json.dumps(record) if record else ""
+    last = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
+    return container({"waiting": {"reason": "CrashLoopBackOff"}}, last, restarts=3)
+
+
+def refused(reason: str, message: str = "No model in /models/qwen. Put one there.") -> Manifest:
+    return ended(3, record={"reason": reason, "message": message})
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "quote"),
+    [
+        (unscheduled(NO_GPU), "Unschedulable", "3 Insufficient nvidia.com/gpu"),
+        (unscheduled('persistentvolumeclaim "models" not found'), "ClaimMissing", '"models"'),
+        (unscheduled('persistentvolumeclaim "qwen-journal" is being deleted'), "ClaimTerminating", "being deleted"),
+        (unscheduled("pod has unbound immediate PersistentVolumeClaims"), "ClaimUnbound", "unbound"),
+        ({}, "WaitingForScheduler", "waits for the scheduler"),
+        (waiting("ContainerCreating"), "PreparingPod", "node-1"),
+        (waiting("ImagePullBackOff", "Back-off pulling image"), "ImagePullFailed", "Back-off pulling image"),
+        (waiting("ErrImagePull", "not found"), "ImagePullFailed", "docker.io/tinsmith/trainer:0.1.0"),
+        (waiting("InvalidImageName"), "ImagePullFailed", "InvalidImageName"),
+        (waiting("CreateContainerConfigError", 'secret "hub" not found'), "SecretMissing", '"hub"'),
+        (waiting("CreateContainerConfigError", "couldn't find key t in Secret n/hub"), "SecretMissing", "key t"),
+        (waiting("RunContainerError", "no such device"), "CannotStart", "no such device"),
+        (refused("ModelNotFound"), "ModelNotFound", "No model in /models/qwen"),
+        (refused("ModelInvalid"), "ModelInvalid", "Put one there"),
+        (refused("ModelChanged"), "ModelChanged", "Put one there"),
+        (refused("VolumeUnsuitable", "It is NFS."), "VolumeUnsuitable", "It is NFS"),
+        (refused("TlsInvalid"), "TlsInvalid", "Put one there"),
+        (refused("CannotStart", "Out of luck."), "CannotStart", "Out of luck"),
+        (ended(137, "OOMKilled"), "OutOfMemory", "more memory than its limit"),
+        (ended(1), "CrashLoop", "status 1"),
+        (container({"running": {"startedAt": "2026-01-02T03:00:00Z"}}), "LoadingModel", "node-1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_pod_says_why_it_is_not_ready(status: Manifest, reason: str, quote: str) -> None:
+    scheduled = bool(status.get("containerStatuses"))
+    ready = conditions(starting_world(status, node="node-1" if scheduled else None))["Ready"]
+    assert (ready.status, ready.reason) == ("False", reason)
+    assert quote in ready.message
+
+
+def test_a_stuck_session_is_stalled_and_a_moving_one_reconciles() -> None:
+    stuck = conditions(starting_world(refused("ModelNotFound"), "node-1"))
+    moving = conditions(starting_world(unscheduled(NO_GPU)))
+    assert (stuck["Stalled"].status, stuck["Reconciling"].status) == ("True", "False")
+    assert (moving["Stalled"].status, moving["Reconciling"].status) == ("False", "True")
+
+
+def test_a_refusal_is_remembered_while_the_next_try_has_only_just_begun() -> None:
+    world = starting_world(refused("ModelNotFound"), "node-1")
+    status = world.objects[POD]["status"]["containerStatuses"][0]
+    status["state"] = {"running": {"startedAt": format_time(world.now)}}
+    assert conditions(world)["Ready"].reason == "ModelNotFound"
+    assert world.decide().requeue_after_seconds == 20
+    world.time_passes(timedelta(seconds=60))
+    assert conditions(world)["Ready"].reason == "LoadingModel"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "0/2 nodes are available: 2 node(s) had volume node affinity conflict.",
+        "0/1 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity.",
+        "0/2 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }, "
+        "1 node(s) didn't match PersistentVolume's node affinity.",
+        "0/3 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity, "
+        "1 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/3 nodes are available: "
+        "3 Preemption is not helpful for scheduling.",
+    ],
+    ids=["all that are there are others", "as of 1.34", "its node does not answer", "its node has a taint, as of 1.34"],
+)
+def test_a_volume_on_a_lost_node_is_told_apart(message: str) -> None:
+    found = conditions(starting_world(unscheduled(message)))
+    assert found["Ready"].reason == found["Degraded"].reason == "VolumeOnLostNode"
+    assert found["Degraded"].status == "True"
+    assert "last checkpoints" in found["Ready"].message
+
+
+@pytest.mark.parametrize("others", ["1 Insufficient cpu", "1 Insufficient cpu, 1 node(s) had untolerated taint(s)"])
+def test_a_volume_whose_node_may_merely_be_full_is_not_lost(others: str) -> None:
+    nodes = 1 + len(others.split(", "))
+    message = f"0/{nodes} nodes are available: {others}, 1 node(s) didn't match PersistentVolume's node affinity."
+    assert conditions(starting_world(unscheduled(message)))["Ready"].reason == "Unschedulable"
+
+
+def warn(world: World, place: tuple[str, str], reason: str, message: str, age_minutes: int = 0) -> None:
+    uid = world.objects[place]["metadata"]["uid"]
+    at = world.now - timedelta(minutes=age_minutes)
+    world.warnings.append(KubernetesWarning(place[0], uid, reason, message, at))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ('pods "qwen-0" is forbidden: exceeded quota: small, requested: memory=4Gi', "QuotaExceeded"),
+        ('pods "qwen-0" is forbidden: error looking up service account research/x', "PodRefused"),
+    ],
+)
+def test_a_pod_that_may_not_be_created_is_explained_by_the_statefulsets_warning(message: str, reason: str) -> None:
+    world = starting_world()
+    del world.objects[POD]
+    warn(world, ("StatefulSet", "qwen"), "FailedCreate", message)
+    ready = conditions(world)["Ready"]
+    assert ready.reason == reason
+    assert message in ready.message
+
+
+def test_an_old_warning_and_one_about_another_object_say_nothing() -> None:
+    world = starting_world()
+    del world.objects[POD]
+    warn(world, ("StatefulSet", "qwen"), "FailedCreate", "exceeded quota", age_minutes=21)
+    warn(world, ("Service", "qwen"), "FailedCreate", "exceeded quota")
+    assert conditions(world)["Ready"].reason == "CreatingObjects"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ('MountVolume.SetUp failed for volume "x" : secret "keys" not found', "SecretMissing"),
+        ('MountVolume.MountDevice failed for volume "pv" : timed out', "MountFailed"),
+    ],
+)
+def test_a_volume_that_cannot_be_mounted_is_explained_by_the_pods_warning(message: str, reason: str) -> None:
+    world = starting_world(waiting("ContainerCreating"), "node-1")
+    warn(world, POD, "FailedMount", message)
+    assert conditions(world)["Ready"].reason == reason
+
+
+def test_a_claim_that_gets_no_volume_quotes_the_provisioner() -> None:
+    world = starting_world(unscheduled("pod has unbound immediate PersistentVolumeClaims"))
+    warn(world, ("PersistentVolumeClaim", "qwen-journal"), "ProvisioningFailed", 'storageclass "fast" not found')
+    assert 'storageclass "fast" not found' in conditions(world)["Ready"].message
+
+
+def test_an_existing_claim_that_is_not_there_is_named() -> None:
+    ready = conditions(World(session_manifest(storage={"existingClaim": "mine"})))["Ready"]
+    assert (ready.reason, "mine" in ready.message) == ("ClaimMissing", True)
+
+
+def test_a_claim_from_before_that_differs_is_left_alone_and_explained() -> None:
+    world = ready_world()
+    world.user_deletes_owner()
+    world.settle()
+    world.session = session_manifest(storage={"storageClassName": "fast", "accessMode": "ReadWriteOnce"})
+    before = world.get("PersistentVolumeClaim", "qwen-journal")
+    world.operate()
+    found = conditions(world)
+    assert found["Stalled"].reason == "ClaimMismatch"
+    assert "ReadWriteOncePod" in found["Stalled"].message
+    assert world.get("PersistentVolumeClaim", "qwen-journal") == before
+
+
+def test_a_deleted_claim_is_announced_while_the_worker_still_runs() -> None:
+    world = ready_world()
+    world.someone_deletes(("PersistentVolumeClaim", "qwen-journal"))
+    found = conditions(world)
+    assert (found["Ready"].status, found["Degraded"].status) == ("True", "True")
+    assert found["Degraded"].reason == "ClaimTerminating"
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        (("StatefulSet", "qwen"), "OverridesRefused"),
+        (("PersistentVolumeClaim", "qwen-journal"), "ClaimRefused"),
+        (("NetworkPolicy", "qwen"), "ObjectRefused"),
+        (("Secret", "qwen-tls"), "ObjectRefused"),
+    ],
+    ids=str,
+)
+def test_what_the_api_server_refuses_is_quoted(place: tuple[str, str], reason: str) -> None:
+    world = ready_world()
+    del world.objects[place], world.objects[POD]
+    found = conditions(world, refusals={place[0]: 'spec.template: Invalid value: "!": a label must consist of …'})
+    assert (found["Stalled"].status, found["Stalled"].reason) == ("True", reason)
+    assert "a label must consist of" in found["Stalled"].message
+
+
+def test_a_worker_that_runs_on_under_a_refused_change_is_ready_and_stalled() -> None:
+    world = ready_world()
+    world.user_sets(pod={"nodeSelector": {"zone": "!"}})
+    found = conditions(world, refusals={"StatefulSet": "Invalid value"})
+    assert (found["Ready"].status, found["Stalled"].status) == ("True", "True")
+
+
+def test_a_refused_change_that_is_taken_back_is_forgotten() -> None:
+    """Nothing is asked of the API server then, so no success tells that the trouble is over."""
+    found = conditions(ready_world(), refusals={"StatefulSet": "Invalid value"})
+    assert (found["Ready"].status, found["Stalled"].status) == ("True", "False")
+
+
+@pytest.mark.parametrize("place", [("Service", "qwen"), ("NetworkPolicy", "qwen"), ("Secret", "qwen-tls")])
+def test_a_ready_worker_behind_a_strangers_object_is_not_ready(place: tuple[str, str]) -> None:
+    world = ready_world()
+    world.objects[place]["metadata"]["ownerReferences"] = []
+    ready = conditions(world)["Ready"]
+    assert (ready.status, ready.reason) == ("False", "NameConflict")
+    assert " ".join(place) in ready.message
+
+
+def mark_node_lost(world: World) -> None:
+    """As the node's controller does it."""
+    for condition in world.objects[POD]["status"]["conditions"]:
+        if condition["type"] == "Ready":
+            condition["status"] = "False"
+
+
+def delete_and_wait(world: World) -> None:
+    world.someone_deletes(POD)
+    world.time_passes(timedelta(seconds=121))
+
+
+@pytest.mark.parametrize("happen", [mark_node_lost, delete_and_wait], ids=["marked", "overdue"])
+def test_a_silent_node_is_named_with_the_cure(happen: Callable[[World], None]) -> None:
+    world = ready_world()
+    happen(world)
+    found = conditions(world)
+    assert found["Ready"].reason == found["Degraded"].reason == "NodeUnreachable"
+    assert "node-1" in found["Degraded"].message
+    assert "out-of-service" in found["Degraded"].message
+
+
+def test_a_pod_that_has_just_become_unready_is_not_on_a_lost_node() -> None:
+    world = ready_world()
+    for condition in world.objects[POD]["status"]["conditions"]:
+        condition["status"] = "False" if condition["type"] in {"Ready", "ContainersReady"} else "True"
+    assert conditions(world)["Degraded"].status == "False"
+
+
+def test_suspending_ends_in_suspended() -> None:
+    world = ready_world()
+    world.user_sets(suspend=True)
+    assert conditions(world)["Reconciling"].reason == "Suspending"
+    world.settle()
+    found = conditions(world)
+    assert (found["Ready"].status, found["Ready"].reason) == ("False", "Suspended")
+    assert (found["Reconciling"].status, found["Stalled"].status) == ("False", "False")
+
+
+def test_a_ready_session_that_is_not_yet_as_the_spec_says_reconciles() -> None:
+    world = ready_world()
+    world.user_sets(adapters={"slots": 2})
+    found = conditions(world)
+    assert (found["Ready"].status, found["Reconciling"].status) == ("True", "True")
+    assert found["Reconciling"].observed_generation == 2
+
+
+@pytest.mark.parametrize(
+    ("used", "status", "reason"), [(0, "True", "SlotsFree"), (8, "False", "AllSlotsUsed")], ids=["free", "full"]
+)
+def test_free_slots_are_a_condition_of_their_own(used: int, status: str, reason: str) -> None:
+    world = ready_world()
+    world.worker_reports(adapters_used=used)
+    found = conditions(world)
+    assert (found["SlotsAvailable"].status, found["SlotsAvailable"].reason) == (status, reason)
+    assert found["Ready"].status == "True"
+
+
+def test_slots_are_unknown_until_a_worker_has_reported() -> None:
+    assert conditions(ready_world())["SlotsAvailable"].status == "Unknown"
+
+
+def test_a_report_that_says_nothing_new_writes_nothing() -> None:
+    world = ready_world()
+    world.worker_reports(adapters_used=1)
+    world.settle()
+    assert world.report is not None
+    later = world.report.received_at + timedelta(seconds=10)
+    again: WorkerReport = replace(world.report, received_at=later, last_snapshot_time=later, running_seconds=2.0)
+    assert decide(replace(world.observe(), report=again), world.installation, world.now).actions == ()

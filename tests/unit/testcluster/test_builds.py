@@ -1,0 +1,98 @@
+"""Programs are built once per version of their sources, and half a build is never taken for a whole one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from testcluster.errors import ClusterError
+from testcluster.programs import builds
+from testcluster.programs.builds import KUBERNETES, PAUSE, Program, built
+
+# Stands in for go: `go build … -o TARGET …` writes a file, and each call a line.
+GO = """#!/bin/sh
+echo called >> "$CALLS"
+while [ "$1" != -o ]; do shift; done
+echo program > "$2/tool"
+exit "$STATUS"
+"""
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
+    monkeypatch.setenv("TINSMITH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(builds, "SOURCES", tmp_path / "sources")
+    source = tmp_path / "sources" / "tool"
+    source.mkdir(parents=True)
+    (source / "go.mod").write_text("module tool\n")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "go").write_text(GO)
+    (folder / "go").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("STATUS", "0")
+    return Program("tool")
+
+
+def calls(tmp_path: Path) -> int:
+    return len((tmp_path / "calls").read_text().splitlines())
+
+
+def test_the_same_sources_are_built_once(program: Program, tmp_path: Path) -> None:
+    folder = built(program)
+    assert (folder / "tool").read_text() == "program\n"
+    assert built(program) == folder
+    assert calls(tmp_path) == 1
+
+
+def test_changed_sources_are_built_anew(program: Program) -> None:
+    before = built(program)
+    (program.source / "go.sum").write_text("example.com v1.0.0 h1:x\n")
+    assert built(program) != before
+    assert before.is_dir()
+
+
+def test_changed_variables_are_built_anew(program: Program) -> None:
+    assert program.key() != replace(program, variables=(("main.version", "2"),)).key()
+
+
+def test_a_build_that_failed_says_so_and_leaves_nothing_to_find(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STATUS", "1")
+    with pytest.raises(ClusterError, match="go build of tool failed"):
+        built(program)
+    assert list((tmp_path / "cache" / "programs").iterdir()) == []
+
+
+def test_what_an_interrupted_build_left_is_swept(program: Program) -> None:
+    left = program.folder().parent / ".tool-interrupted"
+    left.mkdir(parents=True)
+    built(program)
+    assert not left.exists()
+
+
+def test_without_go_the_error_names_it(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.raises(ClusterError, match="Go is not installed"):
+        built(program)
+
+
+def test_kubernetes_knows_its_version() -> None:
+    """Without it the kubelet and the API server disagree about skew."""
+    command = " ".join(KUBERNETES.command(Path("out")))
+    module = (builds.SOURCES / "kubernetes" / "go.mod").read_text()
+    assert f"version.gitVersion=v{builds.KUBERNETES_VERSION}" in command
+    assert f"k8s.io/kubernetes v{builds.KUBERNETES_VERSION} " in module
+
+
+def test_traefik_knows_its_version() -> None:
+    module = (builds.SOURCES / "traefik" / "go.mod").read_text()
+    assert f"github.com/traefik/traefik/v3 v{builds.TRAEFIK_VERSION}" in module
+
+
+def test_every_program_has_its_sources() -> None:
+    for program in (KUBERNETES, builds.COREDNS, builds.TRAEFIK, PAUSE, builds.HELLO):
+        assert (program.source / "go.mod").is_file()

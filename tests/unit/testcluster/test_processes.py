@@ -1,0 +1,100 @@
+"""Processes of a cluster are ended by who they are, not by their number alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from testcluster.errors import ClusterError
+from testcluster.places import Places
+from testcluster.processes import ProcessTable, Running, end, identify, marked
+
+SLEEP = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+PARENT = [sys.executable, "-c", f"import subprocess, time; subprocess.Popen({SLEEP!r}); time.sleep(600)"]
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ProcessTable]:
+    monkeypatch.setattr("testcluster.places.clusters_directory", lambda: tmp_path)
+    table = ProcessTable(Places("unit"))
+    yield table
+    end(marked(table.places.directory))
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL) as process:
+        yield process
+        process.kill()
+
+
+def known(process: subprocess.Popen[bytes]) -> Running:
+    running = identify(process.pid)
+    assert running is not None
+    return running
+
+
+def test_a_process_that_took_over_a_pid_is_left_alone(bystander: subprocess.Popen[bytes]) -> None:
+    earlier = replace(known(bystander), start_ticks=1)
+    assert not earlier.is_alive()
+    end([earlier])
+    assert known(bystander).is_alive()
+
+
+def test_a_process_of_another_boot_is_not_ours(bystander: subprocess.Popen[bytes]) -> None:
+    assert not replace(known(bystander), boot="another").is_alive()
+
+
+def test_a_process_that_ended_and_was_not_collected_counts_as_gone(bystander: subprocess.Popen[bytes]) -> None:
+    running = known(bystander)
+    end([running])
+    assert identify(bystander.pid) is None
+
+
+def test_what_was_started_is_found_again_by_name_and_stopped(table: ProcessTable) -> None:
+    table.start("sleeper", SLEEP)
+    again = ProcessTable(table.places)
+    assert again.names() == ["sleeper"]
+    running = again.running("sleeper")
+    assert running.is_alive()
+    again.stop("sleeper")
+    assert not running.is_alive()
+    assert again.names() == []
+
+
+def test_a_child_that_outlives_its_parent_is_still_known_as_the_clusters(table: ProcessTable) -> None:
+    table.start("parent", PARENT)
+    table.wait_until("the child runs", lambda: "begun" in table.log("parent").read_text(), needs=["parent"], seconds=20)
+    table.stop("parent")
+    orphans = marked(table.places.directory)
+    assert len(orphans) == 1
+    end(orphans)
+    assert marked(table.places.directory) == []
+
+
+def test_a_process_that_ends_while_others_wait_for_it_is_quoted(table: ProcessTable) -> None:
+    table.start(
+        "failing",
+        [sys.executable, "-c", "import time; print('no such flag', flush=True); time.sleep(2); raise SystemExit(2)"],
+    )
+    with pytest.raises(ClusterError, match=r"failing ended before it is ready(?s:.*)no such flag"):
+        table.wait_until("it is ready", lambda: False, needs=["failing"], seconds=20)
+
+
+def test_waiting_in_vain_ends_with_what_was_waited_for(table: ProcessTable) -> None:
+    table.start("slow", SLEEP)
+    with pytest.raises(ClusterError, match="until it is ready, in vain"):
+        table.wait_until("it is ready", lambda: False, needs=["slow"], seconds=0)
+
+
+def test_a_signal_that_is_not_heeded_ends_in_an_error(
+    bystander: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testcluster.processes._END_SECONDS", 0.0)
+    with pytest.raises(ClusterError, match=f"{bystander.pid} did not end"):
+        end([known(bystander)], signal.SIGCONT)
