@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from tinsmith_trainer.datums import Datum
-from tinsmith_trainer.engines.base import AdamParams, LoraSpec, LossSpec, Work
+from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.logs import configure_logs
 from tinsmith_trainer.parity.run import Side
 from tinsmith_trainer.parity.sides import opened, options_of, parse_choice

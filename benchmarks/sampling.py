@@ -12,7 +12,7 @@ from comparing import Medians, Options, measure_in_turns, parse_options
 from rich.console import Console
 from rich.table import Table
 from sides import ServedSamples, bare, training_client
-from tinsmith_trainer.tiny_model import make_tiny_model
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 from workloads import PROMPT_TOKENS, SAMPLED_TOKENS, Workload
 
 SAMPLES = 32

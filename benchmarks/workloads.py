@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinsmith_trainer.tiny_model import TinyShape
+from tinsmith_trainer.torch_model.tiny_model import TinyShape
 
 ROWS = 8
 TOKENS = 128

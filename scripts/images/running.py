@@ -19,10 +19,10 @@ TOOLS = "/tmp/tools"
 TRAINER_TESTS = ("tests/contract/engine", "tests/unit/trainer")
 # These ask the client's command, the SDK, Megatron or Ray, which the image is right not to have.
 NOT_OF_THE_IMAGE = (
-    "tests/unit/trainer/nemo_rl",
+    "tests/unit/trainer/engines/nemo_rl",
     "tests/unit/trainer/test_cli.py",
-    "tests/unit/trainer/test_codec.py",
-    "tests/unit/trainer/test_sample_codec.py",
+    "tests/unit/trainer/training/test_codec.py",
+    "tests/unit/trainer/sampling/test_codec.py",
 )
 
 

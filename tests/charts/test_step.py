@@ -11,7 +11,7 @@ import pytest
 from support.kubernetes.charts import CHART
 from support.server.serve_process import API_KEY, ServedInstallation
 from testcluster.ports import free_port
-from tinsmith_trainer.tiny_model import make_tiny_model
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 SCRIPT = (CHART / "files" / "helm_test.py").read_text()
 

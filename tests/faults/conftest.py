@@ -11,7 +11,7 @@ from support.kubernetes.crds import install_crds
 from support.kubernetes.fixtures import api_cluster, pytest_collection_finish
 from support.server.serve_process import REFERENCE_ENGINE, REFERENCE_MODEL, ServedInstallation
 from testcluster.cluster import Cluster
-from tinsmith_trainer.tiny_model import make_tiny_model
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 __all__ = ["api_cluster", "pytest_collection_finish"]
 

@@ -16,8 +16,8 @@ import pytest
 from support.worker.faulting_files import AT_ONE_MOMENT, LossyFolders, LossyVfs, lossy_vfs, restore
 from support.worker.in_process import Worker
 from support.worker.process import broken_train, create, save, save_ephemeral, step, train
-from tinsmith_trainer.operations import StoredResult
-from tinsmith_trainer.snapshotting import SnapshotPolicy
+from tinsmith_trainer.oplog.journal_tables import StoredResult
+from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 
 PROGRAM = [
     create(),

@@ -12,11 +12,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from support.engine.contract import forward, parity, train
 from support.tiny_models import tiny_directory
-from tinsmith_trainer.datums import Datum
-from tinsmith_trainer.engines.base import AdamParams, LoraSpec, LossSpec, Work
+from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import build_peft_engine
-from tinsmith_trainer.tiny_model import TinyShape, make_tiny_model
 from tinsmith_trainer.torch_model.loading import load_torch_model
+from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 

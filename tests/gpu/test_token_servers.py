@@ -10,10 +10,10 @@ import pytest
 from support.engine.contract import require_gpus, require_package
 from support.sampler.jobs import all_logprobs, ask, ask_all, full_logprobs, job, plain_model, prompt_of, random_adapter
 from tinsmith_trainer.options import parse_options
-from tinsmith_trainer.running import load_sampler
 from tinsmith_trainer.sampling.base import Sampler
-from tinsmith_trainer.tiny_model import TinyShape, make_tiny_model
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
+from tinsmith_trainer.worker.startup import load_sampler
 
 # Kernels are compiled and servers start within a test; libraries warn of machines that nobody here has seen.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]

@@ -8,7 +8,7 @@ import pytest
 import tinker
 from support.client.sdk import service_client
 from support.server.serve_process import ServedInstallation
-from tinsmith_trainer.tiny_model import make_tiny_model
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 MODEL = "Qwen/Qwen3-8B"
 

@@ -13,7 +13,7 @@ from support.client.sdk import adam, exact_logprobs, next_token_datum, service_c
 from support.server.s3 import s3_server, used_here
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinker import types
-from tinsmith_trainer.tiny_model import make_tiny_model
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 MODEL = "Qwen/Qwen3-8B"
 TOKENS = [5, 9, 2, 14, 7, 11, 3, 8]

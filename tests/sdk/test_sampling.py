@@ -93,7 +93,7 @@ def test_stop_strings_end_a_sample_and_stay_in_it(client: tinker.ServiceClient, 
 
 
 def load_tokenizer() -> object:
-    from tinsmith_trainer.tiny_model import _make_tokenizer
+    from tinsmith_trainer.torch_model.tiny_model import _make_tokenizer
 
     return _make_tokenizer("qwen3", 512)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from support.temporary_files import folder_of_whole_run
-from tinsmith_trainer.tiny_model import Family, TinyShape, make_tiny_model
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+from tinsmith_trainer.torch_model.tiny_model import Family, TinyShape, make_tiny_model
 
 SMALL = TinyShape(max_sequence_length=512)
 TIED = TinyShape(max_sequence_length=512, tied_embeddings=True)

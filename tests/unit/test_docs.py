@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tinsmith_trainer.losses import loss_names
+from tinsmith_trainer.engines.losses import loss_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

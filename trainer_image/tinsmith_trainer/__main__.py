@@ -12,7 +12,7 @@ def main() -> int:
     # Process 1 of a container never gets a signal that it does not handle, and what is imported next takes seconds:
     # a pod that is deleted meanwhile would wait out its whole grace period.
     signal.signal(signal.SIGTERM, _leave)
-    from tinsmith_trainer.process import run
+    from tinsmith_trainer.worker.process import run
 
     return run(sys.argv[1:])
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from tinsmith_trainer.errors import CheckpointInvalid, TrainerError
 
 if TYPE_CHECKING:
-    from tinsmith_trainer.checkpoints import LoadedCheckpoint
+    from tinsmith_trainer.checkpoints.checkpoint_root import LoadedCheckpoint
     from tinsmith_trainer.engines.base import BaseModelInfo
 
 
@@ -39,7 +39,7 @@ def make_tiny_model(
 
     The same arguments write the same bytes. Nothing is downloaded.
     """
-    from tinsmith_trainer.tiny_model import make_tiny_model as write_tiny_model
+    from tinsmith_trainer.torch_model.tiny_model import make_tiny_model as write_tiny_model
 
     _hide_progress_bars()
     write_tiny_model(directory, family=family.value, seed=seed)
@@ -77,7 +77,7 @@ def export(
 
 def _read_checkpoint(checkpoint: str, base: BaseModelInfo) -> LoadedCheckpoint:
     """The manifest is taken as it is found; it then vouches for the digests of the other files."""
-    from tinsmith_trainer.checkpoints import CheckpointRoot
+    from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 
     url = checkpoint if "://" in checkpoint else f"file://{Path(checkpoint).absolute()}"
     root, _, directory = url.rstrip("/").rpartition("/")

@@ -21,11 +21,11 @@ from tinsmith_trainer.engines.nemo_rl.flags import (
     ranks_wanted,
     refused_rank_flags,
 )
-from tinsmith_trainer.engines.nemo_rl.nemo.importing import OutOfMemory
+from tinsmith_trainer.engines.nemo_rl.nemo.conversion_process import OutOfMemory
 from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.logs import configure_logs
 from tinsmith_trainer.options import EXIT_USAGE, FlagParser, UsageError, add_model_flags, termination_log_of
-from tinsmith_trainer.termination import write_termination_log
+from tinsmith_trainer.worker.termination_log import write_termination_log
 
 log = structlog.get_logger(__name__)
 
@@ -92,8 +92,8 @@ def parse_options(arguments: Sequence[str]) -> ConversionOptions:
 
 
 def _bring(options: ConversionOptions) -> None:
-    from tinsmith_trainer.model_source import model_directory
     from tinsmith_trainer.torch_model.loading import check_files
+    from tinsmith_trainer.torch_model.model_source import model_directory
 
     directory = model_directory(options.model, options.model_revision)
     check_files(directory)
@@ -106,8 +106,8 @@ def _bring(options: ConversionOptions) -> None:
 def _convert(directory: Path, options: ConversionOptions) -> None:
     from transformers import AutoConfig
 
+    from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
     from tinsmith_trainer.engines.nemo_rl.nemo.preparation import prepare
-    from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
     from tinsmith_trainer.torch_model.loading import describe_model
 
     info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))

@@ -52,15 +52,20 @@ def _lightened(crd: Manifest) -> Manifest:
 
 def _files() -> list[Path]:
     """Downloads the module where it is not there yet."""
+    _go("mod", "download", MODULE)
+    directory = Path(_go("list", "-m", "-f={{.Dir}}", MODULE))
+    return sorted((directory / "config" / "crd" / "bases").glob("ray.io_*.yaml"))
+
+
+def _go(*words: str) -> str:
+    """What it printed. Raises ClusterError."""
     environment = os.environ | {"GOWORK": "off", "GOFLAGS": "-mod=mod"}
-    for ask in (["mod", "download", MODULE], ["list", "-m", "-f={{.Dir}}", MODULE]):
-        command = ["go", *ask]
-        finished = subprocess.run(
-            command, cwd=KUBERAY.source, env=environment, capture_output=True, text=True, check=False
-        )
-        if finished.returncode != 0:
-            raise ClusterError(f"KubeRay's definitions cannot be had: {finished.stderr}")
-    return sorted((Path(finished.stdout.strip()) / "config" / "crd" / "bases").glob("ray.io_*.yaml"))
+    finished = subprocess.run(
+        ["go", *words], cwd=KUBERAY.source, env=environment, capture_output=True, text=True, check=False
+    )
+    if finished.returncode != 0:
+        raise ClusterError(f"KubeRay's definitions cannot be had: {finished.stderr}")
+    return finished.stdout.strip()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from s3fs import S3FileSystem
 from support.engine.reference import MODULE, ReferenceEngine
 from tinsmith_server.services.files import CheckpointFiles
-from tinsmith_trainer.checkpoints import CheckpointRoot, WrittenCheckpoint
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError
 

@@ -15,8 +15,7 @@ from support.engine.contract import (
     train,
 )
 from support.engine.datums import policy_datum, sft_datum, with_inputs
-from tinsmith_trainer.datums import Datum
-from tinsmith_trainer.engines.base import AdamParams, Engine, LossSpec, Work
+from tinsmith_trainer.engines.base import AdamParams, Datum, Engine, LossSpec, Work
 
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12, 33, 5))]
 TOO_HIGH_AN_ID = with_inputs(sft_datum(4), target_tokens=[0, 1, 2, 10**6])

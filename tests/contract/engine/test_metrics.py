@@ -6,7 +6,7 @@ import pytest
 from support.engine.contract import forward_backward
 from support.engine.datums import policy_datum, sft_datum
 from tinsmith_trainer.engines.base import Engine, LossSpec
-from tinsmith_trainer.losses import loss_names
+from tinsmith_trainer.engines.losses import loss_names
 
 REDUCTIONS = {"mean", "sum", "min", "max", "slack", "hash2", "unique"}
 """Those by which the SDK combines chunks; it drops any other silently."""

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from support.engine.contract import CROSS_ENTROPY, EngineFactory, bits, forward_backward, gradients, spec, train
 from support.engine.datums import policy_datum, sft_datum, with_inputs
-from tinsmith_trainer.datums import Datum
-from tinsmith_trainer.engines.base import Engine, LossSpec, Work
+from tinsmith_trainer.engines.base import Datum, Engine, LossSpec, Work
 
 LENGTHS = (5, 20, 5, 60, 12, 20, 1, 33, 5, 5, 5, 5, 5, 5, 5, 5)
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate(LENGTHS)]

@@ -13,10 +13,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from support.engine.contract import forward, forward_backward, group, train
 from support.engine.datums import sft_datum
 from support.tiny_models import SMALL, TIED, tiny_directory, tiny_model
-from tinsmith_trainer.datums import Datum
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec
 from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
-from tinsmith_trainer.tiny_model import Family, TinyShape
+from tinsmith_trainer.torch_model.tiny_model import Family, TinyShape
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

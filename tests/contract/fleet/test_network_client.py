@@ -15,7 +15,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerError, WorkerUnavailable
 from tinsmith_server.fleet.channels import TlsDirectory, WorkerTls
 from tinsmith_server.fleet.client import GrpcWorkerClient
-from tinsmith_trainer.peers import API_SERVER, OPERATOR
+from tinsmith_trainer.worker.peers import API_SERVER, OPERATOR
 
 
 @pytest.fixture

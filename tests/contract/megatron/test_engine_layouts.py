@@ -14,9 +14,9 @@ from support.nemo_rl.engines import engine_over
 from support.nemo_rl.gloo_group import GlooGroup
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
-from tinsmith_trainer.engines.nemo_rl.cpu_rank import RankModel
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
+from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.errors import ServerError
 

@@ -13,8 +13,8 @@ import torch
 from support.nemo_rl.gloo import GlooRanks
 from support.tiny_models import tiny_directory, tiny_model
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.tiny_model import Family, TinyShape
 from tinsmith_trainer.torch_model.lora import StackedDelta, routed
+from tinsmith_trainer.torch_model.tiny_model import Family, TinyShape
 from torch import Tensor
 
 # Two groups of two queries on each of two tensor ranks, and a vocabulary that two ranks cannot halve.
@@ -79,7 +79,7 @@ def layout(request: pytest.FixtureRequest) -> Iterator[Layout]:
 
 
 def _join_layout(parallelism: Parallelism) -> None:
-    from tinsmith_trainer.engines.nemo_rl.megatron_model import initialise_parallel
+    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import initialise_parallel
 
     initialise_parallel(parallelism, torch.distributed.get_rank())
 
@@ -193,9 +193,9 @@ def _on_rank(question: Question, parallelism: Parallelism) -> RankAnswer:
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel.layers import param_is_not_tensor_parallel_duplicate
-    from tinsmith_trainer.engines.nemo_rl.cpu_megatron import cpu_megatron
-    from tinsmith_trainer.engines.nemo_rl.megatron_model import build_megatron_model
-    from tinsmith_trainer.engines.nemo_rl.vocabulary import target_logprobs
+    from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
+    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model
+    from tinsmith_trainer.engines.nemo_rl.megatron.schedule import target_logprobs
 
     model = build_megatron_model(question.directory, parallelism, max_rank=MAX_RANK)
     model.lora.set_scale(SCALE)

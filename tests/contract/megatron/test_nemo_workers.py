@@ -17,8 +17,8 @@ from support.nemo_rl.gloo_workers import GlooWorkers
 from support.nemo_rl.one_worker import tiny_sizes
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, Engine
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 
 MAX_RANK = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.engine.contract import parity
 from support.tiny_models import TIED, tiny_directory
-from tinsmith_trainer.tiny_model import Family, TinyShape
+from tinsmith_trainer.torch_model.tiny_model import Family, TinyShape
 
 ATOL = 1e-4
 

@@ -27,10 +27,10 @@ from support.nemo_rl.megatron_training import (
 )
 from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import AdamParams
-from tinsmith_trainer.engines.nemo_rl.groups import RanksLost
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.nemo_rl.rank_group import RanksLost
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.tiny_model import TinyShape
+from tinsmith_trainer.torch_model.tiny_model import TinyShape
 
 SHAPE = TinyShape(max_sequence_length=64, heads=8, kv_heads=4, intermediate_size=96, vocab_size=128)
 

@@ -15,8 +15,8 @@ from support.sampler.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSamp
 from support.token_server.shared import SharedStandIns
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
-from tinsmith_trainer.tiny_model import TinyShape, make_tiny_model
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 
 MODELS = {
     "qwen3": ("qwen3", TinyShape(max_sequence_length=1024)),

@@ -15,7 +15,7 @@ from support.sampler.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSamp
 from support.worker.pod_process import describe
 from support.worker.process import AWAIT_SECONDS, START_SECONDS
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
-from tinsmith_trainer.checkpoints import CheckpointRoot
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel
 

@@ -9,8 +9,8 @@ import pytest
 from support.worker.in_process import Worker
 from support.worker.process import create, save, train
 from tinsmith_trainer.errors import ImageChanged
-from tinsmith_trainer.image_pin import pin_image
-from tinsmith_trainer.volume import Volume
+from tinsmith_trainer.worker.startup import pin_image
+from tinsmith_trainer.worker.volume import Volume
 
 OLD, NEW = "tinsmith/trainer@sha256:old", "tinsmith/trainer@sha256:new"
 

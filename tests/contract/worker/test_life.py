@@ -15,15 +15,15 @@ import pytest
 from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
-from tinsmith_trainer import putting_off
-from tinsmith_trainer import service as service_module
-from tinsmith_trainer.describe import WorkerName, describe
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import Draining, JournalFull, ModelChanged
-from tinsmith_trainer.lines import Lines
-from tinsmith_trainer.operations import StoredResult, forget_events, read_result
-from tinsmith_trainer.service import NotActive
-from tinsmith_trainer.snapshots import SnapshotFolder
+from tinsmith_trainer.oplog.journal_tables import StoredResult, forget_events, read_result
+from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.training import retry_policy
+from tinsmith_trainer.worker import service as service_module
+from tinsmith_trainer.worker.metrics import WorkerName, describe
+from tinsmith_trainer.worker.service import NotActive
 
 from .conftest import StartWorker
 
@@ -62,7 +62,7 @@ async def test_a_full_volume_refuses_before_it_acknowledges(start: StartWorker) 
     worker = await start(reserved_bytes=2**60)
     with pytest.raises(JournalFull, match="make room"):
         await worker.submit(create())
-    assert worker.service.lines.find(MODEL) is None
+    assert worker.service.queues.find(MODEL) is None
 
 
 async def test_a_full_volume_takes_the_release_that_empties_it(start: StartWorker, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ async def test_a_clean_stop_leaves_nothing_to_replay(start: StartWorker) -> None
     expected = worker.engine.state(MODEL).tensors
     successor = await start()
     await successor.recovered()
-    line = successor.service.lines.find(MODEL)
+    line = successor.service.queues.find(MODEL)
     assert line is not None
     assert line.snapshot_applied == 2
     assert {name: value.tobytes() for name, value in successor.engine.state(MODEL).tensors.items()} == {
@@ -282,7 +282,7 @@ async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Storage is away for a moment: the model keeps its slot and its work, and leaves when storage is back."""
-    monkeypatch.setattr(putting_off, "RELEASE_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(retry_policy, "RELEASE_RETRY_SECONDS", 0.05)
     worker = await start(slots=1)
     await worker.submit(create(), train(1), step(2))
     await worker.finished(2)
@@ -319,10 +319,10 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Future[int]:
 async def test_a_worker_whose_engine_thread_fails_ends_rather_than_waits_for_ever(
     worker: Worker, ended: Future[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(lines: Lines) -> None:
+    def fail(lines: ModelQueues) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(Lines, "wait_for_turn", fail)
+    monkeypatch.setattr(ModelQueues, "wait_for_turn", fail)
     await worker.submit(create())
     assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
 
@@ -338,9 +338,9 @@ async def test_a_worker_that_nobody_has_activated_forgets_nothing_yet(
     successor = Worker(tmp_path)
     await successor.service.tidy()
     await successor.service.activate(2)
-    assert [line.model_id for line in successor.service.lines.all()] == [MODEL]
+    assert [line.model_id for line in successor.service.queues.all()] == [MODEL]
     await successor.service.tidy()
-    assert successor.service.lines.all() == []
+    assert successor.service.queues.all() == []
     await successor.service.drain()
 
 
@@ -358,7 +358,7 @@ async def test_a_worker_that_cannot_publish_a_result_ends_rather_than_keeps_it_f
     def fail(*_: object) -> None:
         raise RuntimeError("a made-up fault")
 
-    monkeypatch.setattr(Lines, "publish", fail)
+    monkeypatch.setattr(ModelQueues, "publish", fail)
     await worker.submit(create())
     assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
 
@@ -394,7 +394,7 @@ async def test_one_model_without_a_last_snapshot_leaves_the_others_theirs(
     monkeypatch.setattr(worker.engine, "state", fail_for_the_first)
     successor = await start()
     await successor.recovered()
-    applied = {line.model_id: line.snapshot_applied for line in successor.service.lines.all()}
+    applied = {line.model_id: line.snapshot_applied for line in successor.service.queues.all()}
     assert (applied[MODEL], applied[other]) == (0, 1)
 
 
@@ -472,7 +472,7 @@ async def test_a_model_that_could_not_be_created_is_forgotten_as_one_that_was_re
     assert "rank 999" in await worker.failure(0, "sess:train:9")
     monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
-    assert [line.model_id for line in worker.service.lines.all()] == [MODEL]
+    assert [line.model_id for line in worker.service.queues.all()] == [MODEL]
     await worker.submit(step(2))
     assert (await worker.finished(2)).failure is None
 
@@ -487,5 +487,5 @@ async def test_a_released_model_is_forgotten_when_its_results_are(
     assert (await worker.finished(1)).failure is None
     monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
-    assert worker.service.lines.all() == []
-    assert (await start()).service.lines.all() == []
+    assert worker.service.queues.all() == []
+    assert (await start()).service.queues.all() == []

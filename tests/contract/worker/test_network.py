@@ -16,11 +16,11 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, create, train
 from support.worker.tls_port import WORKER_NAME, Port, worker_port
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
-from tinsmith_trainer.describe import WorkerName
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.peers import API_SERVER, OPERATOR
-from tinsmith_trainer.server import WorkerServicer, serve
-from tinsmith_trainer.tls import TlsDirectory
+from tinsmith_trainer.worker.grpc_server import WorkerServicer, serve
+from tinsmith_trainer.worker.metrics import WorkerName
+from tinsmith_trainer.worker.peers import API_SERVER, OPERATOR
+from tinsmith_trainer.worker.tls import TlsDirectory
 
 CALL_SECONDS = 20.0
 

@@ -10,8 +10,8 @@ from support.worker.in_process import Worker
 from support.worker.messages import with_a_later_field
 from support.worker.process import MODEL, Call, broken_train, create, save, step, train
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer import service as service_module
-from tinsmith_trainer.lines import GAP_CLOSES_AFTER_SECONDS, UnknownModel
+from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS, UnknownModel
+from tinsmith_trainer.worker import service as service_module
 
 from .conftest import StartWorker
 
@@ -81,10 +81,10 @@ async def test_a_payload_that_cannot_be_read_fails_in_its_place_and_what_comes_a
 async def test_a_gap_below_a_forward_backward_closes_after_its_time(worker: Worker) -> None:
     await worker.submit(create(), train(2))
     await worker.finished(0)
-    worker.service.lines.age_gaps(0)  # the gap is noticed
-    worker.service.lines.age_gaps(GAP_CLOSES_AFTER_SECONDS - 1)
+    worker.service.queues.age_gaps(0)  # the gap is noticed
+    worker.service.queues.age_gaps(GAP_CLOSES_AFTER_SECONDS - 1)
     assert await worker.is_pending(2)
-    worker.service.lines.age_gaps(1)
+    worker.service.queues.age_gaps(1)
     assert (await worker.finished(2)).failure is None
 
 
@@ -101,8 +101,8 @@ async def test_a_gap_that_closed_stays_closed_after_a_restart(start: StartWorker
     worker = await start()
     await worker.submit(create(), train(2))
     await worker.finished(0)
-    worker.service.lines.age_gaps(0)
-    worker.service.lines.age_gaps(GAP_CLOSES_AFTER_SECONDS)
+    worker.service.queues.age_gaps(0)
+    worker.service.queues.age_gaps(GAP_CLOSES_AFTER_SECONDS)
     await worker.finished(2)
     successor = await start()
     await successor.submit(train(1))

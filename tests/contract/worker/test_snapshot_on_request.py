@@ -17,11 +17,11 @@ from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, MODEL, create, step, train
 from support.worker.tls_port import Port, worker_port
 from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 from tinsmith_trainer.engines.base import Outcome, Work
 from tinsmith_trainer.errors import Draining, JournalFull
-from tinsmith_trainer.peers import OPERATOR
-from tinsmith_trainer.service import NotActive
-from tinsmith_trainer.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+from tinsmith_trainer.worker.peers import OPERATOR
+from tinsmith_trainer.worker.service import NotActive
 
 from .conftest import StartWorker
 
@@ -92,7 +92,7 @@ async def test_it_is_on_the_disk_and_in_the_journal_before_the_answer(worker: Wo
     assert payloads_kept(worker) > 0
     await worker.service.snapshot()
     assert payloads_kept(worker) == 0
-    line = worker.service.lines.find(MODEL)
+    line = worker.service.queues.find(MODEL)
     assert line is not None
     assert line.snapshot_applied == 2
     assert line.snapshot is not None

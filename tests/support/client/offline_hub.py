@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
-from tinsmith_trainer.tiny_model import Family, make_tiny_model
+from tinsmith_trainer.torch_model.tiny_model import Family, make_tiny_model
 
 QWEN = "Qwen/Qwen3-8B"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

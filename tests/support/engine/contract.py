@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from support.engine.reference import ReferenceEngine
 from support.requirements import require
 from support.tiny_models import TIED, tiny_directory, tiny_model
-from tinsmith_trainer.datums import Datum
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, LossSpec, Outcome, Work
-from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, Engine, LoraSpec, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 

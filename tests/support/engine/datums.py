@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from tinsmith_trainer.datums import Datum
+from tinsmith_trainer.engines.base import Datum
 
 # Every engine under test has at least these ids.
 VOCAB_SIZE = 32

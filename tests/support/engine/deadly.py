@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from support.engine.reference import ReferenceEngine
-from tinsmith_trainer.ending import end_process
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, Outcome, Work
+from tinsmith_trainer.process_exit import end_process
 from typing_extensions import override
 
 FOLDER_VARIABLE = "TINSMITH_TEST_DEADLY"

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tinsmith_trainer import peft_layout
-from tinsmith_trainer.datums import Datum
+from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
     BaseModelInfo,
+    Datum,
     EngineCapabilities,
     ExportLayout,
     LoraSpec,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from tinsmith_trainer.engines.nemo_rl.lora import COLUMNS, ParallelLora
+from tinsmith_trainer.engines.nemo_rl.megatron.lora import COLUMNS, ParallelLora
 from torch import Tensor, nn
 from typing_extensions import override
 

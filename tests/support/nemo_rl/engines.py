@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.export import BaseFiles
-from tinsmith_trainer.engines.nemo_rl.cpu_rank import RankModel
 from tinsmith_trainer.engines.nemo_rl.engine import NemoRlEngine
-from tinsmith_trainer.engines.nemo_rl.groups import RankGroup
-from tinsmith_trainer.engines.nemo_rl.in_process import InProcessRank
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
+from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.ray_cluster import prepare_for_ray
-from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
-from tinsmith_trainer.tiny_model import Family
+from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup
+from tinsmith_trainer.engines.nemo_rl.ranks.in_process import InProcessRank
+from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import prepare_for_ray
 from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.tiny_model import Family
 from typing_extensions import override
 
 
@@ -42,7 +42,7 @@ def over_ray_engine(settings: NemoRlSettings) -> NemoRlEngine:
 @functools.cache
 def _two_actors(max_rank: int) -> RankGroup:
     prepare_for_ray()
-    from tinsmith_trainer.engines.nemo_rl.over_ray import start_ray_ranks
+    from tinsmith_trainer.engines.nemo_rl.ranks.ray_ranks import start_ray_ranks
 
     ranks = start_ray_ranks(RankModel(tiny_model().directory, Parallelism(2), max_rank), nodes=1, address=None)
     _closing.callback(_two_actors.cache_clear)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tinsmith_trainer.colocated import build_nemo_rl
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.engines.nemo_rl.batch import Batch
-from tinsmith_trainer.engines.nemo_rl.ray_cluster import prepare_for_ray
-from tinsmith_trainer.engines.nemo_rl.results import RowResults
-from tinsmith_trainer.losses import PreparedLoss
+from tinsmith_trainer.engines.losses import PreparedLoss
+from tinsmith_trainer.engines.nemo_rl.batches.batch import Batch
+from tinsmith_trainer.engines.nemo_rl.batches.row_results import RowResults
+from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import prepare_for_ray
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.worker.engine_factories import build_nemo_rl
 
 prepare_for_ray()  # before Ray is imported, which reads its settings then
 
-from tinsmith_trainer.engines.nemo_rl import over_ray  # noqa: E402
-from tinsmith_trainer.engines.nemo_rl.rank import Schedule  # noqa: E402
-from tinsmith_trainer.engines.nemo_rl.ray_actor import RankActor  # noqa: E402
+from tinsmith_trainer.engines.nemo_rl.megatron.rank import Schedule  # noqa: E402
+from tinsmith_trainer.engines.nemo_rl.ranks import ray_ranks  # noqa: E402
+from tinsmith_trainer.engines.nemo_rl.ranks.ray_ranks import RankActor  # noqa: E402
 
 RANKS, FAILING_RANK = 2, 1
 SWITCH = "fail-alone"
@@ -30,7 +30,7 @@ SWITCH = "fail-alone"
 
 def build(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     options.ranks = RANKS
-    over_ray.RankActor = FailingRank  # type: ignore[misc]
+    ray_ranks.RankActor = FailingRank  # type: ignore[misc]
     return build_nemo_rl(options)
 
 

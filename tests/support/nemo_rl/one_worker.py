@@ -10,13 +10,13 @@ from typing import Any
 import torch.distributed
 from support.nemo_rl.bridge import adapted_by_bridge
 from support.tiny_models import tiny_model
-from tinsmith_trainer.engines.nemo_rl.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.nemo_rl.groups import RankGroup, agreed
-from tinsmith_trainer.engines.nemo_rl.megatron_model import build_megatron_model
+from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
+from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model
+from tinsmith_trainer.engines.nemo_rl.megatron.step_setup import wrap_for_training
 from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import NemoModel, policy_config
-from tinsmith_trainer.engines.nemo_rl.nemo.registry import WORKER
+from tinsmith_trainer.engines.nemo_rl.nemo.preparation import WORKER
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.step_setup import wrap_for_training
+from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, agreed
 from typing_extensions import override
 
 ONE = Parallelism()

@@ -16,8 +16,7 @@ from support.tiny_models import tiny_directory
 from support.worker.pod_process import PodProcess
 from support.worker.process import RECONNECTS, START_SECONDS
 from tinsmith_rpc import wire_pb2, worker_pb2, worker_pb2_grpc
-from tinsmith_trainer.checkpoints import CheckpointRoot
-from tinsmith_trainer.colocated import load_base_model
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
 from tinsmith_trainer.errors import ServerError, TrainerError, UserError
 from tinsmith_trainer.options import WorkerOptions
@@ -31,7 +30,8 @@ from tinsmith_trainer.sampling.base import (
     TopkLogprobs,
 )
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
-from tinsmith_trainer.tensors import decode_tensor, encode_dense
+from tinsmith_trainer.training.tensors import decode_tensor, encode_dense
+from tinsmith_trainer.worker.engine_factories import load_base_model
 from typing_extensions import override
 
 _numbers = itertools.count()

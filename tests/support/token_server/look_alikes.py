@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testcluster.ports import free_port
-from tinsmith_trainer.sampling.token_server.launch import ServerSettings
+from tinsmith_trainer.sampling.token_server.base import ServerSettings
 
 TESTS = Path(__file__).parents[2]
 START_FAILURE = "STAND_IN_FAILS_WITH"

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
-from tinsmith_trainer.sampling.token_server.base import TokenServer
-from tinsmith_trainer.sampling.token_server.factory import KINDS, start_token_server
-from tinsmith_trainer.sampling.token_server.launch import ServerSettings
+from tinsmith_trainer.sampling.token_server.base import ServerSettings, TokenServer
 from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
-from tinsmith_trainer.sampling.token_server.model import ServedModel, read_model
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
+from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
 from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC
+from tinsmith_trainer.worker.token_server_factory import KINDS, start_token_server
 
 from .look_alikes import StandInHand, environment_with_look_alikes, settings_for, variables
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from support.engine.reference import ReferenceEngine
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.checkpoints import CheckpointRoot
-from tinsmith_trainer.operations import StoredResult
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.oplog.journal_tables import StoredResult
 from tinsmith_trainer.sampling.base import Sampler
-from tinsmith_trainer.service import WorkerParts, WorkerService
-from tinsmith_trainer.snapshotting import SnapshotPolicy
-from tinsmith_trainer.volume import Volume
+from tinsmith_trainer.training.snapshotting import SnapshotPolicy
+from tinsmith_trainer.worker.service import WorkerParts, WorkerService
+from tinsmith_trainer.worker.volume import Volume
 
 
 class Worker:

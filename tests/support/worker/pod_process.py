@@ -18,7 +18,7 @@ from support.worker.process import AWAIT_SECONDS, RECONNECTS, START_SECONDS, TES
 from support.worker.tls_port import WORKER_ID
 from testcluster.ports import free_ports
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
-from tinsmith_trainer.peers import API_SERVER
+from tinsmith_trainer.worker.peers import API_SERVER
 
 
 @dataclass

@@ -12,10 +12,10 @@ from support.certificates import CLIENT, SERVER, Authority, Leaf, mount_secret
 from support.worker.in_process import Worker
 from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2_grpc
-from tinsmith_trainer.describe import WorkerName
-from tinsmith_trainer.peers import API_SERVER
-from tinsmith_trainer.server import WorkerServicer, serve
-from tinsmith_trainer.tls import TlsDirectory
+from tinsmith_trainer.worker.grpc_server import WorkerServicer, serve
+from tinsmith_trainer.worker.metrics import WorkerName
+from tinsmith_trainer.worker.peers import API_SERVER
+from tinsmith_trainer.worker.tls import TlsDirectory
 
 WORKER_ID = "uid-1"
 WORKER_NAME = f"{WORKER_ID}.worker.tinsmith.internal"

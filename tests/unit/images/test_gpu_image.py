@@ -104,7 +104,7 @@ def test_all_that_is_imported_is_there_and_nothing_of_ours_hides_what_the_base_p
 
 def test_a_base_that_lacks_something_fails_the_build() -> None:
     check = lines("RUN")[2]
-    assert "import tinsmith_trainer.running" in check
+    assert "import tinsmith_trainer.worker.startup" in check
     assert "find_spec('vllm') or u.find_spec('sglang')" in check
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from support.token_server import sglang, vllm
 from support.token_server.assumptions import ASSUMPTIONS, Assumption
-from tinsmith_trainer.sampling.token_server.base import Drawing
+from tinsmith_trainer.sampling.token_server.base import GenerationRequest
 from tinsmith_trainer.sampling.token_server.sglang import sglang_request
 from tinsmith_trainer.sampling.token_server.vllm import vllm_request
 
-EVERYTHING = Drawing(
+EVERYTHING = GenerationRequest(
     adapter="version",
     prompt=np.array([1, 2], np.int32),
     max_tokens=1,

@@ -13,11 +13,11 @@ import pytest
 import torch
 from peft import PeftModel
 from tinsmith.cli import main
-from tinsmith_trainer.checkpoints import MANIFEST_FILE, CheckpointRoot
+from tinsmith_trainer.checkpoints.checkpoint_root import MANIFEST_FILE, CheckpointRoot
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.peft import build_peft_engine
-from tinsmith_trainer.tiny_model import make_tiny_model
 from tinsmith_trainer.torch_model.loading import load_torch_model
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -64,7 +64,7 @@ import structlog
 from tinsmith_trainer.logs import configure_logs
 
 configure_logs({format!r}, "info")
-log = structlog.get_logger("tinsmith_trainer.scheduler")
+log = structlog.get_logger("tinsmith_trainer.training.scheduler")
 try:
     raise ValueError("of an operation")
 except ValueError:
@@ -92,7 +92,7 @@ def test_a_console_shows_an_error_without_the_values_around_it(capsys: pytest.Ca
     try:
         raise ValueError("of an operation")
     except ValueError:
-        structlog.get_logger("tinsmith_trainer.scheduler").exception("operation failed")
+        structlog.get_logger("tinsmith_trainer.training.scheduler").exception("operation failed")
     said = capsys.readouterr().err
     assert "ValueError: of an operation" in said
     assert secret not in said

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tinsmith_trainer import peft_layout
+from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, ExportLayout
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
 

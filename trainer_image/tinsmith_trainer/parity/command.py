@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from tinsmith_trainer.parity.gate import Compared
+    from tinsmith_trainer.parity.sides import Compared
 
 BEYOND, MISUSED = 1, 2
 
@@ -38,8 +38,7 @@ def parity(
     """
     from tinsmith_trainer.errors import TrainerError
     from tinsmith_trainer.options import UsageError
-    from tinsmith_trainer.parity.gate import run_gate
-    from tinsmith_trainer.parity.sides import options_of, parse_choice
+    from tinsmith_trainer.parity.sides import options_of, parse_choice, run_gate
 
     if len(engine) != 2:
         _fail(f"--engine was given {len(engine)} times; give it twice, once for each side.")
@@ -75,7 +74,7 @@ def _model_or_tiny(model: str | None) -> Iterator[str]:
     if model is not None:
         yield model
         return
-    from tinsmith_trainer.tiny_model import make_tiny_model
+    from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
     with tempfile.TemporaryDirectory(prefix="tinsmith-parity-") as directory:
         yield str(make_tiny_model(Path(directory)))
@@ -83,8 +82,7 @@ def _model_or_tiny(model: str | None) -> Iterator[str]:
 
 def _tell(title: str, compared: Compared, tolerance: float) -> bool:
     """Prints the table and what is beyond the tolerance; whether nothing is."""
-    from tinsmith_trainer.parity.compare import first_beyond
-    from tinsmith_trainer.parity.table import draw, sentence
+    from tinsmith_trainer.parity.compare import draw, first_beyond, sentence
 
     console = Console(highlight=False)
     console.print(draw(title, compared.plan, compared.differences, tolerance))

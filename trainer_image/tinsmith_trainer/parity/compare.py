@@ -1,4 +1,4 @@
-"""How far two runs of one plan are apart. Pure."""
+"""How far two runs of one plan are apart, as numbers and as people read them. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.table import Table
+
+from tinsmith_trainer.parity.plan import Plan
 
 
 class Quantity(StrEnum):
@@ -105,3 +108,38 @@ def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Di
         if difference.exceeds(tolerance):
             found.setdefault(difference.quantity, difference)
     return list(found.values())
+
+
+def draw(title: str, plan: Plan, differences: Sequence[Difference], tolerance: float) -> Table:
+    """A row per step, the fresh adapter first, with the largest difference of each quantity. 80 columns hold it."""
+    table = Table(
+        title=title, caption=f"largest differences; more than {tolerance:g} is too much", title_justify="left"
+    )
+    table.add_column("step", justify="right")
+    table.add_column("losses")
+    for quantity in Quantity:
+        table.add_column(quantity, justify="right", no_wrap=True)
+    found = {(difference.step, difference.quantity): difference for difference in differences}
+    for step in range(len(plan.steps) + 1):
+        losses = "\n".join(call.loss.name for call in plan.steps[step - 1].calls) if step else "before the first"
+        cells = [_cell(found.get((step, quantity)), tolerance) for quantity in Quantity]
+        table.add_row(str(step), losses, *cells)
+    return table
+
+
+def _cell(difference: Difference | None, tolerance: float) -> str:
+    if difference is None:
+        return ""
+    return f"[{'red' if difference.exceeds(tolerance) else 'green'}]{difference.size:.1e}"
+
+
+def sentence(difference: Difference, tolerance: float) -> str:
+    """What is too far apart: which quantity, in which step, by how much, and where."""
+    return (
+        (
+            f"{difference.quantity} differ by {difference.size:.2e} in step {difference.step} "
+            f"({difference.where}), more than {tolerance:g}"
+        )
+        .replace("loss differ ", "loss differs ")
+        .replace("norm differ ", "norm differs ")
+    )

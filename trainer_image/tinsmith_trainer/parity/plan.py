@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.datums import Datum
-from tinsmith_trainer.engines.base import AdamParams, LoraSpec, LossSpec
+from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec
 
 TARGETS = "target_tokens"
 CROSS_ENTROPY = "cross_entropy"

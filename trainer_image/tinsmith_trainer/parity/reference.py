@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinsmith_trainer.datums import Datum
-from tinsmith_trainer.engines import lora_start
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, LoraSpec, Outcome, Work
-from tinsmith_trainer.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
-from tinsmith_trainer.model_source import model_directory
+from tinsmith_trainer.engines import lora_init
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, Datum, LoraSpec, Outcome, Work
+from tinsmith_trainer.engines.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
 from tinsmith_trainer.options import WorkerOptions
-from tinsmith_trainer.torch_model.loading import describe_model
+from tinsmith_trainer.torch_model.loading import describe_model, place
 from tinsmith_trainer.torch_model.lora import module_family
-from tinsmith_trainer.torch_model.placement import place
+from tinsmith_trainer.torch_model.model_source import model_directory
 
 PREFIX, SUFFIX = "base_model.model.", ".default.weight"
 
@@ -61,7 +59,7 @@ class PeftReference:
         ordered = dict(sorted(parameters.items()))
         shapes = {name: tuple(parameter.shape) for name, parameter in ordered.items()}
         with torch.no_grad():
-            for name, drawn in lora_start.draw(lora.seed, shapes):
+            for name, drawn in lora_init.draw(lora.seed, shapes):
                 ordered[name].copy_(drawn)
         self._adapters[adapter_id] = _Trained(lora, model, ordered, torch.optim.AdamW(ordered.values()))
 
@@ -112,7 +110,7 @@ def _peft_model(directory: Path, placement: tuple[str, torch.dtype], lora: LoraS
     device, dtype = placement
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval().to(device)
     linears = [name for name, module in base.named_modules() if isinstance(module, nn.Linear) and module_family(name)]
-    modules = list(lora_start.trained_modules(lora, linears))
+    modules = list(lora_init.trained_modules(lora, linears))
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=modules)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of merging tied embeddings, which nobody does here; of names that move

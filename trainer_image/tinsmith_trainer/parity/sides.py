@@ -1,4 +1,4 @@
-"""Engines by the names that the worker's `--engine` knows, with more of its flags behind a colon."""
+"""The two sides of a comparison: engines by the names that the worker's `--engine` knows, and both through one plan."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.engines.nemo_rl.flags import RankFlags
 from tinsmith_trainer.options import WorkerOptions, parse_options
-from tinsmith_trainer.parity.run import Side
+from tinsmith_trainer.parity.compare import Difference, StepRecord, compare
+from tinsmith_trainer.parity.plan import Plan, plan_steps
+from tinsmith_trainer.parity.run import Side, run, with_sampler_logprobs
 
 REFERENCE = "peft-reference"
 NAMES = ("peft", "nemo-rl", REFERENCE)  # whatever follows them is no factory
@@ -72,7 +75,7 @@ def _check_factory(name: str) -> None:
 def opened(choice: EngineChoice, options: WorkerOptions) -> Iterator[Side]:
     """The engine, with the base model in memory until it ends. Raises TrainerError."""
     from tinsmith_trainer.parity.reference import PeftReference
-    from tinsmith_trainer.running import load_engine
+    from tinsmith_trainer.worker.startup import load_engine
 
     if choice.name == REFERENCE:
         yield PeftReference(options)
@@ -84,3 +87,42 @@ def opened(choice: EngineChoice, options: WorkerOptions) -> Iterator[Side]:
         close = getattr(engine, "close", None)  # of an engine whose ranks are processes
         if close is not None:
             close()
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    base: BaseModelInfo
+    plan: Plan
+    differences: Sequence[Difference]
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstRun:
+    base: BaseModelInfo
+    plan: Plan
+    records: Sequence[StepRecord]
+
+
+def run_gate(
+    choices: Sequence[EngineChoice], options: Sequence[WorkerOptions], *, steps: int, rank: int, seed: int
+) -> Compared:
+    """The first side decides vocabulary, lengths and sampler logprobs. Raises TrainerError of a side that fails."""
+    first = _run_first(choices[0], options[0], steps=steps, rank=rank, seed=seed)
+    second = _run_second(choices[1], options[1], first.plan)
+    return Compared(first.base, first.plan, compare(first.records, second))
+
+
+# Functions of their own, so that nothing holds the first side's base model while the second loads.
+def _run_first(choice: EngineChoice, options: WorkerOptions, *, steps: int, rank: int, seed: int) -> _FirstRun:
+    with opened(choice, options) as side:
+        base = side.base_model()
+        drawn = plan_steps(
+            steps=steps, rank=rank, seed=seed, vocab_size=base.vocab_size, max_length=base.max_sequence_length
+        )
+        plan = with_sampler_logprobs(side, drawn)
+        return _FirstRun(base, plan, run(side, plan))
+
+
+def _run_second(choice: EngineChoice, options: WorkerOptions, plan: Plan) -> list[StepRecord]:
+    with opened(choice, options) as side:
+        return run(side, plan)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import structlog
 import torch
 
-from tinsmith_trainer.ending import end_process, end_without_blame
+from tinsmith_trainer.process_exit import end_process, end_without_blame
 
 log = structlog.get_logger(__name__)
 

@@ -1,9 +1,16 @@
-"""A base model from a directory or the hub: weights, tokenizer, identity; errors name the file."""
+"""A base model from a directory or the hub: weights, tokenizer, identity, and whose turn on the device it is.
+
+Errors name the file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +20,49 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
 from tinsmith_trainer.engines.base import BaseModelInfo
-from tinsmith_trainer.errors import ModelDirectoryInvalid
-from tinsmith_trainer.model_source import model_directory
+from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear, wrap_linears
-from tinsmith_trainer.torch_model.turn import DeviceTurn
+from tinsmith_trainer.torch_model.model_source import model_directory
+
+
+class DeviceTurn:
+    """A fair lock. `with turn.taken(): …` waits behind all who asked before."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._waiting: deque[threading.Event] = deque()
+        self._busy = False
+
+    @property
+    def waiting(self) -> int:
+        """How many threads stand in line behind the one that computes."""
+        with self._guard:
+            return len(self._waiting)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        self._wait()
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _wait(self) -> None:
+        with self._guard:
+            if not self._busy:
+                self._busy = True
+                return
+            mine = threading.Event()
+            self._waiting.append(mine)
+        mine.wait()
+
+    def _pass_on(self) -> None:
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._busy = False
+
 
 IDENTITY_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
 DEFAULT_MAX_SEQUENCE_LENGTH = 2048
@@ -138,3 +184,21 @@ def end_of_sequence(generation: Any, tokenizer: Any) -> tuple[int, ...]:
     declared = getattr(generation, "eos_token_id", None)
     ids = declared if isinstance(declared, list) else [declared]
     return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def place(device: str, dtype: str) -> tuple[str, torch.dtype]:
+    """What `--device` and `--dtype` come to on this machine. Raises ServerError for a GPU that is not there.
+
+    A GPU gets bfloat16, for which it has its fastest units; the CPU float32, in which engines keep bits.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ServerError(
+            "--device cuda: this process sees no GPU. Give it one, with a driver and a PyTorch built for CUDA, "
+            "or leave --device out."
+        )
+    chosen = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    automatic = torch.bfloat16 if chosen == "cuda" else torch.float32
+    return chosen, DTYPES.get(dtype, automatic)

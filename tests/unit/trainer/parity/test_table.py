@@ -6,9 +6,8 @@ import io
 from pathlib import Path
 
 from rich.console import Console
-from tinsmith_trainer.parity.compare import Difference, Quantity
+from tinsmith_trainer.parity.compare import Difference, Quantity, draw
 from tinsmith_trainer.parity.plan import plan_steps
-from tinsmith_trainer.parity.table import draw
 
 PAGE = Path(__file__).parents[4] / "docs" / "parity.md"
 TITLE = "peft beside nemo-rl: Qwen3ForCausalLM, rank 8, seed 0"

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tinsmith_trainer.tiny_model import TinyShape, make_tiny_model
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
+from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 
 
 @pytest.fixture(scope="session")

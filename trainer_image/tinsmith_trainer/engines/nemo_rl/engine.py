@@ -11,9 +11,8 @@ import structlog
 import torch
 from typing_extensions import override
 
-from tinsmith_trainer.batching import check_tokens
-from tinsmith_trainer.ending import end_process
 from tinsmith_trainer.engines.adam import check_adam, step_metrics
+from tinsmith_trainer.engines.adapter_state import WEIGHTS, check_state, groups_of
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
@@ -25,18 +24,18 @@ from tinsmith_trainer.engines.base import (
     Outcome,
     Work,
 )
+from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
-from tinsmith_trainer.engines.lora_start import check_limits, check_seed, draw, trained_modules
-from tinsmith_trainer.engines.nemo_rl.assembly import Shape, TensorPart, Tensors, join, whole_shapes
-from tinsmith_trainer.engines.nemo_rl.groups import RankGroup, RanksFailed, RanksLost
-from tinsmith_trainer.engines.nemo_rl.results import RowResults, gather
-from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
-from tinsmith_trainer.engines.nemo_rl.sharding import shards_of
-from tinsmith_trainer.engines.nemo_rl.step import StepState
-from tinsmith_trainer.engines.outcomes import outcome_of
-from tinsmith_trainer.engines.states import WEIGHTS, check_state, groups_of
+from tinsmith_trainer.engines.lora_init import check_limits, check_seed, draw, trained_modules
+from tinsmith_trainer.engines.losses import PreparedLoss, loss_names, outcome_of, prepare_loss
+from tinsmith_trainer.engines.nemo_rl.batches.row_results import RowResults, gather
+from tinsmith_trainer.engines.nemo_rl.batches.sharding import shards_of
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
+from tinsmith_trainer.engines.nemo_rl.megatron.tensor_parts import Shape, TensorPart, Tensors, join, whole_shapes
+from tinsmith_trainer.engines.nemo_rl.megatron.train_step import StepState
+from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, RanksFailed, RanksLost
 from tinsmith_trainer.errors import ServerError, TrainerError
-from tinsmith_trainer.losses import PreparedLoss, loss_names, prepare_loss
+from tinsmith_trainer.process_exit import end_process
 
 log = structlog.get_logger(__name__)
 

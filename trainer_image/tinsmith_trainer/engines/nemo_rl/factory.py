@@ -11,10 +11,9 @@ import torch
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.engines.export import BaseFiles
 from tinsmith_trainer.engines.nemo_rl.engine import NemoRlEngine
-from tinsmith_trainer.engines.nemo_rl.flags import RanksWanted
-from tinsmith_trainer.engines.nemo_rl.groups import RankGroup
-from tinsmith_trainer.engines.nemo_rl.ray_cluster import prepare_for_ray
-from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings, RanksWanted
+from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup
+from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import prepare_for_ray
 
 log = structlog.get_logger(__name__)
 
@@ -50,13 +49,13 @@ def _start_ranks(directory: Path, info: BaseModelInfo, wanted: RanksWanted, sett
             gpus_per_node=wanted.gpus_per_node,
             ray_address=wanted.ray_address,
         )
-    from tinsmith_trainer.engines.nemo_rl.cpu_rank import RankModel
+    from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
 
     model = RankModel(directory, wanted.parallelism, settings.max_rank)
     if wanted.in_process:
-        from tinsmith_trainer.engines.nemo_rl.in_process import InProcessRank
+        from tinsmith_trainer.engines.nemo_rl.ranks.in_process import InProcessRank
 
         return InProcessRank(model)
-    from tinsmith_trainer.engines.nemo_rl.over_ray import start_ray_ranks
+    from tinsmith_trainer.engines.nemo_rl.ranks.ray_ranks import start_ray_ranks
 
     return start_ray_ranks(model, nodes=wanted.nodes, address=wanted.ray_address)

@@ -1,4 +1,4 @@
-"""The flags of a worker that say where the nemo-rl engine's ranks are. No framework is imported here."""
+"""What may be chosen of the nemo-rl engine, and the flags that say where its ranks are. Imports no framework."""
 
 from __future__ import annotations
 
@@ -6,7 +6,24 @@ import argparse
 import math
 from dataclasses import dataclass
 
+from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class NemoRlSettings:
+    """Limits in adapters, ranks of LoRA and tokens.
+
+    Every adapter takes the memory of one of `max_rank` on all modules. `token_budget`: tokens of a microbatch on one
+    data-parallel copy of the model; longer datums go alone. It decides how sums are rounded: changing it between
+    a crash and its replay changes bits.
+    """
+
+    adapter_slots: int = 64
+    max_rank: int = 128
+    token_budget: int = DEFAULT_TOKEN_BUDGET
+    map_stable_reinforce: bool = True
+
 
 ENGINE = "nemo-rl"
 DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")

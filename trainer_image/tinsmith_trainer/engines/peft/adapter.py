@@ -1,7 +1,4 @@
-"""One adapter in memory: weights, accumulated gradients and Adam's moments, each one flat float32 buffer.
-
-A flat buffer makes a step one AdamW over one tensor and a copy one memcpy; modules see views of it.
-"""
+"""One adapter in memory: weights, gradients and Adam's moments, each a flat float32 buffer, or named arrays."""
 
 from __future__ import annotations
 
@@ -9,13 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tinsmith_trainer.ending import needed_by_all
-from tinsmith_trainer.engines import lora_start
+from tinsmith_trainer.engines import lora_init
 from tinsmith_trainer.engines.adam import check_adam, check_norm, step_metrics
-from tinsmith_trainer.engines.base import AdamParams, LoraSpec
+from tinsmith_trainer.engines.adapter_state import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS, check_state, has_group
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec
+from tinsmith_trainer.process_exit import fatal_on_error
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear
 
 # Views start at multiples of 64 bytes: BLAS may choose its kernel by alignment.
@@ -53,7 +53,7 @@ class AdapterLayout:
 
 def plan_layout(lora: LoraSpec, layers: Mapping[str, StackedLoraLinear]) -> AdapterLayout:
     """The modules that the spec's families choose. Raises UserError if there are none."""
-    modules = lora_start.trained_modules(lora, layers)
+    modules = lora_init.trained_modules(lora, layers)
     slots, offset = [], 0
     for module in modules:
         layer = layers[module]
@@ -89,7 +89,7 @@ class Adapter:
 
     def draw(self) -> None:
         """A from the spec's seed; B stays zero."""
-        for name, drawn in lora_start.draw(self.lora.seed, self.layout.shapes):
+        for name, drawn in lora_init.draw(self.lora.seed, self.layout.shapes):
             self.views[name].copy_(drawn)
 
     def accumulate(self, scratch: Tensor) -> None:
@@ -132,7 +132,46 @@ class Adapter:
         )
         # torch changes step, moments and weights one after the other. Where it stops in between, as for want of memory,
         # the adapter is neither as before nor as after. The next process takes both from the journal.
-        with needed_by_all("AdamW stopped in the middle of a step"):
+        with fatal_on_error("AdamW stopped in the middle of a step"):
             self._optimizer.step()
         self.weights.grad = None
         self.step += 1
+
+
+Arrays = Mapping[str, NDArray[np.float32]]
+
+
+def read_state(adapter: Adapter) -> AdapterState:
+    """A copy of everything."""
+    flats = {WEIGHTS: adapter.weights.data}
+    if adapter.moments is not None:
+        flats |= dict(zip((EXP_AVG, EXP_AVG_SQ), adapter.moments, strict=True))
+    if adapter.gradients is not None:
+        flats[GRADIENTS] = adapter.gradients
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for group, flat in flats.items():
+        # One contiguous copy a group; the arrays are views of it.
+        copied = flat.detach().to("cpu", copy=True)
+        tensors |= {f"{group}/{name}": view.numpy() for name, view in adapter.layout.views(copied).items()}
+    return AdapterState(adapter.lora, adapter.step, tensors)
+
+
+def write_state(adapter: Adapter, state: AdapterState, *, with_optimizer: bool) -> None:
+    """Sets a new adapter. Raises CheckpointInvalid when the tensors are not those of the adapter's layout."""
+    device = adapter.weights.device
+    check_state(state, adapter.layout.shapes)
+    adapter.weights.data.copy_(_flat(state.tensors, WEIGHTS, adapter.layout, device))
+    if not with_optimizer:
+        return
+    if has_group(state, EXP_AVG):
+        moments = tuple(_flat(state.tensors, group, adapter.layout, device) for group in (EXP_AVG, EXP_AVG_SQ))
+        adapter.restore_optimizer(state.optimizer_step, (moments[0], moments[1]))
+    if has_group(state, GRADIENTS):
+        adapter.accumulate(_flat(state.tensors, GRADIENTS, adapter.layout, device))
+
+
+def _flat(tensors: Arrays, group: str, layout: AdapterLayout, device: torch.device) -> Tensor:
+    flat = torch.zeros(layout.size)
+    for name, view in layout.views(flat).items():
+        view.numpy()[...] = tensors[f"{group}/{name}"]
+    return flat.to(device)

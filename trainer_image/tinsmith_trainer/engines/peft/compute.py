@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from tinsmith_trainer.batching import MicrobatchArrays, MicrobatchShape
+from tinsmith_trainer.engines.batching import MicrobatchArrays, MicrobatchShape
+from tinsmith_trainer.engines.losses import VALID, PreparedLoss
 from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
-from tinsmith_trainer.engines.peft.recompute import recomputed
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from tinsmith_trainer.losses import VALID, PreparedLoss
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, Route, StackedDelta, routed
+
+
+@contextmanager
+def recomputed(layers: Sequence[nn.Module], route: Route) -> Iterator[None]:
+    """Layers called inside keep only their input, and run again in backward under the same route.
+
+    The route is handed to the recomputation because on an accelerator backward runs in another thread.
+    """
+    for layer in layers:
+        layer.forward = functools.partial(
+            checkpoint, layer.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), routed(route))
+        )
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
 
 PROBE_TOKENS = 8
 PROBE_TOLERANCE = 1e-2

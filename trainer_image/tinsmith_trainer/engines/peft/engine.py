@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tinsmith_trainer.batching import Microbatch, MicrobatchShape, check_tokens, pad, plan_microbatches
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
@@ -23,15 +22,14 @@ from tinsmith_trainer.engines.base import (
     Outcome,
     Work,
 )
+from tinsmith_trainer.engines.batching import Microbatch, MicrobatchShape, check_tokens, pad, plan_microbatches
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
-from tinsmith_trainer.engines.lora_start import check_limits, check_seed
-from tinsmith_trainer.engines.outcomes import DatumResult, outcome_of
-from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout
+from tinsmith_trainer.engines.lora_init import check_limits, check_seed
+from tinsmith_trainer.engines.losses import DatumResult, PreparedLoss, loss_names, outcome_of, prepare_loss
+from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout, read_state, write_state
 from tinsmith_trainer.engines.peft.compute import Share, ShareResult, check_architecture, run_shares
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
-from tinsmith_trainer.engines.peft.state import read_state, write_state
 from tinsmith_trainer.errors import ServerError, TrainerError
-from tinsmith_trainer.losses import PreparedLoss, loss_names, prepare_loss
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 

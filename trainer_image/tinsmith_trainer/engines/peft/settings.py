@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_trainer.batching import DEFAULT_TOKEN_BUDGET
+from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 
 
 @dataclass(frozen=True, slots=True)

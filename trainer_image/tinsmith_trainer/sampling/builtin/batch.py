@@ -10,11 +10,10 @@ from torch import Tensor
 
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.builtin.adapters import AdapterShape, LoadedAdapter, RowAdapters
-from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens
+from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens, top_logprobs
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
-from tinsmith_trainer.sampling.builtin.likeliest import likeliest
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 
 SMALLEST_EXTENT = 256
@@ -141,7 +140,7 @@ class DecodeBatch:
         route = self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
         logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(), route)
         tokens, logprobs = draw_tokens(logits, [Draw() if s is None else s.draw() for s in samples])
-        asked = _likeliest_asked(logits, samples)
+        asked = _top_logprobs_asked(logits, samples)
         return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]
 
     def _rows_in_use(self) -> int:
@@ -155,12 +154,12 @@ class DecodeBatch:
         return min(self.key.extent, -(-longest // TRIMMED_EXTENT_STEP) * TRIMMED_EXTENT_STEP)
 
 
-def _likeliest_asked(logits: Tensor, samples: list[Sample | None]) -> dict[int, TopkLogprobs]:
+def _top_logprobs_asked(logits: Tensor, samples: list[Sample | None]) -> dict[int, TopkLogprobs]:
     """By row, of those that asked. The fewer of two that ask are the beginning of the more."""
     asked = {row: s.run.job.topk_sample_logprobs for row, s in enumerate(samples) if s is not None}
     asked = {row: k for row, k in asked.items() if k}
     if not asked:
         return {}
-    ids, logprobs = likeliest(torch.log_softmax(logits[list(asked)], -1), max(asked.values()))
+    ids, logprobs = top_logprobs(torch.log_softmax(logits[list(asked)], -1), max(asked.values()))
     rows = zip(asked.items(), ids.int().cpu().numpy(), logprobs.cpu().numpy(), strict=True)
     return {row: TopkLogprobs(tokens[None, :k].copy(), values[None, :k].copy()) for (row, k), tokens, values in rows}

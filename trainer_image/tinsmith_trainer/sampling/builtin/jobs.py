@@ -73,11 +73,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """What a step gave a row; `likeliest` is of one position, if the job asked for it."""
+    """What a step gave a row; `top_logprobs` is of one position, if the job asked for it."""
 
     token: int
     logprob: float
-    likeliest: TopkLogprobs | None = None
+    top_logprobs: TopkLogprobs | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +95,7 @@ class Sample:
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    likeliest: list[TopkLogprobs] = field(default_factory=list)
+    top_logprobs: list[TopkLogprobs] = field(default_factory=list)
 
     def draw(self) -> Draw:
         """How this row draws its next token."""
@@ -107,11 +107,11 @@ class Sample:
         """Takes a drawn token; the finished sequence if it was the last."""
         self.tokens.append(drawn.token)
         self.logprobs.append(drawn.logprob)
-        if drawn.likeliest is not None:
-            self.likeliest.append(drawn.likeliest)
+        if drawn.top_logprobs is not None:
+            self.top_logprobs.append(drawn.top_logprobs)
         stopped = self.watch.sees_end(drawn.token)
         if stopped or len(self.tokens) >= self.run.max_tokens:
-            return finished_sequence(self.run.job, self.tokens, self.logprobs, self.likeliest, stopped)
+            return finished_sequence(self.run.job, self.tokens, self.logprobs, self.top_logprobs, stopped)
         self.next_token = drawn.token
         self.position += 1
         return None
@@ -132,11 +132,11 @@ def empty_sequence(job: SampleJob) -> Sequence:
 
 
 def finished_sequence(
-    job: SampleJob, tokens: list[int], logprobs: list[float], likeliest: list[TopkLogprobs], stopped: bool
+    job: SampleJob, tokens: list[int], logprobs: list[float], top_logprobs: list[TopkLogprobs], stopped: bool
 ) -> Sequence:
     k = job.topk_sample_logprobs
     return Sequence(
-        np.array(tokens, np.int32), np.array(logprobs, np.float32), stopped, _joined(k, likeliest) if k else None
+        np.array(tokens, np.int32), np.array(logprobs, np.float32), stopped, _joined(k, top_logprobs) if k else None
     )
 
 

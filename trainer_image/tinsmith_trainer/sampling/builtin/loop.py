@@ -14,14 +14,13 @@ import structlog
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleOutcome, SamplerStats
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan, DecodeBatch
-from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
+from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow, WaitingJobs
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
 from tinsmith_trainer.sampling.builtin.prefill import Prefill
-from tinsmith_trainer.sampling.builtin.prefixes import PrefixCache
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
-from tinsmith_trainer.sampling.builtin.waiting import WaitingLine
 from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -47,7 +46,7 @@ class SamplingLoop:
     def _start_empty(self) -> None:
         self._prefixes = PrefixCache(self._settings.prefix_cache_bytes)
         self._batches = Batches(self._plan, self._forward)
-        self._waiting = WaitingLine()
+        self._waiting = WaitingJobs()
         self._prefill: Prefill | None = None
 
     def run(self) -> None:

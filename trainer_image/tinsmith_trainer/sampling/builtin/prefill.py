@@ -7,7 +7,7 @@ import torch
 
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
-from tinsmith_trainer.sampling.builtin.prefixes import PrefixCache, prefix_keys
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_keys
 
 
 class Prefill:

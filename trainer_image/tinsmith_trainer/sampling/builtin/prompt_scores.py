@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tinsmith_trainer.sampling.base import NO_TARGET, AltTokens, SampleJob, TopkLogprobs
-from tinsmith_trainer.sampling.builtin.draws import alternative_uniforms, draw_alternatives
-from tinsmith_trainer.sampling.builtin.likeliest import likeliest
+from tinsmith_trainer.sampling.builtin.draws import alternative_uniforms, draw_alternatives, top_logprobs
 
 
 def first_scored(job: SampleJob) -> int | None:
@@ -55,7 +54,7 @@ class PromptScores:
         if self.logprobs is not None:
             self.logprobs[start:end] = _gather(rows, self._job.prompt[start:end, None].astype(np.int64))[:, 0]
         if self.topk is not None:
-            ids, values = likeliest(rows, self._job.topk_prompt_logprobs)
+            ids, values = top_logprobs(rows, self._job.topk_prompt_logprobs)
             self.topk.token_ids[start:end] = ids.cpu().numpy()
             self.topk.logprobs[start:end] = values.cpu().numpy()
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.engines.peft_layout import encode_adapter
 from tinsmith_trainer.errors import ServerError, UserError
-from tinsmith_trainer.peft_layout import encode_adapter
-from tinsmith_trainer.sampling.token_server.model import ServedModel
+from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 
 HEAD = "lm_head"
 KEY_CHARACTERS = 32

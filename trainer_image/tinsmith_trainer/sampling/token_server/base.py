@@ -1,22 +1,60 @@
-"""What is asked of a server that turns tokens into tokens, whoever made it."""
+"""A server that turns tokens into tokens, whoever made it: how it is started, what it is asked, and what it answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import SampleJob, Sequence, TopkLogprobs
+
+HOST = "127.0.0.1"  # its routes load files and know no keys: nobody outside this pod may ask it
+MOST_ADAPTERS_IN_A_BATCH = 8
+"""Each takes memory of every GPU for the highest rank, so that more of them leave less room for sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """`extra` are arguments that come last, and so win over ours."""
+
+    model: Path
+    port: int
+    gpus: int
+    max_sequence_length: int
+    max_rank: int
+    max_loaded: int
+    extra: tuple[str, ...] = ()
+
+    @property
+    def adapters_in_a_batch(self) -> int:
+        return min(MOST_ADAPTERS_IN_A_BATCH, self.max_loaded)
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """A command line, and variables beside those of this process."""
+
+    words: list[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
 
 MOST_CANDIDATES = 128
 """What vLLM takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class GenerationRequest:
     """One sequence to draw.
 
     `adapter` is a name given to `load_adapter`, or None for the base model. At most `max_tokens`, which is at least 1,
@@ -44,12 +82,12 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What became of a drawing.
+class Generation:
+    """What became of a request.
 
     The sequence may go on for some tokens behind a stop string; it has `topk_logprobs` if they were asked for.
     `prompt_logprobs` is `[len(prompt)]` with NaN where nothing was scored, or None; `topk_prompt` has a row for each
-    token of the prompt, empty likewise, or is None. `candidates` are the logprobs of the drawing's, in their order.
+    token of the prompt, empty likewise, or is None. `candidates` are the logprobs of the request's, in their order.
     Of the prompt, `cached_tokens` were not computed.
     """
 
@@ -71,15 +109,56 @@ class TokenServer(Protocol):
     """Whether what an adapter adds to the unembedding is in the logprobs of prompts; in those of drawn tokens it is."""
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Returns when drawings may name it. `folder` is in PEFT's layout, and stays until it is unloaded."""
+        """Returns when requests may name it. `folder` is in PEFT's layout, and stays until it is unloaded."""
 
     async def unload_adapter(self, name: str) -> None:
-        """Of an adapter that no drawing uses any more."""
+        """Of an adapter that no request uses any more."""
 
-    async def draw(self, drawing: Drawing) -> Drawn: ...
+    async def draw(self, request: GenerationRequest) -> Generation: ...
 
     async def is_healthy(self) -> bool:
         """False also while it starts."""
 
     async def close(self) -> None:
         """Ends the connections, not the server."""
+
+
+SEED_RANGE = 2**31
+"""What every server takes."""
+
+
+def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:
+    """Unlike for each index of a purpose, and unrelated between jobs whose seeds are neighbours. Greedy needs none."""
+    seed = job.params.seed
+    if seed is None or job.params.temperature == 0:
+        return None
+    return (int.from_bytes(sha256(f"{purpose}{seed}".encode()).digest()[:8]) + index) % SEED_RANGE
+
+
+Row = Mapping[int, float | None]
+"""Logprobs by tokens. None, and what is not a number, stand for a logprob that the server could not compute."""
+
+
+def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
+    """A row of K for each: the likeliest first, of equals the lower id, and empty cells where a row has less.
+
+    Servers add the token that is in the prompt or was drawn, which may be none of the likeliest.
+    """
+    found = TopkLogprobs.empty(len(rows), k)
+    for position, row in enumerate(rows):
+        known = [
+            (-logprob, token)
+            for token, logprob in (row or {}).items()
+            if logprob is not None and not math.isnan(logprob)
+        ]
+        for column, (negative, token) in enumerate(sorted(known)[:k]):
+            found.token_ids[position, column] = token
+            found.logprobs[position, column] = -negative
+    return found
+
+
+def joined(first: TopkLogprobs, rest: TopkLogprobs) -> TopkLogprobs:
+    """Rows of one behind those of the other."""
+    return TopkLogprobs(
+        np.concatenate([first.token_ids, rest.token_ids]), np.concatenate([first.logprobs, rest.logprobs])
+    )

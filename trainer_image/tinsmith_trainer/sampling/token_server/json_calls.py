@@ -21,7 +21,7 @@ class JsonCalls:
         self._name = name
         self._session = aiohttp.ClientSession(
             address,
-            # No limit, or a question for its health would wait for drawings; and no connection is used again, since a
+            # No limit, or a question for its health would wait for requests; and no connection is used again, since a
             # server may close it while the next request is on its way.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=HEALTH_SECONDS),

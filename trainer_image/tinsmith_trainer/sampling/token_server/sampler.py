@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Items
 from concurrent.futures import CancelledError, Future
@@ -16,15 +17,64 @@ from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter, check_adapter
-from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn, TokenServer
-from tinsmith_trainer.sampling.token_server.counters import Counters
-from tinsmith_trainer.sampling.token_server.drawings import Plan, outcome_of, plan_drawings
+from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, TokenServer
+from tinsmith_trainer.sampling.token_server.generation_requests import Plan, outcome_of, plan_generation_requests
 from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
-from tinsmith_trainer.sampling.token_server.model import ServedModel
+from tinsmith_trainer.sampling.token_server.served_model import ServedModel
+
+
+class Counters:
+    """Called from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._guard = threading.Lock()
+        self._clock = clock
+        self._waiting = self._active = 0
+        self._sampled_tokens = self._prefilled_tokens = self._prefix_hit_tokens = 0
+        self._busy_seconds = self._busy_since = 0.0
+
+    def waits(self) -> None:
+        with self._guard:
+            self._waiting += 1
+
+    def begins(self) -> None:
+        with self._guard:
+            self._waiting -= 1
+            self._active += 1
+            if self._active == 1:
+                self._busy_since = self._clock()
+
+    def ends(self) -> None:
+        with self._guard:
+            self._active -= 1
+            if not self._active:
+                self._busy_seconds += self._clock() - self._busy_since
+
+    def drew(self, plan: Plan, outcome: SampleOutcome) -> None:
+        """A prompt counts once: its samples share it."""
+        computed = bool(plan.requests or plan.prefixes)
+        hit = outcome.prompt_cache_hit_tokens
+        with self._guard:
+            self._sampled_tokens += sum(len(sequence.tokens) for sequence in outcome.sequences)
+            self._prefix_hit_tokens += hit
+            self._prefilled_tokens += len(plan.job.prompt) - hit if computed else 0
+
+    def stats(self) -> SamplerStats:
+        with self._guard:
+            running = self._clock() - self._busy_since if self._active else 0.0
+            return SamplerStats(
+                active=self._active,
+                waiting=self._waiting,
+                sampled_tokens=self._sampled_tokens,
+                prefilled_tokens=self._prefilled_tokens,
+                prefix_hit_tokens=self._prefix_hit_tokens,
+                busy_seconds=self._busy_seconds + running,
+            )
+
 
 log = structlog.get_logger(__name__)
 
-MOST_DRAWINGS = 1024
+MOST_GENERATION_REQUESTS = 1024
 """At the same time; others wait here. A server that batches has its fill with less."""
 
 Done = Callable[[SampleOutcome], None]
@@ -52,7 +102,7 @@ class TokenServerSampler(Sampler):
         self._closed = False
         self._loading: set[Future[None]] = set()
         self._unloading: set[asyncio.Task[None]] = set()  # the thread's
-        self._room = asyncio.Semaphore(MOST_DRAWINGS)
+        self._room = asyncio.Semaphore(MOST_GENERATION_REQUESTS)
         self._running: dict[asyncio.Task[SampleOutcome], str] = {}  # the thread's; request ids
 
     @override
@@ -173,7 +223,7 @@ class TokenServerSampler(Sampler):
         if job.adapter_key and adapter is None:
             raise UserError(f"Adapter {job.adapter_key} is not loaded; it was dropped or never saved for sampling.")
         head = adapter is not None and adapter.trains_head
-        plan = plan_drawings(
+        plan = plan_generation_requests(
             job,
             adapter.name if adapter is not None else None,
             self._model,
@@ -185,21 +235,21 @@ class TokenServerSampler(Sampler):
         self._counters.drew(plan, outcome)
         return outcome
 
-    async def _draw_all(self, plan: Plan) -> tuple[list[Drawn], list[Drawn]]:
+    async def _draw_all(self, plan: Plan) -> tuple[list[Generation], list[Generation]]:
         """Those of the plan, and those behind beginnings of its prompt: the longest of these by itself, so that the
         others find it in the server's prefix cache."""
-        prefixes = [one.drawing for one in plan.prefixes]
+        prefixes = [one.request for one in plan.prefixes]
         longest = await self._draw_together(prefixes[:1])
-        others = await self._draw_together([*prefixes[1:], *plan.drawings])
+        others = await self._draw_together([*prefixes[1:], *plan.requests])
         rest = len(prefixes) - len(longest)
         return others[rest:], longest + others[:rest]
 
-    async def _draw_together(self, drawings: Items[Drawing]) -> list[Drawn]:
+    async def _draw_together(self, requests: Items[GenerationRequest]) -> list[Generation]:
         """With the first that fails, the others end. Raises its error, or SamplerClosed where all is lost with a server
         that is failing: whoever asked submits it again, elsewhere."""
         try:
             async with asyncio.TaskGroup() as group:
-                draws = [group.create_task(self._draw(drawing)) for drawing in drawings]
+                draws = [group.create_task(self._draw(request)) for request in requests]
         except ExceptionGroup as failures:
             error = failures.exceptions[0]
             if isinstance(error, ServerError) and not await self._server.is_healthy():
@@ -207,9 +257,9 @@ class TokenServerSampler(Sampler):
             raise error from None
         return [draw.result() for draw in draws]
 
-    async def _draw(self, drawing: Drawing) -> Drawn:
+    async def _draw(self, request: GenerationRequest) -> Generation:
         async with self._room:
-            return await self._server.draw(drawing)
+            return await self._server.draw(request)
 
     def _cancel(self, request_id: str) -> None:
         for task, running in self._running.items():

@@ -14,11 +14,18 @@ from typing_extensions import override
 
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
-from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn, TokenServer
+from tinsmith_trainer.sampling.token_server.base import (
+    HOST,
+    SEED_RANGE,
+    Generation,
+    GenerationRequest,
+    ServerCommand,
+    ServerSettings,
+    TokenServer,
+    joined,
+    top_logprobs,
+)
 from tinsmith_trainer.sampling.token_server.json_calls import JsonCalls
-from tinsmith_trainer.sampling.token_server.launch import HOST, ServerCommand, ServerSettings
-from tinsmith_trainer.sampling.token_server.likeliest import joined, likeliest
-from tinsmith_trainer.sampling.token_server.seeds import SEED_RANGE
 
 DETERMINISTIC = "--enable-deterministic-inference"
 """Without it SGLang takes a seed and draws as it likes."""
@@ -70,20 +77,20 @@ class SglangServer(TokenServer):
         await self._calls.post("/unload_lora_adapter", {"lora_name": name})
 
     @override
-    async def draw(self, drawing: Drawing) -> Drawn:
+    async def draw(self, request: GenerationRequest) -> Generation:
         """Goes on over an end that nobody asked for: SGLang stops at all of a model's end-of-sequence tokens, beside
         those that a request lists, or else at no token at all."""
-        if drawing.seed is not None and not self._deterministic:
+        if request.seed is not None and not self._deterministic:
             raise UserError(
                 f"This sampler repeats no seed: its SGLang runs without {DETERMINISTIC}. "
                 "Leave the seed out, or have it among the pool's server arguments."
             )
-        if drawing.seed is None and self._deterministic and drawing.temperature > 0:
+        if request.seed is None and self._deterministic and request.temperature > 0:
             # It would take the same seed for every request that has none, so that all would draw alike.
-            drawing = replace(drawing, seed=secrets.randbelow(SEED_RANGE))
-        drawn, unasked = await self._draw_once(drawing)
-        while unasked and len(drawn.sequence.tokens) < drawing.max_tokens:
-            more, unasked = await self._draw_once(_rest(drawing, drawn.sequence))
+            request = replace(request, seed=secrets.randbelow(SEED_RANGE))
+        drawn, unasked = await self._draw_once(request)
+        while unasked and len(drawn.sequence.tokens) < request.max_tokens:
+            more, unasked = await self._draw_once(_rest(request, drawn.sequence))
             drawn = _joined(drawn, more)
         return drawn
 
@@ -95,49 +102,49 @@ class SglangServer(TokenServer):
     async def close(self) -> None:
         await self._calls.close()
 
-    async def _draw_once(self, drawing: Drawing) -> tuple[Drawn, bool]:
-        return drawn_by_sglang(drawing, await self._calls.post("/generate", sglang_request(drawing)))
+    async def _draw_once(self, request: GenerationRequest) -> tuple[Generation, bool]:
+        return drawn_by_sglang(request, await self._calls.post("/generate", sglang_request(request)))
 
 
-def sglang_request(drawing: Drawing) -> dict[str, object]:
+def sglang_request(request: GenerationRequest) -> dict[str, object]:
     """Every choice is said, so that no default of a server or of a model has a part in it."""
     sampling: dict[str, object] = {
-        "max_new_tokens": drawing.max_tokens,
-        "temperature": drawing.temperature,
-        "top_k": drawing.top_k,
-        "top_p": drawing.top_p,
+        "max_new_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
-        "stop": list(drawing.stop_strings),
-        "stop_token_ids": list(drawing.stop_token_ids),
-        "ignore_eos": not drawing.stop_token_ids,
+        "stop": list(request.stop_strings),
+        "stop_token_ids": list(request.stop_token_ids),
+        "ignore_eos": not request.stop_token_ids,
         "no_stop_trim": True,
         "skip_special_tokens": False,
     }
-    if drawing.seed is not None:
-        sampling["sampling_seed"] = drawing.seed
+    if request.seed is not None:
+        sampling["sampling_seed"] = request.seed
     return {
-        "input_ids": drawing.prompt.tolist(),
-        "lora_path": drawing.adapter,
+        "input_ids": request.prompt.tolist(),
+        "lora_path": request.adapter,
         "sampling_params": sampling,
         "return_logprob": True,
         # The entry at the start has no logprob, as nothing that is scored comes before it.
-        "logprob_start_len": -1 if drawing.scored_from is None else drawing.scored_from - 1,
-        "top_logprobs_num": max(drawing.topk, drawing.topk_prompt),
-        "token_ids_logprob": _token_ids(drawing),
+        "logprob_start_len": -1 if request.scored_from is None else request.scored_from - 1,
+        "top_logprobs_num": max(request.topk, request.topk_prompt),
+        "token_ids_logprob": _token_ids(request),
         "stream": False,
     }
 
 
-def _token_ids(drawing: Drawing) -> list[int] | None:
+def _token_ids(request: GenerationRequest) -> list[int] | None:
     """Whatever is scored names a token: its scheduler dies of a batch in which another request has candidates."""
-    if drawing.scored_from is not None and not drawing.candidates:
+    if request.scored_from is not None and not request.candidates:
         return [0]
-    return list(drawing.candidates) or None
+    return list(request.candidates) or None
 
 
-def drawn_by_sglang(drawing: Drawing, answer: Any) -> tuple[Drawn, bool]:
-    """And whether it ended at a token that is no stop of this drawing.
+def drawn_by_sglang(request: GenerationRequest, answer: Any) -> tuple[Generation, bool]:
+    """And whether it ended at a token that is no stop of this request.
 
     Raises ServerError for an answer that is not in the form that our version of SGLang gives.
     """
@@ -145,17 +152,17 @@ def drawn_by_sglang(drawing: Drawing, answer: Any) -> tuple[Drawn, bool]:
         meta = answer["meta_info"]
         reason = dict(meta["finish_reason"])
         matched = reason.get("matched")
-        _check_end(drawing, reason)
-        unasked = isinstance(matched, int) and matched not in drawing.stop_token_ids
+        _check_end(request, reason)
+        unasked = isinstance(matched, int) and matched not in request.stop_token_ids
         tokens = np.array([entry[1] for entry in meta["output_token_logprobs"]], np.int32)
         logprobs = np.array([entry[0] for entry in meta["output_token_logprobs"]], np.float32)
         stopped = reason["type"] == "stop" and not unasked
-        drawn = Drawn(
-            Sequence(tokens, logprobs, stopped, _topk(drawing, meta)),
-            _prompt_logprobs(drawing, meta),
+        drawn = Generation(
+            Sequence(tokens, logprobs, stopped, _topk(request, meta)),
+            _prompt_logprobs(request, meta),
             meta.get("cached_tokens") or 0,
-            _topk_prompt(drawing, meta),
-            _candidates(drawing, meta),
+            _topk_prompt(request, meta),
+            _candidates(request, meta),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ServerError(
@@ -164,26 +171,26 @@ def drawn_by_sglang(drawing: Drawing, answer: Any) -> tuple[Drawn, bool]:
     return drawn, reason["type"] == "stop" and unasked
 
 
-def _check_end(drawing: Drawing, reason: Any) -> None:
+def _check_end(request: GenerationRequest, reason: Any) -> None:
     if reason["type"] == "abort":
         raise ServerError(f"SGLang gave a request up: {reason.get('message', 'no reason given')}.")
-    if reason.get("matched") == BEYOND_VOCABULARY and BEYOND_VOCABULARY not in drawing.stop_strings:
+    if reason.get("matched") == BEYOND_VOCABULARY and BEYOND_VOCABULARY not in request.stop_strings:
         raise UserError("SGLang drew a token that does not exist: the weights have diverged.")
 
 
-def _rest(drawing: Drawing, sequence: Sequence) -> Drawing:
+def _rest(request: GenerationRequest, sequence: Sequence) -> GenerationRequest:
     """What is left to draw. With the same seed: SGLang draws by seed and position."""
     return replace(
-        drawing,
-        prompt=np.concatenate([drawing.prompt, sequence.tokens]),
-        max_tokens=drawing.max_tokens - len(sequence.tokens),
+        request,
+        prompt=np.concatenate([request.prompt, sequence.tokens]),
+        max_tokens=request.max_tokens - len(sequence.tokens),
         scored_from=None,
         topk_prompt=0,
         candidates=(),
     )
 
 
-def _joined(first: Drawn, rest: Drawn) -> Drawn:
+def _joined(first: Generation, rest: Generation) -> Generation:
     topk, more = first.sequence.topk_logprobs, rest.sequence.topk_logprobs
     sequence = Sequence(
         np.concatenate([first.sequence.tokens, rest.sequence.tokens]),
@@ -194,44 +201,44 @@ def _joined(first: Drawn, rest: Drawn) -> Drawn:
     return replace(first, sequence=sequence)
 
 
-def _prompt_logprobs(drawing: Drawing, meta: Any) -> NDArray[np.float32] | None:
+def _prompt_logprobs(request: GenerationRequest, meta: Any) -> NDArray[np.float32] | None:
     """Entries are [logprob, token, text] up to the prompt's end, and are laid against it from there."""
-    if drawing.scored_from is None:
+    if request.scored_from is None:
         return None
-    found = np.full(len(drawing.prompt), np.nan, np.float32)
+    found = np.full(len(request.prompt), np.nan, np.float32)
     entries = meta["input_token_logprobs"]
-    for position in range(drawing.scored_from, len(drawing.prompt)):
-        logprob, token, *_ = entries[position - len(drawing.prompt)]
-        if token != drawing.prompt[position]:
+    for position in range(request.scored_from, len(request.prompt)):
+        logprob, token, *_ = entries[position - len(request.prompt)]
+        if token != request.prompt[position]:
             raise ValueError(
-                f"the token at position {position} of the prompt is {drawing.prompt[position]}, not {token}"
+                f"the token at position {position} of the prompt is {request.prompt[position]}, not {token}"
             )
         found[position] = logprob
     return found
 
 
-def _topk_prompt(drawing: Drawing, meta: Any) -> TopkLogprobs | None:
+def _topk_prompt(request: GenerationRequest, meta: Any) -> TopkLogprobs | None:
     """Laid against the prompt's end, too."""
-    if not drawing.topk_prompt or drawing.scored_from is None:
+    if not request.topk_prompt or request.scored_from is None:
         return None
-    scored = len(drawing.prompt) - drawing.scored_from
+    scored = len(request.prompt) - request.scored_from
     rows = meta["input_top_logprobs"][-scored:]
     if len(rows) < scored:
         raise ValueError(f"{len(rows)} positions of the prompt have their likeliest tokens, not {scored}")
-    return likeliest([None] * drawing.scored_from + [_by_token(row) for row in rows], drawing.topk_prompt)
+    return top_logprobs([None] * request.scored_from + [_by_token(row) for row in rows], request.topk_prompt)
 
 
-def _topk(drawing: Drawing, meta: Any) -> TopkLogprobs | None:
-    if not drawing.topk:
+def _topk(request: GenerationRequest, meta: Any) -> TopkLogprobs | None:
+    if not request.topk:
         return None
-    return likeliest([_by_token(row) for row in meta["output_top_logprobs"]], drawing.topk)
+    return top_logprobs([_by_token(row) for row in meta["output_top_logprobs"]], request.topk)
 
 
-def _candidates(drawing: Drawing, meta: Any) -> NDArray[np.float32] | None:
-    if not drawing.candidates:
+def _candidates(request: GenerationRequest, meta: Any) -> NDArray[np.float32] | None:
+    if not request.candidates:
         return None
     found = _by_token(meta["output_token_ids_logprobs"][0])
-    return np.array([found[token] for token in drawing.candidates], np.float32)
+    return np.array([found[token] for token in request.candidates], np.float32)
 
 
 def _by_token(row: Any) -> dict[int, float | None]:

@@ -13,11 +13,17 @@ from typing_extensions import override
 from tinsmith_trainer.errors import SamplerClosed, ServerError
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_TOPK
-from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn, TokenServer
+from tinsmith_trainer.sampling.token_server.base import (
+    HOST,
+    Generation,
+    GenerationRequest,
+    ServerCommand,
+    ServerSettings,
+    TokenServer,
+    top_logprobs,
+)
+from tinsmith_trainer.sampling.token_server.exclusive_turns import Turns
 from tinsmith_trainer.sampling.token_server.json_calls import JsonCalls
-from tinsmith_trainer.sampling.token_server.launch import HOST, ServerCommand, ServerSettings
-from tinsmith_trainer.sampling.token_server.likeliest import likeliest
-from tinsmith_trainer.sampling.token_server.turns import Turns
 
 BASE_MODEL = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -25,7 +31,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 GREEDY_BELOW = 1e-5
 """A temperature. vLLM takes whatever is above 0 for 0.01 at least, which is not the likeliest token every time."""
 TOKEN_ID = "token_id:"
-SPOILS = {"candidates": "likeliest", "head": "scored"}
+SPOILS = {"candidates": "top_logprobs", "head": "scored"}
 """What requests of one batch spoil for others. Its older model runner, which mixtures of experts still have, gives all
 of a batch the candidates of one; and what an adapter adds to the unembedding is added to scores of any prompt."""
 
@@ -42,7 +48,7 @@ def vllm_command(settings: ServerSettings) -> ServerCommand:
         "max-cpu-loras": settings.max_loaded,
         "max-lora-rank": allowed_rank(settings.max_rank),
         "logprobs-mode": "raw_logprobs",  # before temperature, top-k and top-p
-        "max-logprobs": MOST_TOPK,  # of likeliest tokens; costs nothing before it is asked for
+        "max-logprobs": MOST_TOPK,  # of the likeliest tokens; costs nothing before it is asked for
         "seed": secrets.randbelow(2**31),  # the default is the same for all, and so would be the replicas' samples
         "generation-config": "vllm",  # else the model's own file changes what a request leaves out
     }
@@ -80,9 +86,9 @@ class VllmServer(TokenServer):
         await self._calls.post("/v1/unload_lora_adapter", {"lora_name": name})
 
     @override
-    async def draw(self, drawing: Drawing) -> Drawn:
-        async with self._turns.turn(_traits(drawing)):
-            return drawn_by_vllm(drawing, await self._calls.post("/v1/completions", vllm_request(drawing)))
+    async def draw(self, request: GenerationRequest) -> Generation:
+        async with self._turns.turn(_traits(request)):
+            return drawn_by_vllm(request, await self._calls.post("/v1/completions", vllm_request(request)))
 
     @override
     async def is_healthy(self) -> bool:
@@ -93,47 +99,47 @@ class VllmServer(TokenServer):
         await self._calls.close()
 
 
-def _traits(drawing: Drawing) -> list[str]:
+def _traits(request: GenerationRequest) -> list[str]:
     held = {
-        "candidates": bool(drawing.candidates),
-        "likeliest": drawing.topk > 0,
-        "head": drawing.head,
-        "scored": drawing.scored_from is not None,
+        "candidates": bool(request.candidates),
+        "top_logprobs": request.topk > 0,
+        "head": request.head,
+        "scored": request.scored_from is not None,
     }
     return [trait for trait, holds in held.items() if holds]
 
 
-def vllm_request(drawing: Drawing) -> dict[str, object]:
+def vllm_request(request: GenerationRequest) -> dict[str, object]:
     """Every choice is said, so that no default of a server or of a model has a part in it."""
     body: dict[str, object] = {
-        "model": drawing.adapter or BASE_MODEL,
-        "prompt": drawing.prompt.tolist(),
-        "max_tokens": drawing.max_tokens,
-        "temperature": drawing.temperature if drawing.temperature >= GREEDY_BELOW else 0.0,
-        "top_k": drawing.top_k,
-        "top_p": drawing.top_p,
+        "model": request.adapter or BASE_MODEL,
+        "prompt": request.prompt.tolist(),
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature if request.temperature >= GREEDY_BELOW else 0.0,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
         "n": 1,
-        "stop": list(drawing.stop_strings),
-        "stop_token_ids": list(drawing.stop_token_ids),
+        "stop": list(request.stop_strings),
+        "stop_token_ids": list(request.stop_token_ids),
         "ignore_eos": True,  # where the end-of-sequence tokens stop, they are among the ids
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
-        "logprobs": drawing.topk,
+        "logprobs": request.topk,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,  # else tokens of one text are one entry
     }
-    if drawing.seed is not None:
-        body["seed"] = drawing.seed
-    if drawing.scored_from is not None:
-        body["prompt_logprobs"] = drawing.topk_prompt
-    if drawing.candidates:
-        body["logprob_token_ids"] = list(drawing.candidates)
+    if request.seed is not None:
+        body["seed"] = request.seed
+    if request.scored_from is not None:
+        body["prompt_logprobs"] = request.topk_prompt
+    if request.candidates:
+        body["logprob_token_ids"] = list(request.candidates)
     return body
 
 
-def drawn_by_vllm(drawing: Drawing, answer: Any) -> Drawn:
+def drawn_by_vllm(request: GenerationRequest, answer: Any) -> Generation:
     """Raises ServerError for an answer that is not in the form that our version of vLLM gives, and SamplerClosed for a
     sequence that it gave up."""
     try:
@@ -141,14 +147,14 @@ def drawn_by_vllm(drawing: Drawing, answer: Any) -> Drawn:
         reason = choice["finish_reason"]
         tokens = np.array(choice["token_ids"], np.int32)
         logprobs = np.array(choice["logprobs"]["token_logprobs"], np.float32)
-        named = choice["logprobs"]["top_logprobs"] if drawing.topk or drawing.candidates else []
+        named = choice["logprobs"]["top_logprobs"] if request.topk or request.candidates else []
         details = answer["usage"].get("prompt_tokens_details") or {}
-        drawn = Drawn(
-            Sequence(tokens, logprobs, reason == "stop", _topk(drawing, named)),
-            _prompt_logprobs(drawing, choice),
+        drawn = Generation(
+            Sequence(tokens, logprobs, reason == "stop", _topk(request, named)),
+            _prompt_logprobs(request, choice),
             details.get("cached_tokens") or 0,
-            _topk_prompt(drawing, choice),
-            _candidates(drawing, named),
+            _topk_prompt(request, choice),
+            _candidates(request, named),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ServerError(f"vLLM's answer is not in the form that is known: {type(error).__name__}: {error}") from error
@@ -157,33 +163,33 @@ def drawn_by_vllm(drawing: Drawing, answer: Any) -> Drawn:
     return drawn
 
 
-def _prompt_logprobs(drawing: Drawing, choice: Any) -> NDArray[np.float32] | None:
+def _prompt_logprobs(request: GenerationRequest, choice: Any) -> NDArray[np.float32] | None:
     """Each position holds one or more tokens by their ids; the one that is in the prompt is among them."""
-    if drawing.scored_from is None:
+    if request.scored_from is None:
         return None
-    found = np.full(len(drawing.prompt), np.nan, np.float32)
-    for position in range(drawing.scored_from, len(drawing.prompt)):
-        found[position] = choice["prompt_logprobs"][position][str(drawing.prompt[position])]["logprob"]
+    found = np.full(len(request.prompt), np.nan, np.float32)
+    for position in range(request.scored_from, len(request.prompt)):
+        found[position] = choice["prompt_logprobs"][position][str(request.prompt[position])]["logprob"]
     return found
 
 
-def _topk_prompt(drawing: Drawing, choice: Any) -> TopkLogprobs | None:
-    if not drawing.topk_prompt or drawing.scored_from is None:
+def _topk_prompt(request: GenerationRequest, choice: Any) -> TopkLogprobs | None:
+    if not request.topk_prompt or request.scored_from is None:
         return None
-    rows = [None] * drawing.scored_from + choice["prompt_logprobs"][drawing.scored_from : len(drawing.prompt)]
+    rows = [None] * request.scored_from + choice["prompt_logprobs"][request.scored_from : len(request.prompt)]
     named = [row and {int(token): entry["logprob"] for token, entry in row.items()} for row in rows]
-    return likeliest(named, drawing.topk_prompt)
+    return top_logprobs(named, request.topk_prompt)
 
 
-def _topk(drawing: Drawing, named: Any) -> TopkLogprobs | None:
-    return likeliest([_by_token(row) for row in named], drawing.topk) if drawing.topk else None
+def _topk(request: GenerationRequest, named: Any) -> TopkLogprobs | None:
+    return top_logprobs([_by_token(row) for row in named], request.topk) if request.topk else None
 
 
-def _candidates(drawing: Drawing, named: Any) -> NDArray[np.float32] | None:
-    if not drawing.candidates:
+def _candidates(request: GenerationRequest, named: Any) -> NDArray[np.float32] | None:
+    if not request.candidates:
         return None
     found = _by_token(named[0])
-    return np.array([found[token] for token in drawing.candidates], np.float32)
+    return np.array([found[token] for token in request.candidates], np.float32)
 
 
 def _by_token(row: dict[str, float]) -> dict[int, float]:

@@ -12,7 +12,7 @@ from support.sampler.jobs import random_adapter
 from support.tiny_models import TIED, tiny_directory, tiny_model
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, check_adapter
-from tinsmith_trainer.sampling.token_server.model import ServedModel, read_model
+from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
 from transformers import AutoModelForCausalLM
 
 

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
 from tinsmith_trainer.sampling.checks import MOST_TOPK
-from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn
-from tinsmith_trainer.sampling.token_server.launch import ServerCommand, ServerSettings
+from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, ServerCommand, ServerSettings
 from tinsmith_trainer.sampling.token_server.sglang import drawn_by_sglang, sglang_command, sglang_request
 from tinsmith_trainer.sampling.token_server.vllm import RANKS, allowed_rank, drawn_by_vllm, vllm_command, vllm_request
 
 SETTINGS = ServerSettings(Path("/models/m"), 1234, gpus=4, max_sequence_length=8192, max_rank=48, max_loaded=32)
-DRAWING = Drawing(
+REQUEST = GenerationRequest(
     adapter="version",
     prompt=np.array([5, 6, 7], np.int32),
     max_tokens=9,
@@ -30,7 +29,7 @@ DRAWING = Drawing(
     stop_strings=("end",),
     scored_from=1,
 )
-NAMING = replace(DRAWING, topk=2, topk_prompt=1)
+NAMING = replace(REQUEST, topk=2, topk_prompt=1)
 COMMANDS = pytest.mark.parametrize("command_of", [vllm_command, sglang_command], ids=["vllm", "sglang"])
 
 
@@ -95,7 +94,7 @@ def test_sglang_has_room_for_what_it_keeps_back_of_its_context() -> None:
 
 
 def test_vllm_is_asked_by_token_ids_alone() -> None:
-    body = json.loads(json.dumps(vllm_request(DRAWING)))
+    body = json.loads(json.dumps(vllm_request(REQUEST)))
     assert body["prompt"] == [5, 6, 7]
     assert (body["model"], body["seed"], body["n"], body["max_tokens"]) == ("version", 3, 1, 9)
     assert (body["temperature"], body["top_k"], body["top_p"], body["min_p"]) == (0.5, -1, 0.9, 0.0)
@@ -106,11 +105,11 @@ def test_vllm_is_asked_by_token_ids_alone() -> None:
 @pytest.mark.parametrize(("temperature", "sent"), [(0.0, 0.0), (1e-30, 0.0), (1e-5, 1e-5), (0.5, 0.5)])
 def test_vllm_is_asked_for_the_likeliest_token_where_a_temperature_means_it(temperature: float, sent: float) -> None:
     """By itself it would draw at 0.01."""
-    assert vllm_request(replace(DRAWING, temperature=temperature))["temperature"] == sent
+    assert vllm_request(replace(REQUEST, temperature=temperature))["temperature"] == sent
 
 
 def test_what_a_drawing_leaves_out_is_not_asked_for() -> None:
-    plain = replace(DRAWING, adapter=None, seed=None, scored_from=None)
+    plain = replace(REQUEST, adapter=None, seed=None, scored_from=None)
     assert vllm_request(plain)["model"] == "base"
     assert not {"seed", "prompt_logprobs"} & vllm_request(plain).keys()
     request: Any = sglang_request(plain)
@@ -119,7 +118,7 @@ def test_what_a_drawing_leaves_out_is_not_asked_for() -> None:
 
 
 def test_sglang_is_asked_by_token_ids_alone() -> None:
-    body = json.loads(json.dumps(sglang_request(DRAWING)))
+    body = json.loads(json.dumps(sglang_request(REQUEST)))
     assert (body["input_ids"], body["lora_path"], body["logprob_start_len"]) == ([5, 6, 7], "version", 0)
     sampling = body["sampling_params"]
     assert (sampling["max_new_tokens"], sampling["sampling_seed"]) == (9, 3)
@@ -127,7 +126,7 @@ def test_sglang_is_asked_by_token_ids_alone() -> None:
 
 
 def test_sglang_stops_at_no_token_only_where_no_token_is_a_stop() -> None:
-    request: Any = sglang_request(replace(DRAWING, stop_token_ids=()))
+    request: Any = sglang_request(replace(REQUEST, stop_token_ids=()))
     assert request["sampling_params"]["ignore_eos"] is True
 
 
@@ -139,15 +138,15 @@ def test_the_likeliest_tokens_are_asked_for_by_their_number() -> None:
 
 
 def test_candidates_are_asked_for_by_their_ids() -> None:
-    drawing = replace(DRAWING, candidates=(8, 3), scored_from=None)
-    assert vllm_request(drawing)["logprob_token_ids"] == [8, 3]
-    assert sglang_request(drawing)["token_ids_logprob"] == [8, 3]
-    assert "logprob_token_ids" not in vllm_request(DRAWING)
+    request = replace(REQUEST, candidates=(8, 3), scored_from=None)
+    assert vllm_request(request)["logprob_token_ids"] == [8, 3]
+    assert sglang_request(request)["token_ids_logprob"] == [8, 3]
+    assert "logprob_token_ids" not in vllm_request(REQUEST)
 
 
 def test_whatever_sglang_scores_names_a_token_since_a_batch_dies_of_one_that_does_not() -> None:
-    assert sglang_request(DRAWING)["token_ids_logprob"] == [0]
-    assert sglang_request(replace(DRAWING, scored_from=None))["token_ids_logprob"] is None
+    assert sglang_request(REQUEST)["token_ids_logprob"] == [0]
+    assert sglang_request(replace(REQUEST, scored_from=None))["token_ids_logprob"] is None
 
 
 VLLM_ANSWER: dict[str, Any] = {
@@ -186,10 +185,10 @@ SGLANG_ANSWER: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     "drawn",
-    [drawn_by_vllm(DRAWING, VLLM_ANSWER), drawn_by_sglang(DRAWING, SGLANG_ANSWER)[0]],
+    [drawn_by_vllm(REQUEST, VLLM_ANSWER), drawn_by_sglang(REQUEST, SGLANG_ANSWER)[0]],
     ids=["vllm", "sglang"],
 )
-def test_an_answer_holds_tokens_logprobs_scores_and_what_was_cached(drawn: Drawn) -> None:
+def test_an_answer_holds_tokens_logprobs_scores_and_what_was_cached(drawn: Generation) -> None:
     assert (drawn.sequence.tokens.tolist(), drawn.sequence.logprobs.tolist()) == ([8, 2], [-0.5, -1.5])
     assert (drawn.sequence.stopped, drawn.cached_tokens) == (True, 2)
     assert drawn.prompt_logprobs is not None
@@ -201,7 +200,7 @@ def test_an_answer_holds_tokens_logprobs_scores_and_what_was_cached(drawn: Drawn
     [drawn_by_vllm(NAMING, VLLM_ANSWER), drawn_by_sglang(NAMING, SGLANG_ANSWER)[0]],
     ids=["vllm", "sglang"],
 )
-def test_the_likeliest_tokens_come_first_and_of_equals_the_lower_id(drawn: Drawn) -> None:
+def test_the_likeliest_tokens_come_first_and_of_equals_the_lower_id(drawn: Generation) -> None:
     """Whether or not the server adds the token that was drawn or is in the prompt."""
     assert drawn.sequence.topk_logprobs is not None
     assert drawn.sequence.topk_logprobs.token_ids.tolist() == [[4, 8], [9, 3]]
@@ -212,28 +211,28 @@ def test_the_likeliest_tokens_come_first_and_of_equals_the_lower_id(drawn: Drawn
 
 
 def test_nothing_is_named_that_was_not_asked_for() -> None:
-    for drawn in (drawn_by_vllm(DRAWING, VLLM_ANSWER), drawn_by_sglang(DRAWING, SGLANG_ANSWER)[0]):
+    for drawn in (drawn_by_vllm(REQUEST, VLLM_ANSWER), drawn_by_sglang(REQUEST, SGLANG_ANSWER)[0]):
         assert (drawn.sequence.topk_logprobs, drawn.topk_prompt, drawn.candidates) == (None, None, None)
 
 
 @pytest.mark.parametrize("candidates", [(3,), (8, 3)])
 def test_candidates_have_their_logprobs_in_the_place_of_the_first_token(candidates: tuple[int, ...]) -> None:
-    drawing = replace(DRAWING, candidates=candidates, scored_from=None)
+    request = replace(REQUEST, candidates=candidates, scored_from=None)
     choice = VLLM_ANSWER["choices"][0]
     named = {"token_logprobs": [-0.5, -1.5], "top_logprobs": [{"token_id:8": -0.5, "token_id:3": -4.0}, {}]}
-    vllm = drawn_by_vllm(drawing, {**VLLM_ANSWER, "choices": [{**choice, "logprobs": named}]})
-    sglang, _ = drawn_by_sglang(drawing, SGLANG_ANSWER)
+    vllm = drawn_by_vllm(request, {**VLLM_ANSWER, "choices": [{**choice, "logprobs": named}]})
+    sglang, _ = drawn_by_sglang(request, SGLANG_ANSWER)
     for drawn in (vllm, sglang):
         assert drawn.candidates is not None
         assert drawn.candidates.tolist() == [{3: -4.0, 8: -0.5}[token] for token in candidates]
 
 
 def test_a_candidate_that_the_answer_leaves_out_is_an_error_of_the_server() -> None:
-    drawing = replace(DRAWING, candidates=(77,), scored_from=None)
+    request = replace(REQUEST, candidates=(77,), scored_from=None)
     with pytest.raises(ServerError, match="not in the form that is known"):
-        drawn_by_vllm(drawing, VLLM_ANSWER)
+        drawn_by_vllm(request, VLLM_ANSWER)
     with pytest.raises(ServerError, match="not in the form that is known"):
-        drawn_by_sglang(drawing, SGLANG_ANSWER)
+        drawn_by_sglang(request, SGLANG_ANSWER)
 
 
 @pytest.mark.parametrize("reason", ["abort", "repetition", None])
@@ -241,45 +240,45 @@ def test_a_sequence_that_vllm_did_not_finish_is_lost_and_not_short(reason: str |
     """As when it is shut down: what it has until then comes with a status of 200."""
     unfinished = {**VLLM_ANSWER["choices"][0], "finish_reason": reason}
     with pytest.raises(SamplerClosed, match="gave a request up"):
-        drawn_by_vllm(DRAWING, {**VLLM_ANSWER, "choices": [unfinished]})
+        drawn_by_vllm(REQUEST, {**VLLM_ANSWER, "choices": [unfinished]})
 
 
 def test_a_token_that_does_not_exist_is_no_stop() -> None:
     reason = {"type": "stop", "matched": "NaN happened"}
     answer = {"meta_info": {**SGLANG_ANSWER["meta_info"], "finish_reason": reason}}
     with pytest.raises(UserError, match="the weights have diverged"):
-        drawn_by_sglang(DRAWING, answer)
-    said = replace(DRAWING, stop_strings=("NaN happened",))
+        drawn_by_sglang(REQUEST, answer)
+    said = replace(REQUEST, stop_strings=("NaN happened",))
     assert drawn_by_sglang(said, answer)[0].sequence.stopped
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"choices": []}, {"choices": [{}]}, {"choices": [None]}], ids=repr)
 def test_an_answer_of_another_version_of_vllm_is_an_error_of_the_server(answer: Any) -> None:
     with pytest.raises(ServerError, match="vLLM's answer is not in the form that is known"):
-        drawn_by_vllm(DRAWING, answer)
+        drawn_by_vllm(REQUEST, answer)
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"meta_info": {}}, {"meta_info": {"finish_reason": None}}], ids=repr)
 def test_an_answer_of_another_version_of_sglang_is_an_error_of_the_server(answer: Any) -> None:
     with pytest.raises(ServerError, match="SGLang's answer is not in the form that is known"):
-        drawn_by_sglang(DRAWING, answer)
+        drawn_by_sglang(REQUEST, answer)
 
 
 def test_scores_of_another_prompt_are_never_taken_for_ours() -> None:
     answer = {"meta_info": {**SGLANG_ANSWER["meta_info"], "input_token_logprobs": [[-1.0, 6, None], [-1.0, 8, None]]}}
     with pytest.raises(ServerError, match="position 2 of the prompt is 7, not 8"):
-        drawn_by_sglang(DRAWING, answer)
+        drawn_by_sglang(REQUEST, answer)
 
 
 def test_what_sglang_gives_up_is_an_error_in_its_words() -> None:
     aborted = {"meta_info": {"finish_reason": {"type": "abort", "message": "no memory"}, "output_token_logprobs": []}}
     with pytest.raises(ServerError, match=r"gave a request up: no memory\."):
-        drawn_by_sglang(DRAWING, aborted)
+        drawn_by_sglang(REQUEST, aborted)
 
 
 @pytest.mark.parametrize(("matched", "unasked"), [(2, False), ("end", False), (99, True)])
 def test_an_end_that_nobody_asked_for_is_told_from_a_stop(matched: int | str, unasked: bool) -> None:
     reason = {"type": "stop", "matched": matched}
-    drawn, found = drawn_by_sglang(DRAWING, {"meta_info": {**SGLANG_ANSWER["meta_info"], "finish_reason": reason}})
+    drawn, found = drawn_by_sglang(REQUEST, {"meta_info": {**SGLANG_ANSWER["meta_info"], "finish_reason": reason}})
     assert found is unasked
     assert drawn.sequence.stopped is not unasked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tinsmith_trainer.sampling.token_server.health_watch import ILL_SECONDS, PERIOD_SECONDS, until_ill
+from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, PERIOD_SECONDS, until_ill
 
 
 class Patient:

@@ -15,10 +15,10 @@ from support.waiting import until
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.sampling.base import Sequence
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
-from tinsmith_trainer.sampling.token_server.base import Drawing, Drawn, TokenServer
+from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, TokenServer
 from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
-from tinsmith_trainer.sampling.token_server.model import read_model
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
+from tinsmith_trainer.sampling.token_server.served_model import read_model
 
 NOTHING = AdapterState(LoraSpec(rank=4, alpha=32.0, seed=0), optimizer_step=0, tensors={})
 
@@ -40,13 +40,13 @@ class Recording(TokenServer):
         await asyncio.to_thread(self.may_unload.wait, 60)
         self.calls.append(f"unload {name.partition('-')[0]}")
 
-    async def draw(self, drawing: Drawing) -> Drawn:
-        self.calls.append(f"begin {len(drawing.prompt)}")
+    async def draw(self, request: GenerationRequest) -> Generation:
+        self.calls.append(f"begin {len(request.prompt)}")
         await asyncio.sleep(0)
-        self.calls.append(f"end {len(drawing.prompt)}")
-        tokens = np.zeros(drawing.max_tokens, np.int32)
-        sequence = Sequence(tokens, np.zeros(drawing.max_tokens, np.float32), stopped=False)
-        return Drawn(sequence, None, 0, candidates=np.zeros(len(drawing.candidates), np.float32))
+        self.calls.append(f"end {len(request.prompt)}")
+        tokens = np.zeros(request.max_tokens, np.int32)
+        sequence = Sequence(tokens, np.zeros(request.max_tokens, np.float32), stopped=False)
+        return Generation(sequence, None, 0, candidates=np.zeros(len(request.candidates), np.float32))
 
     async def is_healthy(self) -> bool:
         return True

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tinsmith_trainer.engines.nemo_rl.nemo.importing import FAILURE
+from tinsmith_trainer.engines.nemo_rl.nemo.conversion_process import FAILURE
 
 STANDARD_INPUT = 0
 

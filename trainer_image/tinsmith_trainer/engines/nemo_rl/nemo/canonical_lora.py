@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tinsmith_trainer.engines.nemo_rl.lora import COLUMNS, ROWS, LoraTensor
+from tinsmith_trainer.engines.nemo_rl.megatron.lora import COLUMNS, ROWS, LoraTensor
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 TARGET_MODULES = (

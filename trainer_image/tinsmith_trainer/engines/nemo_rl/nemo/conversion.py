@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from tinsmith_trainer.durable_files import make_directory, sync_directory, write_file
-from tinsmith_trainer.engines.nemo_rl.nemo.importing import ITERATION, import_model
+from tinsmith_trainer.engines.nemo_rl.nemo.conversion_process import ITERATION, import_model
 from tinsmith_trainer.errors import ServerError
 
 log = structlog.get_logger(__name__)

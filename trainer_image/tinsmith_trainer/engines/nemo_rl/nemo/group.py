@@ -13,19 +13,20 @@ import structlog
 from typing_extensions import override
 
 from tinsmith_trainer.engines.base import BaseModelInfo
-from tinsmith_trainer.engines.nemo_rl.groups import RankGroup, RanksLost, agreed
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
 from tinsmith_trainer.engines.nemo_rl.nemo.environment import check_driver, for_ranks, shared_with_ranks
-from tinsmith_trainer.engines.nemo_rl.nemo.preparation import Prepared, prepare
-from tinsmith_trainer.engines.nemo_rl.nemo.registry import (
+from tinsmith_trainer.engines.nemo_rl.nemo.preparation import (
     CALL,
     CALL_SHARDED,
     START,
     WORKER,
+    Prepared,
+    prepare,
     register,
 )
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.ray_answers import collect, start_error
-from tinsmith_trainer.engines.nemo_rl.settings import NemoRlSettings
+from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, RanksLost, agreed
+from tinsmith_trainer.engines.nemo_rl.ranks.ray_answers import collect, start_error
 from tinsmith_trainer.errors import ServerError, TrainerError
 
 log = structlog.get_logger(__name__)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tinsmith_trainer.engines.nemo_rl.batch import TARGET_IDS, scored
+from tinsmith_trainer.engines.losses import Inputs, Terms
+from tinsmith_trainer.engines.nemo_rl.batches.batch import TARGET_IDS, scored
+from tinsmith_trainer.engines.nemo_rl.batches.row_results import RowResults, row_results, total_loss
 from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import LOGPROB_CHUNK_TOKENS
-from tinsmith_trainer.engines.nemo_rl.results import RowResults, row_results, total_loss
-from tinsmith_trainer.losses import Inputs, Terms
 
 ROWS = "tinsmith_rows"
 """The one metric. Those that NeMo RL knows by name, or by an ending, it rescales."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinsmith_trainer.engines.nemo_rl.alignment import EXTRA_COLUMNS
+from tinsmith_trainer.engines.nemo_rl.batches.alignment import EXTRA_COLUMNS
+from tinsmith_trainer.engines.nemo_rl.batches.sharding import length_multiple
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.sharding import length_multiple
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 PRECISION = "bfloat16"

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from tinsmith_trainer.engines.nemo_rl.alignment import EXTRA_COLUMNS
-from tinsmith_trainer.engines.nemo_rl.batch import INPUT_IDS, INPUT_LENGTHS, TARGET_IDS, Batch, rows_in
+from tinsmith_trainer.engines.losses import PreparedLoss
+from tinsmith_trainer.engines.nemo_rl.batches.alignment import EXTRA_COLUMNS
+from tinsmith_trainer.engines.nemo_rl.batches.batch import INPUT_IDS, INPUT_LENGTHS, TARGET_IDS, Batch, rows_in
+from tinsmith_trainer.engines.nemo_rl.batches.row_results import RowResults
 from tinsmith_trainer.engines.nemo_rl.nemo.loss import ROWS, TinkerLoss, parallel_logprobs
-from tinsmith_trainer.engines.nemo_rl.results import RowResults
-from tinsmith_trainer.losses import PreparedLoss
 
 SHORTEST_PACKED = 2
 """Columns: a sequence of one has no position that scores anything, and losses take maxima over positions."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import structlog
 
-from tinsmith_trainer.engines.nemo_rl.assembly import TensorPart
-from tinsmith_trainer.engines.nemo_rl.groups import Answer, attempt
-from tinsmith_trainer.engines.nemo_rl.lora import LoraTensor
+from tinsmith_trainer.engines.nemo_rl.megatron.lora import LoraTensor
+from tinsmith_trainer.engines.nemo_rl.megatron.rank import LoraPlaces, Rank
+from tinsmith_trainer.engines.nemo_rl.megatron.tensor_parts import TensorPart
+from tinsmith_trainer.engines.nemo_rl.megatron.train_step import AdapterStep
 from tinsmith_trainer.engines.nemo_rl.nemo.canonical_lora import canonical_lora_in, find_lora
 from tinsmith_trainer.engines.nemo_rl.nemo.schedule import NemoSchedule
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.rank import LoraPlaces, Rank
-from tinsmith_trainer.engines.nemo_rl.step import AdapterStep
+from tinsmith_trainer.engines.nemo_rl.rank_group import Answer, attempt
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,156 @@
+"""Checkpoints under the root: immutable, complete or absent, bound to their base model."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from support.engine.reference import ReferenceEngine
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
+from tinsmith_trainer.checkpoints.storage import CheckpointStorage
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
+
+ENGINE = ReferenceEngine()
+BASE = ENGINE.base_model()
+
+
+def trained_state() -> AdapterState:
+    ENGINE.create_adapter("a", LoraSpec(rank=2, alpha=32.0, seed=1))
+    return ENGINE.state("a")
+
+
+def write(root: CheckpointRoot, *, seq_id: int = 3, epoch: int = 1) -> WrittenCheckpoint:
+    return root.write("sess:train:0", seq_id, epoch, "training", trained_state(), BASE, "weights")
+
+
+@pytest.fixture(params=["file", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointRoot:
+    """On a local folder, and on a file system that only fsspec knows."""
+    if request.param == "file":
+        return CheckpointRoot(f"file://{tmp_path}")
+    return CheckpointRoot(f"memory://{tmp_path.name}")
+
+
+def test_what_was_saved_is_loaded_bit_for_bit(root: CheckpointRoot) -> None:
+    written = write(root)
+    loaded = root.read(written.directory, written.manifest_digest, BASE)
+    assert loaded.has_optimizer
+    expected = {name: value for name, value in trained_state().tensors.items() if not name.startswith("gradients/")}
+    assert {name: value.tobytes() for name, value in loaded.state.tensors.items()} == {
+        name: value.tobytes() for name, value in expected.items()
+    }
+
+
+def test_the_directory_is_named_by_model_operation_and_epoch_without_colons(root: CheckpointRoot) -> None:
+    assert write(root, seq_id=3, epoch=7).directory == "weights/sess.train.0/3-7"
+
+
+def test_a_repeated_save_finds_its_own_manifest_and_writes_nothing(root: CheckpointRoot) -> None:
+    first = write(root, epoch=1)
+    assert write(root, epoch=2) == first
+
+
+def test_a_save_that_died_before_its_manifest_is_written_again(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    first = write(root)
+    (tmp_path / first.directory / "manifest.json").unlink()
+    (tmp_path / first.directory / "adapter_model.safetensors").write_bytes(b"half")
+    again = write(root)
+    assert again == first
+    root.read(again.directory, again.manifest_digest, BASE)
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.safetensors", "adapter_config.json"])
+def test_a_truncated_file_is_refused_by_its_name(tmp_path: Path, file: str) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    path = tmp_path / written.directory / file
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointInvalid, match=f"damaged: {file}"):
+        root.read(written.directory, written.manifest_digest, BASE)
+
+
+def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    (tmp_path / written.directory / "optimizer.safetensors").unlink()
+    with pytest.raises(CheckpointInvalid, match=r"optimizer\.safetensors is missing"):
+        root.read(written.directory, written.manifest_digest, BASE)
+
+
+def test_a_manifest_that_was_tampered_with_is_refused(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    path = tmp_path / written.directory / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"optimizer_step": 99}))
+    with pytest.raises(CheckpointInvalid, match="altered"):
+        root.read(written.directory, written.manifest_digest, BASE)
+
+
+def test_a_checkpoint_of_another_base_model_is_refused(root: CheckpointRoot) -> None:
+    written = write(root)
+    with pytest.raises(CheckpointInvalid, match="another base model"):
+        root.read(written.directory, written.manifest_digest, replace(BASE, revision="other"))
+
+
+class DriverError(Exception):
+    """Drivers of object stores have classes of their own for what networks do."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "no connection"), StorageUnavailable),
+        (TimeoutError("timed out"), StorageUnavailable),
+        (DriverError("could not connect to the endpoint"), StorageUnavailable),
+        (OSError(errno.EREMOTEIO, "500"), StorageUnavailable),
+        (OSError(errno.EBUSY, "503"), StorageUnavailable),
+        (PermissionError("403"), StorageUnavailable),
+        (PermissionError(errno.EACCES, "no permission for the folder"), ServerError),
+        (OSError(errno.EROFS, "read-only"), ServerError),
+        (OSError(errno.EINVAL, "400"), ServerError),
+        (ValueError("no such option"), ServerError),
+    ],
+    ids=lambda value: "" if isinstance(value, type) else str(value),
+)
+def test_what_may_pass_is_told_from_what_lasts_at_reads_and_writes_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, expected: type[ServerError]
+) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(CheckpointStorage, "_read_file", fail)
+    monkeypatch.setattr(CheckpointStorage, "_write_file", fail)
+    with pytest.raises(ServerError, match="cannot be read from") as read:
+        root.read(written.directory, written.manifest_digest, BASE)
+    with pytest.raises(ServerError, match="could not be saved to") as wrote:
+        write(root, seq_id=4)
+    assert [read.type, wrote.type] == [expected, expected]
+
+
+def test_a_missing_file_is_no_outage(tmp_path: Path) -> None:
+    """To wait for it would be in vain."""
+    with pytest.raises(CheckpointInvalid, match="incomplete"):
+        CheckpointRoot(f"file://{tmp_path}").read("weights/none/1-1", "digest", BASE)
+
+
+def test_the_weights_are_in_pefts_layout(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    written = write(root)
+    with fsspec.open(f"file://{tmp_path}/{written.directory}/adapter_config.json") as file:
+        config = json.load(file)
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 2, 32.0)
+    from safetensors.numpy import load_file
+
+    tensors = load_file(tmp_path / written.directory / "adapter_model.safetensors")
+    assert set(tensors) == {f"base_model.model.{config['target_modules'][0]}.lora_{side}.weight" for side in "AB"}
+    assert all(tensor.dtype == np.float32 for tensor in tensors.values())

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinsmith_trainer.engines.nemo_rl.megatron.architecture import (
+    check_cpu_dimensions,
+    check_divisible,
+    read_architecture,
+)
+from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+from transformers import GPT2Config, LlamaConfig, Qwen3Config
+
+DIRECTORY = Path("models/small")
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 1001,
+    "max_position_embeddings": 128,
+}
+
+
+def test_sizes_come_from_the_config_and_qwen3_alone_has_norms_of_queries_and_keys() -> None:
+    qwen3 = read_architecture(DIRECTORY, Qwen3Config(**SIZES, tie_word_embeddings=True))
+    assert (qwen3.layers, qwen3.head_size, qwen3.vocab_size) == (6, 16, 1001)
+    assert (qwen3.query_key_norms, qwen3.tied_embeddings) == (True, True)
+    llama = read_architecture(DIRECTORY, LlamaConfig(**SIZES, tie_word_embeddings=False))
+    assert (llama.query_key_norms, llama.tied_embeddings) == (False, False)
+
+
+def test_another_family_is_refused_by_name() -> None:
+    with pytest.raises(ModelDirectoryInvalid, match="llama and qwen3; models/small is of 'gpt2'"):
+        read_architecture(DIRECTORY, GPT2Config())
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (LlamaConfig(**SIZES, attention_bias=True), "it has biases in its layers"),
+        (LlamaConfig(**SIZES, mlp_bias=True), "it has biases in its layers"),
+        (LlamaConfig(**SIZES, hidden_act="gelu"), "it has the activation 'gelu'"),
+        (Qwen3Config(**SIZES, use_sliding_window=True), "it has a sliding window"),
+        (
+            LlamaConfig(**SIZES, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}),
+            "rotary positions of the type 'yarn'",
+        ),
+        (
+            LlamaConfig(
+                **SIZES, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+            ),
+            "rotary positions in a part of each head",
+        ),
+    ],
+    ids=["attention-bias", "mlp-bias", "activation", "sliding-window", "yarn", "partial"],
+)
+def test_what_the_layers_would_compute_otherwise_is_refused(config: Any, sentence: str) -> None:
+    with pytest.raises(ModelDirectoryInvalid, match=sentence):
+        read_architecture(DIRECTORY, config)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "sentence"),
+    [
+        (Parallelism(world_size=5, tensor=5), "12 attention heads, which do not divide among 5 tensor ranks"),
+        (Parallelism(world_size=6, tensor=6), "4 key and value heads, which do not divide among 6 tensor ranks"),
+        (Parallelism(world_size=4, pipeline=4), "6 layers, which do not divide among 4 pipeline ranks"),
+    ],
+    ids=["heads", "groups", "layers"],
+)
+def test_parts_that_do_not_come_out_even_are_refused(parallelism: Parallelism, sentence: str) -> None:
+    with pytest.raises(ModelDirectoryInvalid, match=sentence):
+        check_divisible(DIRECTORY, read_architecture(DIRECTORY, LlamaConfig(**SIZES)), parallelism)
+
+
+def test_a_vocabulary_need_not_come_out_even() -> None:
+    check_divisible(DIRECTORY, read_architecture(DIRECTORY, LlamaConfig(**SIZES)), Parallelism(world_size=4, tensor=4))
+
+
+@pytest.mark.parametrize("dimension", ["context", "expert"])
+def test_dimensions_that_need_a_gpus_kernels_are_refused_on_the_cpu(dimension: str) -> None:
+    with pytest.raises(ValueError, match=f"divide a model by {dimension}, which was set to 2"):
+        check_cpu_dimensions(Parallelism(world_size=2, **{dimension: 2}))

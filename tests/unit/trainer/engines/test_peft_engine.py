@@ -1,0 +1,431 @@
+"""What the PEFT engine does beyond the contract: bounded memory, low precision, stacks, failures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from support.engine.contract import CROSS_ENTROPY, bits, forward, forward_backward, gradients, group, state_bits, train
+from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
+from support.tiny_models import SMALL, TIED, tiny_model
+from tinsmith_trainer import process_exit
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, LossSpec, Work
+from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, compute
+from tinsmith_trainer.engines.peft import engine as engine_module
+from tinsmith_trainer.engines.peft.adapter import plan_layout
+from tinsmith_trainer.engines.peft.compute import recomputed
+from tinsmith_trainer.errors import CheckpointInvalid, ModelDirectoryInvalid, ServerError, UserError
+from tinsmith_trainer.torch_model import device_faults
+from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.lora import StackedDelta, StackedLoraLinear, routed
+from tinsmith_trainer.torch_model.tiny_model import TinyShape
+
+LORA = LoraSpec(rank=8, alpha=32.0, seed=1)
+DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12, 40))]
+
+
+def new_engine(settings: PeftEngineSettings | None = None, model: TorchModel | None = None) -> PeftEngine:
+    """With adapters `a` and `b`, both trained a little."""
+    engine = build_peft_engine(model or tiny_model(), settings)
+    for seed, adapter in enumerate("ab"):
+        engine.create_adapter(adapter, LoraSpec(rank=8, alpha=32.0, seed=seed))
+        train(engine, DATUMS, adapter=adapter)
+    return engine
+
+
+def assert_close(left: PeftEngine, right: PeftEngine, tolerance: float = 1e-5) -> None:
+    """Logprobs and gradients of one call."""
+    left_outcome, right_outcome = (forward_backward(engine, DATUMS) for engine in (left, right))
+    for one, other in zip(left_outcome.outputs, right_outcome.outputs, strict=True):
+        np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=tolerance)
+    expected = gradients(right)
+    for name, gradient in gradients(left).items():
+        np.testing.assert_allclose(gradient, expected[name], atol=tolerance * np.abs(expected[name]).max())
+
+
+@pytest.mark.parametrize("model", [tiny_model(), tiny_model(shape=TIED)], ids=["untied", "tied"])
+def test_logits_in_chunks_train_as_logits_at_once(model: TorchModel) -> None:
+    a_few_tokens = model.info.vocab_size * 4 * 7
+    assert_close(new_engine(PeftEngineSettings(logits_byte_budget=a_few_tokens), model), new_engine(model=model))
+
+
+def test_layers_recomputed_in_backward_train_bit_for_bit_as_layers_kept() -> None:
+    recomputing = new_engine(PeftEngineSettings(checkpoint_above_tokens=0))
+    keeping = new_engine()
+    assert bits(forward_backward(recomputing, DATUMS)) == bits(forward_backward(keeping, DATUMS))
+    assert state_bits(recomputing.state("a")) == state_bits(keeping.state("a"))
+
+
+def test_a_recomputed_layer_runs_twice() -> None:
+    calls: list[bool] = []
+    layer = tiny_model().model.get_decoder().layers[0]
+    handle = layer.mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    with_recomputation = new_engine(PeftEngineSettings(checkpoint_above_tokens=0))
+    calls.clear()
+    forward_backward(with_recomputation, DATUMS[:1])
+    handle.remove()
+    assert len(calls) == 2
+
+
+def test_the_patched_layers_are_as_before_afterwards() -> None:
+    new_engine(PeftEngineSettings(checkpoint_above_tokens=0))
+    assert all("forward" not in vars(layer) for layer in tiny_model().model.get_decoder().layers)
+
+
+@pytest.fixture
+def portable_kernels() -> Iterator[None]:
+    """Some virtual machines advertise AMX and trap on it; oneDNN would use it for bfloat16."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+@pytest.mark.usefixtures("portable_kernels")
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")  # by the flag's context itself
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_low_precision_base_keeps_adapters_moments_and_losses_in_float32(dtype: torch.dtype) -> None:
+    low, full = new_engine(model=tiny_model(dtype=dtype)), new_engine()
+
+    outcome = forward_backward(low, DATUMS)
+
+    state = low.state("a")
+    assert {str(values.dtype) for values in state.tensors.values()} == {"float32"}
+    reference = forward_backward(full, DATUMS)
+    for one, other in zip(outcome.outputs, reference.outputs, strict=True):
+        assert one["logprobs"].dtype == np.float32
+        np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=0.25)
+    assert not low.capabilities().batch_invariant
+
+
+def test_small_microbatches_of_several_adapters_share_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks = []
+    run_shares = compute.run_shares
+
+    def counted(model, shape, shares, settings):
+        stacks.append(len(shares))
+        return run_shares(model, shape, shares, settings)
+
+    monkeypatch.setattr(engine_module, "run_shares", counted)
+    engine = new_engine(PeftEngineSettings(cobatch_tokens=2 * 8 * 16))
+    stacks.clear()
+
+    engine.forward_backward([Work(adapter, DATUMS[:1], CROSS_ENTROPY) for adapter in "ab"])
+    engine.forward_backward([Work(adapter, DATUMS[3:], CROSS_ENTROPY) for adapter in "ab"])
+
+    assert stacks == [2, 1, 1]
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_wide_models_adapters_have_the_same_bits_in_a_stack() -> None:
+    """BLAS sums 1024 products in another order for 256 rows than for 128: measured with MKL on AVX-512."""
+    wide = TinyShape(hidden_size=1024, intermediate_size=64, layers=1, heads=8, kv_heads=2, max_sequence_length=512)
+    engine = new_engine(PeftEngineSettings(cobatch_tokens=2**20), tiny_model(shape=wide))
+    alone = forward_backward(engine, DATUMS[:1])
+    alone_gradients = gradients(engine)
+    engine.clear_gradients("a")
+
+    _, stacked = engine.forward_backward([Work(adapter, DATUMS[:1], CROSS_ENTROPY) for adapter in "ba"])
+
+    assert bits(stacked) == bits(alone)
+    assert all(np.array_equal(values, alone_gradients[name]) for name, values in gradients(engine).items())
+
+
+def test_another_number_of_threads_agrees_closely_if_not_by_bits() -> None:
+    threads = torch.get_num_threads()
+    engines = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            engines.append(new_engine())
+            forward_backward(engines[-1], DATUMS)
+    finally:
+        torch.set_num_threads(threads)
+    one, two = (gradients(engine) for engine in engines)
+    for name, gradient in one.items():
+        np.testing.assert_allclose(gradient, two[name], rtol=0, atol=1e-5 * np.abs(gradient).max(), err_msg=name)
+
+
+def test_a_fresh_adapter_is_drawn_as_peft_draws_it_modules_by_name() -> None:
+    engine = new_engine()
+    engine.create_adapter("c", LoraSpec(rank=8, alpha=32.0, seed=7))
+    generator = torch.Generator().manual_seed(7)
+
+    weights = group(engine.state("c"), "weights")
+
+    modules = sorted(name.removesuffix(".lora_A") for name in weights if name.endswith(".lora_A"))
+    assert modules == sorted(tiny_model().layers)
+    for module in modules:
+        expected = torch.empty(8, tiny_model().layers[module].in_features)
+        torch.nn.init.kaiming_uniform_(expected, a=math.sqrt(5), generator=generator)
+        assert np.array_equal(weights[f"{module}.lora_A"], expected.numpy())
+
+
+def test_a_layer_is_recomputed_under_the_route_it_ran_under() -> None:
+    """Backward may run in another thread, where no route is set."""
+    layer = StackedLoraLinear(torch.nn.Linear(4, 4).requires_grad_(False), "layer")
+    leaves = (torch.ones(1, 2, 4, requires_grad=True), torch.ones(1, 4, 2, requires_grad=True))
+    route = {"layer": StackedDelta(*leaves, scale=torch.ones(1, 1, 1))}
+    x = torch.ones(1, 3, 4)
+    with routed(route):
+        kept = layer(x)
+        with recomputed([layer], route):
+            again = layer(x)
+
+    expected = torch.autograd.grad(kept.square().sum(), leaves)
+    for gradient, same in zip(torch.autograd.grad(again.square().sum(), leaves), expected, strict=True):
+        assert torch.equal(gradient, same)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("length", [1, 16, 30, 48, 64, 90, 128, 200, 400])
+def test_a_datums_bits_do_not_depend_on_its_row_or_company(length: int) -> None:
+    engine = new_engine(PeftEngineSettings(cobatch_tokens=2**20))
+    datums = [sft_datum(length, seed) for seed in range(9)]
+    whole = forward_backward(engine, datums)
+    alone_gradients = gradients(engine)
+    engine.clear_gradients("a")
+
+    _, stacked = engine.forward_backward([Work("b", datums[::-1], CROSS_ENTROPY), Work("a", datums, CROSS_ENTROPY)])
+
+    assert bits(stacked) == bits(whole)
+    assert all(np.array_equal(values, alone_gradients[name]) for name, values in gradients(engine).items())
+    for index in (0, 3, 8):
+        assert bits(forward(engine, [datums[index]])) == repr([whole.outputs[index]["logprobs"].tolist()])
+
+
+def test_a_microbatch_that_runs_out_of_memory_fails_its_works_and_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = new_engine()
+    before = {adapter: state_bits(engine.state(adapter)) for adapter in "ab"}
+    run_shares = compute.run_shares
+
+    def out_of_memory_at_length_48(model, shape, shares, settings):
+        if shape.length == 48:
+            raise torch.OutOfMemoryError("tried to allocate 1 PiB")
+        return run_shares(model, shape, shares, settings)
+
+    monkeypatch.setattr(engine_module, "run_shares", out_of_memory_at_length_48)
+
+    failed, fine = engine.forward_backward([Work("a", DATUMS, CROSS_ENTROPY), Work("b", DATUMS[:2], CROSS_ENTROPY)])
+
+    assert failed.error is not None
+    assert failed.error.category == "server"
+    assert "1 PiB" in str(failed.error)
+    assert state_bits(engine.state("a")) == before["a"]
+    assert fine.error is None
+    assert state_bits(engine.state("b")) != before["b"]
+
+
+@pytest.mark.parametrize(
+    ("datum", "loss", "message"),
+    [
+        pytest.param(
+            with_inputs(sft_datum(3), target_tokens=[0, 1, 512]), "cross_entropy", "Datum 1.*512", id="target"
+        ),
+        pytest.param(
+            Datum(np.array([0, -1], np.int32), sft_datum(2).loss_inputs), "cross_entropy", "Datum 1.*-1", id="token"
+        ),
+        pytest.param(sft_datum(513), "cross_entropy", "Datum 1 has 513 tokens.*512", id="too-long"),
+        pytest.param(sft_datum(0), "cross_entropy", "Datum 1 has no tokens", id="empty"),
+        pytest.param(with_inputs(sft_datum(3), weights=[1.0]), "cross_entropy", "Datum 1: weights", id="lengths"),
+        pytest.param(without_input(policy_datum(3), "advantages"), "ppo", "Datum 0.*advantages", id="missing"),
+    ],
+)
+def test_bad_input_names_the_datum_and_the_value(datum: Datum, loss: str, message: str) -> None:
+    engine = new_engine()
+    first = sft_datum(3) if loss == "cross_entropy" else datum
+    error = engine.forward_backward([Work("a", [first, datum], LossSpec(loss))])[0].error
+    assert isinstance(error, UserError)
+    with pytest.raises(UserError, match=message):
+        raise error
+
+
+def test_a_call_without_datums_is_refused() -> None:
+    assert isinstance(new_engine().forward_backward([Work("a", [], CROSS_ENTROPY)])[0].error, UserError)
+
+
+class Ended(BaseException):
+    """Instead of the end of the process."""
+
+
+def end(*_: object) -> None:
+    raise Ended
+
+
+def fault(*_: object, **__: object) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_lost_device_ends_the_process_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = new_engine()
+    monkeypatch.setattr(device_faults, "end_process", end)
+    monkeypatch.setattr(engine_module, "run_shares", fault)
+    with pytest.raises(Ended):
+        forward_backward(engine, DATUMS)
+    monkeypatch.setattr(engine_module, "read_state", fault)
+    with pytest.raises(Ended):
+        engine.state("a")
+
+
+def test_a_step_that_stops_in_the_middle_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step, moments and weights change one after the other: the adapter is neither as before nor as after."""
+    engine = new_engine()
+    forward_backward(engine, DATUMS)
+    monkeypatch.setattr(process_exit, "end_process", end)
+    monkeypatch.setattr(torch.optim.AdamW, "step", fault)
+    with pytest.raises(Ended):
+        engine.optim_step("a", AdamParams(learning_rate=1e-3))
+
+
+def test_an_adapter_that_is_not_there_fails_its_work_only() -> None:
+    engine = new_engine()
+    missing, fine = engine.forward_backward([Work(adapter, DATUMS, CROSS_ENTROPY) for adapter in ("gone", "a")])
+    assert isinstance(missing.error, ServerError)
+    assert fine.error is None
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        pytest.param(LoraSpec(8, 32.0, 1, False, False, False), "train nothing", id="no-family"),
+        pytest.param(LoraSpec(8, 32.0, 2**64), "64 bits", id="seed"),
+    ],
+)
+def test_an_impossible_adapter_is_the_users_error(lora: LoraSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        new_engine().create_adapter("c", lora)
+
+
+def test_an_adapter_id_is_given_once() -> None:
+    with pytest.raises(ServerError, match="exists"):
+        new_engine().create_adapter("a", LORA)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        AdamParams(learning_rate=float("nan")),
+        AdamParams(learning_rate=-1.0),
+        AdamParams(learning_rate=1e-3, beta1=1.0),
+        AdamParams(learning_rate=1e-3, beta2=-0.1),
+        AdamParams(learning_rate=1e-3, eps=0.0),
+        AdamParams(learning_rate=1e-3, weight_decay=float("inf")),
+        AdamParams(learning_rate=1e-3, grad_clip_norm=-1.0),
+    ],
+    ids=["nan-rate", "negative-rate", "beta1", "beta2", "eps", "decay", "clip"],
+)
+def test_an_impossible_hyperparameter_changes_nothing_at_all(params: AdamParams) -> None:
+    engine = new_engine()
+    forward_backward(engine, DATUMS)
+    before = state_bits(engine.state("a"))
+    with pytest.raises(UserError, match="optim_step"):
+        engine.optim_step("a", params)
+    assert state_bits(engine.state("a")) == before
+
+
+def altered(state: AdapterState, how: str) -> AdapterState:
+    tensors = dict(state.tensors)
+    name = next(iter(group(state, "weights")))
+    match how:
+        case "missing":
+            del tensors[f"weights/{name}"]
+        case "extra":
+            tensors["weights/model.layers.9.mlp.up_proj.lora_A"] = np.zeros((8, 64), np.float32)
+        case "shape":
+            tensors[f"weights/{name}"] = np.zeros((8, 3), np.float32)
+        case "no-moments":
+            tensors = {name: values for name, values in tensors.items() if not name.startswith("adam/")}
+        case "one-moment":
+            tensors = {name: values for name, values in tensors.items() if not name.startswith("adam/exp_avg_sq/")}
+    return AdapterState(state.lora, state.optimizer_step, tensors)
+
+
+@pytest.mark.parametrize("how", ["missing", "extra", "shape", "no-moments", "one-moment"])
+def test_a_state_of_another_shape_is_refused_and_changes_nothing(how: str) -> None:
+    engine = new_engine()
+    before = state_bits(engine.state("b"))
+    with pytest.raises(CheckpointInvalid):
+        engine.load_state("b", altered(engine.state("a"), how), with_optimizer=True)
+    assert state_bits(engine.state("b")) == before
+
+
+def test_an_adapter_comes_back_after_slots_and_rank_were_lowered_below_what_it_takes() -> None:
+    before = new_engine()
+    after = build_peft_engine(tiny_model(), PeftEngineSettings(adapter_slots=1, max_rank=4))
+    for adapter in "ab":
+        after.load_state(adapter, before.state(adapter), with_optimizer=True)
+        assert state_bits(after.state(adapter)) == state_bits(before.state(adapter))
+
+
+def test_stable_reinforce_trains_as_cispo_and_says_so() -> None:
+    engine = new_engine()
+    datums = [policy_datum(9)]
+    asked = forward_backward(engine, datums, loss=LossSpec("stable_reinforce", {"kl_coeff": 0.1}))
+    stand_in = forward_backward(engine, datums, adapter="a", loss=LossSpec("cispo"))
+    assert asked.metrics == stand_in.metrics | {"stable_reinforce_as_cispo:max": 1.0}
+
+
+def test_stable_reinforce_is_unknown_where_the_mapping_is_off() -> None:
+    engine = new_engine(PeftEngineSettings(map_stable_reinforce=False))
+    assert "stable_reinforce" not in engine.capabilities().losses
+    error = engine.forward_backward([Work("a", [policy_datum(9)], LossSpec("stable_reinforce"))])[0].error
+    assert isinstance(error, UserError)
+
+
+def test_a_model_that_caps_its_logits_is_refused() -> None:
+    model = tiny_model("llama3", SMALL)
+    handle = model.model.register_forward_hook(lambda _module, _args, out: setattr(out, "logits", out.logits.tanh()))
+    try:
+        with pytest.raises(ModelDirectoryInvalid, match="logits"):
+            build_peft_engine(model)
+    finally:
+        handle.remove()
+
+
+def test_another_thread_gets_the_device_between_microbatches() -> None:
+    """As a sampler does: it waits behind one microbatch, not behind the whole call."""
+    engine, model = new_engine(), tiny_model()
+    order: list[str] = []
+
+    def sample() -> None:
+        with model.turn.taken():
+            order.append("sampler")
+
+    sampler = threading.Thread(target=sample)
+
+    def on_microbatch(_module: torch.nn.Module, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
+        order.append(f"length {kwargs['input_ids'].shape[1]}")
+        if len(order) == 1:
+            sampler.start()
+            while not model.turn.waiting:
+                sampler.join(0.001)
+
+    handle = model.model.get_decoder().register_forward_pre_hook(on_microbatch, with_kwargs=True)
+    try:
+        forward_backward(engine, [sft_datum(5), sft_datum(20), sft_datum(40)])
+    finally:
+        handle.remove()
+        sampler.join()
+
+    assert order == ["length 16", "sampler", "length 32", "length 48"]
+
+
+def test_every_tensor_starts_where_blas_finds_it_aligned() -> None:
+    """Else an adapter's bits could depend on the rank, and so the place, of the tensors before it."""
+    layout = plan_layout(LoraSpec(rank=5, alpha=32.0, seed=1), tiny_model().layers)
+    addresses = [view.data_ptr() for view in layout.views(torch.zeros(layout.size)).values()]
+    assert all(address % 64 == 0 for address in addresses)
+    assert all(first.end <= second.offset for first, second in itertools.pairwise(layout.slots))

@@ -1,0 +1,142 @@
+"""How often a process may end at the same work, and what happens then."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.in_flight_marker import InFlightMarker, Work
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.attempts import Attempts, verdict
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_tables import Operation
+
+LIMIT = 3
+KINDS = [kind for kind in worker_pb2.OperationKind.values() if kind != worker_pb2.OPERATION_KIND_UNSPECIFIED]
+ANSWERED = ("replay", "restore", "snapshot")
+WORKS = [Work("operation", "a", 1), Work("operation", "a", 2), Work("replay", "a", 1), Work("restore", "b", 0)]
+
+
+def operation(kind: worker_pb2.OperationKind.ValueType = worker_pb2.FORWARD_BACKWARD) -> Operation:
+    return Operation("a", 1, kind, zstd=False, accepted_at=0.0)
+
+
+@contextmanager
+def life(folder: Path) -> Iterator[tuple[Attempts, InFlightMarker, Journal]]:
+    """One process, from its start to whatever ends it."""
+    journal, mark = Journal(folder / "journal"), InFlightMarker(folder / "running")
+    attempts = Attempts(journal, mark, LIMIT)
+    attempts.recover()
+    yield attempts, mark, journal
+    journal.close()
+    mark.close()
+
+
+def ends_at(folder: Path, work: Work) -> None:
+    with life(folder) as (_, mark, _):
+        mark.set(work)
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 5), st.integers(1, 5))
+def test_an_operation_without_an_answer_fails_at_the_limit_and_a_release_waits(
+    kind: worker_pb2.OperationKind.ValueType, ended: int, limit: int
+) -> None:
+    expected = "run" if ended < limit else "set aside" if kind == worker_pb2.RELEASE_MODEL else "fail"
+    assert verdict(Work("operation", "a", 1), kind, ended, limit) == expected
+
+
+@pytest.mark.parametrize("purpose", ANSWERED)
+def test_what_was_answered_never_fails(purpose: str) -> None:
+    work = Work(purpose, "a", 1)  # type: ignore[arg-type]
+    assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT - 1, LIMIT) == "run"
+    assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT, LIMIT) == "set aside"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from([None, *WORKS]), max_size=8))
+def test_each_end_is_counted_once_for_the_work_that_it_came_in(ends: list[Work | None]) -> None:
+    """None: the process ended between two calls."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for work in ends:
+            with life(folder) as (_, mark, _):
+                if work is not None:
+                    mark.set(work)
+        with life(folder) as (attempts, _, _):
+            for work in WORKS:
+                assert (attempts.verdict(work, operation()) == "run") == (ends.count(work) < LIMIT)
+
+
+def test_a_start_that_dies_after_it_counted_does_not_count_again(tmp_path: Path) -> None:
+    ends_at(tmp_path, WORKS[0])
+    for _ in range(2 * LIMIT):
+        journal, mark = Journal(tmp_path / "journal"), InFlightMarker(tmp_path / "running")
+        left = mark.left_behind
+        assert left is not None
+        journal.write(lambda db, left=left: journal_tables.count_interruption(db, left)).result()  # type: ignore[misc]
+        journal.close()  # and before the mark was cleared, it ended
+    with life(tmp_path) as (attempts, _, journal):
+        assert attempts.verdict(WORKS[0], operation()) == "run"
+        [(count, _)] = journal.read(journal_tables.read_interruptions).result().values()
+        assert count == 1
+
+
+def test_work_that_succeeds_after_all_starts_from_nothing(tmp_path: Path) -> None:
+    for _ in range(LIMIT - 1):
+        ends_at(tmp_path, WORKS[2])
+    with life(tmp_path) as (attempts, _, _):
+        attempts.succeeded(WORKS[2])
+    ends_at(tmp_path, WORKS[2])
+    with life(tmp_path) as (attempts, _, _):
+        assert attempts.verdict(WORKS[2], operation()) == "run"
+
+
+def test_an_orderly_stop_forgives_all(tmp_path: Path) -> None:
+    for _ in range(LIMIT):
+        ends_at(tmp_path, WORKS[0])
+    with life(tmp_path) as (attempts, _, _):
+        assert attempts.verdict(WORKS[0], operation()) == "fail"
+        attempts.forget_all()
+        # What is asked of a snapshot at that very stop, and of an operation whose verdict was read just before.
+        assert attempts.verdict(WORKS[0], operation()) == "run"
+        assert f"ended {LIMIT} times" in attempts.failure_message(operation())
+    with life(tmp_path) as (attempts, _, _):
+        assert attempts.verdict(WORKS[0], operation()) == "run"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_failure_names_the_operation_the_times_and_the_cure(
+    kind: worker_pb2.OperationKind.ValueType, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        ends_at(tmp_path, WORKS[0])
+    with life(tmp_path) as (attempts, _, _):
+        message = attempts.failure_message(operation(kind))
+    assert message.startswith(worker_pb2.OperationKind.Name(kind).lower())
+    assert "the worker's process ended 2 times" in message
+    assert "want of memory" in message
+    assert "more memory" in message.rpartition("goes on. ")[2]
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "what"),
+    [
+        (Work("operation", "a", 1), worker_pb2.RELEASE_MODEL, "while release_model ran."),
+        (Work("replay", "a", 1), worker_pb2.OPTIM_STEP, "while optim_step 1 ran again after a restart."),
+        (Work("restore", "a", 4), None, "while its snapshot of operation 4 was loaded."),
+    ],
+)
+def test_the_reason_of_a_model_that_waits_says_what_ends_and_that_nothing_is_lost(
+    work: Work, kind: worker_pb2.OperationKind.ValueType | None, what: str, tmp_path: Path
+) -> None:
+    ends_at(tmp_path, work)
+    with life(tmp_path) as (attempts, _, _):
+        reason = attempts.set_aside_reason(work, operation(kind) if kind else None)
+    assert what in reason
+    assert "Nothing of it is lost" in reason

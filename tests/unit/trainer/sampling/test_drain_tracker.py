@@ -1,0 +1,124 @@
+"""A sampler that is told to go stays for what it took, and not a second for what nobody comes for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.simulated_time import now, simulated_time
+from tinsmith_trainer.sampling.sample_queue import UNFETCHED_SECONDS, DrainTracker
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def finish_at(drain_tracker: DrainTracker, request_id: str, at: float) -> None:
+    await asyncio.sleep(at - now())
+    drain_tracker.finished(request_id)
+
+
+async def fetch_at(drain_tracker: DrainTracker, request_id: str, at: float) -> None:
+    await asyncio.sleep(at - now())
+    drain_tracker.settled(request_id)
+
+
+async def gone_at(drain_tracker: DrainTracker, *events: object) -> float:
+    """When it went; `events` happen meanwhile."""
+    await asyncio.gather(drain_tracker.complete(), *events)  # type: ignore[call-overload]
+    return now()
+
+
+@simulated_time
+async def test_who_has_nothing_goes_at_once() -> None:
+    assert await gone_at(DrainTracker()) == 0
+
+
+@simulated_time
+async def test_it_goes_when_the_last_result_was_fetched() -> None:
+    drain_tracker = DrainTracker()
+    for request_id in ("a", "b"):
+        drain_tracker.took(request_id)
+    events = (
+        finish_at(drain_tracker, "a", 3),
+        fetch_at(drain_tracker, "a", 4),
+        finish_at(drain_tracker, "b", 500),
+        fetch_at(drain_tracker, "b", 507),
+    )
+    assert await gone_at(drain_tracker, *events) == 507
+
+
+@simulated_time
+async def test_what_nobody_fetches_keeps_it_for_a_minute_after_the_last_finish() -> None:
+    drain_tracker = DrainTracker()
+    for request_id in ("a", "b"):
+        drain_tracker.took(request_id)
+    drain_tracker.finished("a")
+    left = asyncio.create_task(drain_tracker.complete())
+    await finish_at(drain_tracker, "b", 40)
+    await fetch_at(drain_tracker, "b", 41)
+    await left
+    assert now() == 40 + UNFETCHED_SECONDS
+
+
+@simulated_time
+async def test_results_that_nobody_came_for_before_do_not_keep_it() -> None:
+    drain_tracker = DrainTracker()
+    drain_tracker.took("long ago")
+    drain_tracker.finished("long ago")
+    await asyncio.sleep(UNFETCHED_SECONDS)
+    assert drain_tracker.remaining_seconds() == 0
+    await drain_tracker.complete()
+    assert now() == UNFETCHED_SECONDS
+
+
+@simulated_time
+async def test_a_sample_that_was_lost_keeps_nobody() -> None:
+    drain_tracker = DrainTracker()
+    drain_tracker.took("a")
+    drain_tracker.lost("a")
+    await drain_tracker.complete()
+    assert now() == 0
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["took", "finished", "settled", "lost", "waits"]), st.integers(0, 3)), max_size=30
+)
+
+
+@given(STEPS)
+def test_it_stays_exactly_while_a_sample_runs_or_a_fresh_result_waits(steps: list[tuple[str, int]]) -> None:
+    async def follow() -> None:
+        clock = Clock()
+        drain_tracker = DrainTracker(clock)
+        running: set[int] = set()
+        waiting: set[int] = set()
+        last_finish = -math.inf
+        for step, sample in steps:
+            match step:
+                case "took" if sample not in running | waiting:
+                    running.add(sample)
+                    drain_tracker.took(str(sample))
+                case "finished" if sample in running:
+                    running.remove(sample)
+                    waiting.add(sample)
+                    last_finish = clock.now
+                    drain_tracker.finished(str(sample))
+                case "settled" if sample in waiting:
+                    waiting.remove(sample)
+                    drain_tracker.settled(str(sample))
+                case "lost" if sample in running:
+                    running.remove(sample)
+                    drain_tracker.lost(str(sample))
+                case "waits":
+                    clock.now += 25
+            stays = bool(running) or (bool(waiting) and clock.now < last_finish + UNFETCHED_SECONDS)
+            assert (drain_tracker.remaining_seconds() > 0) == stays
+
+    asyncio.run(follow())

@@ -1,0 +1,257 @@
+"""Adapters in a sampler's memory: never more than were allowed, never dropped under a sample, never starved."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.engine.reference import ReferenceEngine
+from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, LoadedCheckpoint, WrittenCheckpoint
+from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
+from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory, UserError
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, AdapterLimits, SamplerAdapters
+from tinsmith_trainer.training.executor import SavedWeights
+
+BASE = ReferenceEngine().base_model()
+WAIT_SECONDS = 20.0
+STATE_BYTES = 100
+
+
+@dataclass
+class Memory:
+    """A sampler's memory and a checkpoint root in one. Reading stands at the gate while it is shut."""
+
+    limit: int = 2
+    max_rank: int = 8
+    max_idle_bytes: int | None = None
+    room: int = 100
+    held: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    most_held: int = 0
+    broken: set[str] = field(default_factory=set)
+    ranks: dict[str, int] = field(default_factory=dict)
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def adapters(self) -> SamplerAdapters:
+        limits = AdapterLimits(self.limit, self.max_rank, self.max_idle_bytes)
+        return SamplerAdapters(cast(Sampler, self), cast(CheckpointRoot, self), BASE, limits)
+
+    def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
+        assert self.gate.wait(WAIT_SECONDS)
+        self.reads.append(directory)
+        if directory in self.broken:
+            raise CheckpointInvalid(f"The checkpoint {directory} is damaged.")
+        return LoadedCheckpoint(state(self.ranks.get(directory, 1)), has_optimizer=False)
+
+    def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
+        assert adapter_key not in self.held
+        if len(self.held) == self.room:
+            raise OutOfMemory("There is no memory for another adapter.")
+        self.held.append(adapter_key)
+        self.most_held = max(self.most_held, len(self.held))
+
+    def drop_adapter(self, adapter_key: str) -> None:
+        self.held.remove(adapter_key)
+
+
+def state(rank: int) -> AdapterState:
+    return AdapterState(LoraSpec(rank=rank, alpha=32.0, seed=0), 0, {"weights": np.zeros(STATE_BYTES, np.uint8)})
+
+
+def reference(name: str) -> worker_pb2.AdapterRef:
+    return worker_pb2.AdapterRef(directory=name, manifest_digest=name)
+
+
+async def taken(adapters: SamplerAdapters, name: str) -> AdapterInUse:
+    return await asyncio.wait_for(adapters.take(reference(name)), WAIT_SECONDS)
+
+
+async def used(adapters: SamplerAdapters, name: str) -> None:
+    adapters.give_back(await taken(adapters, name))
+
+
+async def settle() -> None:
+    """Everything has happened that needs nobody else."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_an_adapter_is_read_once_for_all_who_want_it_together() -> None:
+    memory = Memory()
+    adapters = memory.adapters()
+    await asyncio.gather(*(used(adapters, "a") for _ in range(10)))
+    assert memory.reads == ["a"]
+
+
+async def test_the_one_unused_for_longest_makes_room() -> None:
+    memory = Memory(limit=2)
+    adapters = memory.adapters()
+    for name in ("a", "b", "a", "c"):
+        await used(adapters, name)
+    assert sorted(memory.held) == ["a", "c"]
+    assert len(adapters) == 2
+
+
+async def test_what_nobody_uses_goes_when_it_takes_too_much() -> None:
+    memory = Memory(limit=9, max_idle_bytes=2 * STATE_BYTES)
+    adapters = memory.adapters()
+    in_use = await taken(adapters, "in use")
+    for name in ("b", "c", "d", "e"):
+        await used(adapters, name)
+    assert memory.held == ["in use", "d", "e"]
+    adapters.give_back(in_use)
+    assert memory.held == ["d", "e"]
+
+
+async def test_the_latest_stays_however_much_it_takes() -> None:
+    memory = Memory(limit=9, max_idle_bytes=STATE_BYTES - 1)
+    adapters = memory.adapters()
+    for name in ("a", "b", "b"):
+        await used(adapters, name)
+    assert (memory.held, memory.reads) == (["b"], ["a", "b"])
+
+
+async def test_without_memory_for_another_those_that_nobody_uses_make_room() -> None:
+    memory = Memory(limit=9, room=3)
+    adapters = memory.adapters()
+    in_use = await taken(adapters, "in use")
+    for name in ("b", "c", "d", "e"):
+        await used(adapters, name)
+    assert memory.held == ["in use", "d", "e"]
+    others = [await taken(adapters, name) for name in ("d", "e")]
+    with pytest.raises(OutOfMemory):
+        await taken(adapters, "f")
+    for adapter in (in_use, *others):
+        adapters.give_back(adapter)
+    await used(adapters, "f")
+
+
+async def test_one_in_use_is_never_dropped_though_it_is_the_oldest() -> None:
+    memory = Memory(limit=2)
+    adapters = memory.adapters()
+    await taken(adapters, "in use")
+    for name in ("b", "c", "d"):
+        await used(adapters, name)
+    assert "in use" in memory.held
+    assert memory.most_held == 2
+
+
+async def test_where_all_are_in_use_a_newcomer_waits_for_the_first_that_is_given_back() -> None:
+    memory = Memory(limit=1)
+    adapters = memory.adapters()
+    first = await taken(adapters, "a")
+    newcomer = asyncio.create_task(taken(adapters, "b"))
+    await settle()
+    assert memory.held == ["a"]
+    adapters.give_back(first)
+    assert (await newcomer).key == "b"
+    assert memory.held == ["b"]
+
+
+async def test_a_program_that_never_rests_does_not_keep_another_out() -> None:
+    """Its next sample would always come before the last one ends."""
+    memory = Memory(limit=1)
+    adapters = memory.adapters()
+    first = await taken(adapters, "busy")
+    newcomer = asyncio.create_task(taken(adapters, "patient"))
+    await settle()
+    second = asyncio.create_task(taken(adapters, "busy"))
+    await settle()
+    assert not second.done()
+    adapters.give_back(first)
+    adapters.give_back(await newcomer)
+    assert (await second).key == "busy"
+
+
+async def test_others_in_memory_go_on_while_somebody_waits_for_room() -> None:
+    memory = Memory(limit=2)
+    adapters = memory.adapters()
+    await taken(adapters, "to leave")
+    await taken(adapters, "stays")
+    newcomer = asyncio.create_task(taken(adapters, "new"))
+    await settle()
+    await used(adapters, "stays")
+    assert not newcomer.done()
+    newcomer.cancel()
+
+
+async def test_one_that_is_being_read_is_not_dropped_for_the_next() -> None:
+    memory = Memory(limit=1)
+    memory.gate.clear()
+    adapters = memory.adapters()
+    first, second = (asyncio.create_task(used(adapters, name)) for name in ("a", "b"))
+    await settle()
+    memory.gate.set()
+    await asyncio.gather(first, second)
+    assert (memory.held, memory.most_held) == (["b"], 1)
+
+
+async def test_a_damaged_checkpoint_fails_those_who_want_it_and_leaves_room_for_others() -> None:
+    memory = Memory(limit=1, broken={"bad"})
+    adapters = memory.adapters()
+    wanting = [asyncio.create_task(taken(adapters, name)) for name in ("bad", "bad", "good")]
+    outcomes = await asyncio.gather(*wanting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [CheckpointInvalid, CheckpointInvalid, AdapterInUse]
+    assert memory.held == ["good"]
+
+
+async def test_one_that_could_not_be_read_is_read_again_for_the_next_sample() -> None:
+    memory = Memory(broken={"a"})
+    adapters = memory.adapters()
+    with pytest.raises(CheckpointInvalid):
+        await taken(adapters, "a")
+    memory.broken.clear()
+    await used(adapters, "a")
+    assert memory.reads == ["a", "a"]
+
+
+async def test_a_rank_above_the_limit_is_refused_in_words() -> None:
+    memory = Memory(max_rank=8, ranks={"wide": 16})
+    with pytest.raises(UserError, match="rank 16; this sampler's limit is 8, its max_rank"):
+        await taken(memory.adapters(), "wide")
+    assert memory.held == []
+
+
+async def test_weights_that_were_just_saved_are_not_read_back() -> None:
+    memory = Memory()
+    adapters = memory.adapters()
+    adapters.remember_saved(SavedWeights(WrittenCheckpoint("a", "a", 1), state(1)))
+    await settle()
+    await used(adapters, "a")
+    assert (memory.reads, memory.held) == ([], ["a"])
+
+
+@given(
+    limit=st.integers(1, 3),
+    names=st.lists(st.sampled_from("abcde"), min_size=1, max_size=40),
+    pauses=st.lists(st.integers(0, 3), min_size=1, max_size=5),
+)
+def test_everybody_gets_what_they_want_within_the_limit(limit: int, names: list[str], pauses: list[int]) -> None:
+    memory = Memory(limit=limit)
+
+    async def use(adapters: SamplerAdapters, index: int, name: str) -> None:
+        adapter = await taken(adapters, name)
+        for _ in range(pauses[index % len(pauses)]):
+            assert name in memory.held
+            await asyncio.sleep(0)
+        assert name in memory.held
+        adapters.give_back(adapter)
+
+    async def use_all() -> int:
+        adapters = memory.adapters()
+        await asyncio.gather(*(use(adapters, index, name) for index, name in enumerate(names)))
+        return len(adapters)
+
+    assert asyncio.run(use_all()) == min(limit, len(set(names)))
+    assert memory.most_held <= limit

@@ -1,0 +1,119 @@
+"""What must not be under way together."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from tinsmith_trainer.sampling.token_server.exclusive_turns import Turns
+
+FOES = {"a": "b", "c": "d"}
+ENEMIES = [{"a", "b"}, {"c", "d"}]
+
+
+class Watch:
+    """Holds each turn until it is told to go on, and remembers who was inside together."""
+
+    def __init__(self) -> None:
+        self.turns = Turns(FOES)
+        self.inside: list[str] = []
+        self.order: list[str] = []
+
+    async def take(self, traits: str, done: asyncio.Event) -> None:
+        async with self.turns.turn(traits):
+            self.inside.append(traits)
+            self.order.append(traits)
+            met = set("".join(self.inside))
+            try:
+                assert not any(enemies <= met for enemies in ENEMIES), self.inside
+                await done.wait()
+            finally:
+                self.inside.remove(traits)
+
+    def start(self, traits: str) -> tuple[asyncio.Task[None], asyncio.Event]:
+        done = asyncio.Event()
+        return asyncio.create_task(self.take(traits, done)), done
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_those_that_bear_each_other_are_inside_together_and_a_foe_waits_for_all_of_them() -> None:
+    watch = Watch()
+    started = [watch.start(traits) for traits in ("a", "ac", "b", "b")]
+    await settle()
+    assert watch.inside == ["a", "ac"]
+    started[0][1].set()
+    await settle()
+    assert watch.inside == ["ac"]
+    started[1][1].set()
+    await settle()
+    assert watch.inside == ["b", "b"]
+    for _, done in started:
+        done.set()
+    await asyncio.gather(*(task for task, _ in started))
+
+
+async def test_who_has_no_foe_waits_for_nobody() -> None:
+    watch = Watch()
+    started = [watch.start(traits) for traits in ("a", "b", "")]
+    await settle()
+    assert watch.inside == ["a", ""]
+    for _, done in started:
+        done.set()
+    await asyncio.gather(*(task for task, _ in started))
+
+
+async def test_who_comes_later_does_not_overtake_who_waits() -> None:
+    watch = Watch()
+    first, waiting, late = watch.start("a"), watch.start("b"), watch.start("a")
+    await settle()
+    assert watch.inside == ["a"]
+    for _, done in (first, waiting, late):
+        done.set()
+        await settle()
+    assert watch.order == ["a", "b", "a"]
+
+
+async def test_who_gives_up_waiting_holds_up_nobody() -> None:
+    watch = Watch()
+    first, waiting, behind = watch.start("a"), watch.start("b"), watch.start("a")
+    await settle()
+    waiting[0].cancel()
+    await settle()
+    assert watch.inside == ["a", "a"]
+    for task, done in (first, behind):
+        done.set()
+        await task
+
+
+async def test_who_fails_inside_leaves() -> None:
+    turns = Turns(FOES)
+    with pytest.raises(ZeroDivisionError):
+        async with turns.turn("a"):
+            raise ZeroDivisionError
+    async with asyncio.timeout(10), turns.turn("b"):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_foes_never_meet_and_everybody_gets_in_whoever_gives_up(seed: int) -> None:
+    draw, watch = random.Random(seed), Watch()
+    going: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+    for _ in range(200):
+        if going and draw.random() < 0.5:
+            task, done = going.pop(draw.randrange(len(going)))
+            if draw.random() < 0.3:
+                task.cancel()
+            done.set()
+        else:
+            going.append(watch.start(draw.choice(["a", "b", "c", "d", "ac", "ad", "bd", ""])))
+        if draw.random() < 0.5:
+            await asyncio.sleep(0)
+    for _, done in going:
+        done.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(task for task, _ in going))

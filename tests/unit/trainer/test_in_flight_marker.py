@@ -1,0 +1,193 @@
+"""The mark outlives the process that made it, and blames a call for that end alone which came in its middle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_trainer import in_flight_marker, process_exit
+from tinsmith_trainer.errors import VolumeUnsuitable
+from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker, Interruption, Work
+from tinsmith_trainer.process_exit import end_process, end_without_blame, tell_at_the_end
+
+WORK = Work("operation", "sess:train:0", 7)
+
+
+def left_in(path: Path) -> Interruption | None:
+    """What the next process finds."""
+    return InFlightMarker(path).left_behind
+
+
+def test_a_process_that_ended_in_a_call_leaves_what_the_call_was_for(tmp_path: Path) -> None:
+    path = tmp_path / "running"
+    mark = InFlightMarker(path)
+    assert mark.left_behind is None
+    with EngineCall(mark).at(WORK):
+        left = left_in(path)
+    assert left is not None
+    assert (left.work, left.last_sign) == (WORK, "")
+    assert left_in(path) is None
+
+
+def test_two_processes_that_ended_are_told_apart(tmp_path: Path) -> None:
+    lives = set()
+    for _ in range(2):
+        InFlightMarker(tmp_path / "running").set(WORK)
+        left = left_in(tmp_path / "running")
+        assert left is not None
+        lives.add(left.life)
+    assert len(lives) == 2
+
+
+def test_an_error_that_an_operation_answers_with_leaves_no_mark(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="wrong"), EngineCall(InFlightMarker(tmp_path / "running")).at(WORK):
+        raise ValueError("wrong")
+    assert left_in(tmp_path / "running") is None
+
+
+def test_an_error_that_ends_the_process_leaves_it(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit), EngineCall(InFlightMarker(tmp_path / "running")).at(WORK):
+        raise SystemExit(1)
+    assert left_in(tmp_path / "running") is not None
+
+
+def test_an_orderly_stop_blames_no_call_before_or_after_it(tmp_path: Path) -> None:
+    call = EngineCall(InFlightMarker(tmp_path / "running"))
+    with call.at(WORK):
+        assert call.told_to_stop(hang_seconds=60)
+        assert left_in(tmp_path / "running") is None
+    with call.at(WORK):
+        assert left_in(tmp_path / "running") is None
+
+
+def test_a_stop_because_of_a_hang_blames_the_call_that_hangs_until_it_returns(tmp_path: Path) -> None:
+    call = EngineCall(InFlightMarker(tmp_path / "running"))
+    with call.at(WORK):
+        assert not call.told_to_stop(hang_seconds=0)
+        left = left_in(tmp_path / "running")
+        assert left is not None
+        assert left.last_sign == "it was still running after 0 s, when the worker was told to stop"
+    assert left_in(tmp_path / "running") is None
+
+
+def test_an_end_with_a_reason_leaves_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    mark = InFlightMarker(tmp_path / "running")
+    tell_at_the_end(mark)
+    with EngineCall(mark).at(WORK):
+        try:
+            raise RuntimeError("rank 1\n  of 2 is gone; " + "and more " * 100)
+        except RuntimeError:
+            end_process("the ranks are lost")
+        left = left_in(tmp_path / "running")
+    assert left is not None
+    assert left.last_sign.startswith("the ranks are lost: rank 1 of 2 is gone; and more")
+    assert left.last_sign.endswith("…")
+
+
+def test_a_reason_that_quotes_what_is_no_text_is_left_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    mark = InFlightMarker(tmp_path / "running")
+    tell_at_the_end(mark)
+    with EngineCall(mark).at(WORK):
+        try:
+            raise RuntimeError(os.fsdecode(b"no file \xff"))
+        except RuntimeError:
+            end_process("the ranks are lost")
+        left = left_in(tmp_path / "running")
+    assert left is not None
+    assert left.last_sign == r"the ranks are lost: no file \udcff"
+
+
+def test_a_process_ends_even_where_its_reason_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(process_exit.log, "exception", broken)
+    with pytest.raises(OSError, match="no room"):
+        end_process("the ranks are lost")
+    assert ended == [1]
+
+
+def broken(_event: str) -> None:
+    raise OSError("no room")
+
+
+def test_an_end_that_is_not_the_calls_doing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    mark = InFlightMarker(tmp_path / "running")
+    tell_at_the_end(mark)
+    with EngineCall(mark).at(WORK):
+        end_without_blame()
+        assert left_in(tmp_path / "running") is None
+
+
+def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
+    program = (
+        "import sys, threading, pathlib\n"
+        "from tinsmith_trainer import in_flight_marker as marks, process_exit\n"
+        "from tinsmith_trainer.worker import process\n"
+        f"mark = marks.InFlightMarker(pathlib.Path({str(tmp_path / 'running')!r}))\n"
+        "process_exit.tell_at_the_end(mark)\n"
+        "mark.set(marks.Work('operation', 'sess:train:0', 7))\n"
+        "print('marked', flush=True)\n"
+        "process._die_with_parent(0)\n"
+        "threading.Event().wait()\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"marked\n"
+    child.stdin.close()
+    assert child.wait() == 1
+    child.stdout.close()
+    assert left_in(tmp_path / "running") is None
+
+
+def test_a_mark_that_was_closed_takes_nothing_more(tmp_path: Path) -> None:
+    mark = InFlightMarker(tmp_path / "running")
+    mark.close()
+    mark.close()
+    mark.set(WORK)
+    assert left_in(tmp_path / "running") is None
+
+
+def test_a_disk_that_takes_no_mark_fails_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    call = EngineCall(InFlightMarker(tmp_path / "running"))
+    monkeypatch.setattr(in_flight_marker.os, "pwrite", refuse)
+    with call.at(WORK):
+        pass
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "running").mkdir()
+    with pytest.raises(VolumeUnsuitable, match="running cannot be opened"):
+        InFlightMarker(tmp_path / "running")
+
+
+@given(
+    model_id=st.text(max_size=80),
+    seq_id=st.integers(0, 2**62),
+    sign=st.text(max_size=200),
+    cut=st.integers(0, 10_000),
+    flipped=st.integers(0, 10_000),
+)
+def test_a_mark_is_read_as_it_was_written_or_not_at_all(
+    model_id: str, seq_id: int, sign: str, cut: int, flipped: int
+) -> None:
+    """A power cut may leave any part of it."""
+    interruption = Interruption(Work("replay", model_id, seq_id), "life", sign)
+    content = in_flight_marker._encoded(interruption)
+    assert in_flight_marker._decoded(content) == interruption
+    assert in_flight_marker._decoded(content + b"the rest of a longer one before") == interruption
+    assert in_flight_marker._decoded(content[: cut % len(content)]) is None
+    damaged = bytearray(content)
+    damaged[flipped % len(content)] ^= 0x40
+    assert in_flight_marker._decoded(bytes(damaged)) is None

@@ -1,0 +1,136 @@
+"""Bodies in, results out: everything the SDK can send is understood, everything else refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from support.worker.messages import datum, forward_backward, next_token_datum
+from tinker.proto.response_conv import deserialize_forward_backward_output
+from tinsmith_rpc import wire_pb2
+from tinsmith_trainer.engines.base import Outcome
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.training.codec import decode_forward_backward, encode_forward_backward
+
+
+def test_a_plain_body_is_decoded() -> None:
+    call = decode_forward_backward(forward_backward([next_token_datum([1, 2, 3])]), zstd=False)
+    [only] = call.datums
+    assert only.tokens.tolist() == [1, 2]
+    assert only.loss_inputs["target_tokens"].tolist() == [2, 3]
+    assert only.loss_inputs["weights"].dtype == np.float32
+    assert (call.loss.name, call.forward_only) == ("cross_entropy", False)
+
+
+def test_a_compressed_body_is_decoded() -> None:
+    body = zstandard.compress(forward_backward([next_token_datum([1, 2, 3])]))
+    assert decode_forward_backward(body, zstd=True).datums[0].tokens.tolist() == [1, 2]
+
+
+def test_trap_26_dense_targets_and_sparse_weights_in_one_datum() -> None:
+    message = datum([1, 2], {"target_tokens": [[1, 2], [3, 4]]})
+    weights = message.loss_fn_inputs["weights"]
+    weights.dtype, weights.shape[:] = wire_pb2.FLOAT32, [2, 2]
+    weights.sparse_csr.values = np.array([0.5, -2.0], "<f4").tobytes()
+    weights.sparse_csr.crow_indices = np.array([0, 1, 2], "<i8").tobytes()
+    weights.sparse_csr.col_indices = np.array([1, 0], "<i8").tobytes()
+    inputs = decode_forward_backward(forward_backward([message]), zstd=False).datums[0].loss_inputs
+    assert inputs["weights"].tolist() == [[0.0, 0.5], [-2.0, 0.0]]
+    assert inputs["target_tokens"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_trap_26_several_text_chunks_are_one_input() -> None:
+    message = next_token_datum([1, 2, 3])
+    message.model_input.add().encoded_text.tokens = np.array([9], "<i4").tobytes()
+    assert decode_forward_backward(forward_backward([message]), zstd=False).datums[0].tokens.tolist() == [1, 2, 9]
+
+
+def test_trap_26_an_empty_loss_config_and_text_values_in_v2() -> None:
+    request = wire_pb2.ForwardBackwardRequest(data=[next_token_datum([1, 2])], loss_fn="ppo")
+    request.loss_fn_config["clip_low_threshold"] = 0.8
+    request.loss_fn_config_v2["clip_low_threshold"].number = 0.7
+    request.loss_fn_config_v2["loss_id"].text = "abc"
+    config = decode_forward_backward(request.SerializeToString(), zstd=False).loss.config
+    assert config == {"clip_low_threshold": 0.7, "loss_id": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"target_tokens": [1], "weights": [float("nan")]}, r"datum 0, loss_fn_inputs\['weights'\] holds nan"),
+        ({"target_tokens": [1], "advantages": [float("inf")]}, r"datum 0, loss_fn_inputs\['advantages'\] holds inf"),
+    ],
+    ids=["nan", "infinite"],
+)
+def test_floats_that_are_not_finite_are_refused(inputs: dict[str, list[float]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        decode_forward_backward(forward_backward([datum([1], inputs)]), zstd=False)
+
+
+def test_a_shape_that_disagrees_with_its_data_is_refused() -> None:
+    message = next_token_datum([1, 2, 3])
+    message.loss_fn_inputs["weights"].shape[:] = [7]
+    with pytest.raises(UserError, match=r"has 2 values, but its shape \[7\] needs 7"):
+        decode_forward_backward(forward_backward([message]), zstd=False)
+
+
+def test_a_sparse_tensor_too_large_to_densify_is_refused() -> None:
+    message = next_token_datum([1, 2])
+    weights = message.loss_fn_inputs["weights"]
+    weights.shape[:] = [2**20, 2**20]
+    weights.sparse_csr.crow_indices = b""
+    with pytest.raises(UserError, match="dense"):
+        decode_forward_backward(forward_backward([message]), zstd=False)
+
+
+def test_images_are_refused_by_name() -> None:
+    message = next_token_datum([1, 2])
+    message.model_input.add().image.format = "png"
+    with pytest.raises(UserError, match="chunk of kind image"):
+        decode_forward_backward(forward_backward([message]), zstd=False)
+
+
+def test_a_call_without_data_is_refused() -> None:
+    with pytest.raises(UserError, match="at least one datum"):
+        decode_forward_backward(forward_backward([]), zstd=False)
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_are_decoded_or_refused_never_a_crash(body: bytes, zstd: bool) -> None:
+    try:
+        decode_forward_backward(body, zstd=zstd)
+    except UserError:
+        return
+
+
+@given(st.data())
+def test_a_damaged_body_is_decoded_or_refused_never_a_crash(data: st.DataObject) -> None:
+    body = bytearray(forward_backward([next_token_datum([1, 2, 3]), datum([1], {"target_tokens": [[1, 2]]})]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode_forward_backward(bytes(body), zstd=False)
+    except UserError:
+        return
+
+
+shapes = st.one_of(
+    st.tuples(st.integers(1, 4)),
+    st.tuples(st.integers(1, 4), st.integers(1, 3)),
+    st.tuples(st.integers(1, 4), st.just(2)),
+)
+arrays = shapes.flatmap(lambda shape: st_numpy.arrays(np.float32, shape, elements=st.floats(-10, 10, width=32)))
+
+
+@given(st.lists(arrays, max_size=6))
+def test_the_sdk_reads_back_what_we_encode(outputs: list[np.ndarray]) -> None:  # type: ignore[type-arg]
+    """Decoded by the SDK's own code, in datum order, with every shape."""
+    body = encode_forward_backward(Outcome([{"logprobs": output} for output in outputs], {"loss:sum": 1.5}))
+    decoded = deserialize_forward_backward_output(body)
+    assert decoded.metrics == {"loss:sum": 1.5}
+    assert [(item["logprobs"].data, item["logprobs"].shape) for item in decoded.loss_fn_outputs] == [
+        (output.ravel().tolist(), list(output.shape)) for output in outputs
+    ]

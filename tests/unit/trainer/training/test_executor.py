@@ -1,0 +1,81 @@
+"""What operations answer, in the form that the SDK can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from support.engine.reference import ReferenceEngine
+from support.worker.messages import forward_backward
+from support.worker.process import Call, create, save, save_ephemeral, step, train
+from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.engines.base import AdamParams
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.oplog.journal_tables import Operation
+from tinsmith_trainer.training import executor as executor_module
+from tinsmith_trainer.training.executor import Executed, Executor
+
+
+class NanEngine(ReferenceEngine):
+    """Reports metrics that JSON has no numbers for."""
+
+    def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
+        return super().optim_step(adapter_id, params) | {"odd": float("nan"), "huge": float("inf")}
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Executor:
+    return Executor(NanEngine(), CheckpointRoot(f"file://{tmp_path}"))
+
+
+def execute(executor: Executor, call: Call) -> Executed:
+    operation = Operation(call.model_id, call.seq_id, call.kind, zstd=False, accepted_at=0.0)
+    return executor.execute(operation, call.payload, epoch=1, name_event=lambda kind, name: 0)
+
+
+def test_trap_12_metrics_that_json_cannot_hold_are_texts(executor: Executor) -> None:
+    for call in (create(), train(1)):
+        execute(executor, call)
+    metrics = orjson.loads(execute(executor, step(2)).success.payload)["metrics"]
+    assert (metrics["odd"], metrics["huge"]) == ("nan", "inf")
+    assert metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [create(), step(1), save(1, "a"), save_ephemeral(1)],
+    ids=["create", "optim_step", "save_weights", "save_weights_for_sampler"],
+)
+def test_trap_13_no_result_has_a_key_called_error(executor: Executor, call: Call) -> None:
+    """The SDK takes a result with that key for a failure, whatever it holds."""
+    if call.seq_id:
+        execute(executor, create())
+    assert "error" not in orjson.loads(execute(executor, call).success.payload)
+
+
+def test_more_logprobs_than_a_journal_holds_are_refused_before_they_are_computed(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their result could not be written, in this life of the worker or in any other."""
+    execute(executor, create())
+    monkeypatch.setattr(executor_module, "MAX_RESULT_BYTES", 4 * 4)
+    execute(executor, train(1, (3, 1, 4, 1, 5)))
+    with pytest.raises(UserError, match=r"asks for 20 bytes of logprobs.*Send fewer datums in a call"):
+        execute(executor, train(2, (3, 1, 4, 1, 5, 9)))
+
+
+def test_a_body_that_cannot_be_read_may_have_been_a_gradient(executor: Executor) -> None:
+    operation = Operation("sess:train:0", 1, worker_pb2.FORWARD_BACKWARD, zstd=False, accepted_at=0.0)
+    assert executor.bears_gradient(operation, b"not a protobuf message")
+    assert executor.bears_gradient(operation, train(1).payload)
+    assert not executor.bears_gradient(operation, train(1, forward_only=True).payload)
+    empty = forward_backward([], forward_only=True)
+    assert not executor.bears_gradient(operation, empty), "readable, and wrong in another way"
+
+
+def test_a_kind_from_a_newer_server_is_refused_by_name(executor: Executor) -> None:
+    operation = Operation("sess:train:0", 1, 99, zstd=False, accepted_at=0.0)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="kind 99"):
+        executor.execute(operation, b"", epoch=1, name_event=lambda kind, name: 0)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from support.sampler.jobs import job, prompt_of, submit
+from support.tiny_models import SMALL, tiny_directory
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.options import WorkerOptions, parse_options
+from tinsmith_trainer.worker.engine_factories import build_colocated, build_sampler, load_base_model
+
+
+def options(*flags: str) -> WorkerOptions:
+    needed = ["--model", str(tiny_directory()), "--volume", "v", "--socket", "s", "--checkpoint-root", "file:///c"]
+    return parse_options([*needed, *flags])
+
+
+def test_without_sampling_there_is_no_sampler() -> None:
+    engine, sampler = build_colocated(options("--no-sampling", "--adapter-slots", "3"))
+    assert sampler is None
+    assert engine.capabilities().adapter_slots == 3
+
+
+def test_a_lower_length_is_the_limit_of_engine_and_sampler() -> None:
+    engine, sampler = build_colocated(options("--max-sequence-length", "100"))
+    assert sampler is not None
+    sampler.close()
+    assert engine.base_model().max_sequence_length == 100
+
+
+def test_the_dtype_is_that_of_the_weights_that_engine_and_sampler_share() -> None:
+    model = load_base_model(options("--device", "cpu", "--dtype", "bfloat16"))
+    assert model.model.dtype == torch.bfloat16
+    assert load_base_model(options("--device", "cpu")).model.dtype == torch.float32
+
+
+def test_a_length_beyond_the_models_is_refused() -> None:
+    own = SMALL.max_sequence_length
+    with pytest.raises(ServerError, match=f"Give {own} or less"):
+        build_colocated(options("--max-sequence-length", str(own + 1)))
+
+
+def test_a_sampler_of_its_own_keeps_to_a_lower_length_too() -> None:
+    needed = ["--model", str(tiny_directory()), "--socket", "s", "--checkpoint-root", "file:///c"]
+    base, sampler = build_sampler(parse_options([*needed, "--role", "sampler", "--max-sequence-length", "100"]))
+    assert base.max_sequence_length == 100
+    try:
+        with_no_room = submit(sampler, job(prompt_of(100)))
+        assert "leaves no room" in str(with_no_room.get().error)
+    finally:
+        sampler.close()

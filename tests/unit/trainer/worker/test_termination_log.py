@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tinsmith_trainer.errors import (
+    ImageChanged,
+    ModelChanged,
+    ModelDirectoryInvalid,
+    ModelNotFound,
+    ServerError,
+    TlsInvalid,
+    VolumeUnsuitable,
+)
+from tinsmith_trainer.worker.termination_log import MAX_MESSAGE_BYTES, termination_record, write_termination_log
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ModelNotFound("…"), "ModelNotFound"),
+        (ModelDirectoryInvalid("…"), "ModelInvalid"),
+        (ModelChanged("…"), "ModelChanged"),
+        (VolumeUnsuitable("…"), "VolumeUnsuitable"),
+        (ImageChanged("…", "old"), "ImageChanged"),
+        (TlsInvalid("…"), "TlsInvalid"),
+        (ServerError("…"), "CannotStart"),
+        (OSError("…"), "CannotStart"),
+    ],
+)
+def test_every_error_has_its_reason(error: Exception, reason: str) -> None:
+    assert termination_record(error)["reason"] == reason
+
+
+def test_a_changed_image_names_the_one_that_can_go_on() -> None:
+    assert termination_record(ImageChanged("…", "tinsmith/trainer@sha256:1"))["image"] == "tinsmith/trainer@sha256:1"
+
+
+def test_a_long_message_is_cut_between_characters() -> None:
+    message = termination_record(ServerError("é" * MAX_MESSAGE_BYTES))["message"]
+    assert len(message.encode()) <= MAX_MESSAGE_BYTES
+    assert set(message) == {"é", "…"}
+
+
+def test_an_error_without_words_is_named_by_its_type() -> None:
+    assert termination_record(MemoryError())["message"] == "MemoryError"
+
+
+def test_the_file_holds_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    write_termination_log(path, ServerError("Mend it."))
+    assert json.loads(path.read_text()) == {"reason": "CannotStart", "message": "Mend it."}
+
+
+def test_a_file_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+    write_termination_log(tmp_path / "no-folder" / "log", ServerError("Mend it."))

@@ -1,0 +1,191 @@
+"""Tinker checkpoints under the checkpoint root.
+
+A checkpoint is an immutable directory: PEFT's two files, the optimizer for training checkpoints,
+and a manifest with the digest of each, written last. What has no manifest does not exist;
+finding one's own manifest means that an earlier attempt succeeded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from tinsmith_trainer.checkpoints.storage import CheckpointStorage, StorageFault
+from tinsmith_trainer.durable_files import sha256_of
+from tinsmith_trainer.engines import peft_layout
+from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
+from tinsmith_trainer.failpoints import reach
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+Contents = Literal["training", "sampler"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCheckpoint:
+    """Where it is, relative to the root; `size_bytes` is that of all files."""
+
+    directory: str
+    manifest_digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    state: AdapterState
+    has_optimizer: bool
+
+
+class CheckpointRoot:
+    """Reads and writes checkpoints below one URL. Blocking calls, for threads."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ServerError when nothing here speaks the URL's protocol."""
+        self._storage = CheckpointStorage(url)
+
+    def write(
+        self,
+        model_id: str,
+        seq_id: int,
+        epoch: int,
+        contents: Contents,
+        state: AdapterState,
+        base: BaseModelInfo,
+        area: str,
+    ) -> WrittenCheckpoint:
+        """Writes the directory `<area>/<model>/<seq>-<epoch>`; durable when it returns.
+
+        Raises StorageUnavailable when the storage cannot be reached or may take it later, ServerError when it refuses.
+        """
+        files = _encode(contents, state, base)
+        manifest = _manifest(model_id, seq_id, contents, state, base, files)
+        attempts = f"{area}/{_path_safe(model_id)}/{seq_id}"
+        try:
+            directory = self._written_before(attempts, manifest)
+            if directory is None:
+                directory = f"{attempts}-{epoch}"
+                self._storage.write(directory, files, lambda: _commit(manifest))
+        except StorageFault as error:
+            raise _unusable(error, f"The checkpoint {attempts} could not be saved to {self._storage.url}") from error
+        size_bytes = sum(len(content) for content in files.values()) + len(manifest)
+        return WrittenCheckpoint(directory, sha256_of(manifest), size_bytes)
+
+    def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
+        """Raises CheckpointInvalid when anything is missing, altered, or of another base model; or as `write` does."""
+        manifest_bytes = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
+        if sha256_of(manifest_bytes) != manifest_digest:
+            raise CheckpointInvalid(
+                f"The checkpoint {directory} was altered: its manifest is not the one that was saved."
+            )
+        manifest = json.loads(manifest_bytes)
+        _check_base_model(directory, manifest, base)
+        files = self._read_files(directory, manifest["files"])
+        for name, entry in manifest["files"].items():
+            _check_content(directory, name, files[name], entry)
+        return _decode(manifest, files)
+
+    def digest_of(self, directory: str) -> str:
+        """What `read` needs, of a checkpoint that no record tells of. Raises CheckpointInvalid when there is none."""
+        manifest = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
+        try:
+            json.loads(manifest)
+        except ValueError as error:
+            raise CheckpointInvalid(
+                f"The checkpoint {directory} has a manifest that is not valid JSON: {error}."
+            ) from error
+        return sha256_of(manifest)
+
+    def _written_before(self, attempts: str, manifest: bytes) -> str | None:
+        """The directory of an earlier attempt at this very checkpoint that got as far as its manifest."""
+        for directory in self._storage.directories(f"{attempts}-", holding=MANIFEST_FILE):
+            if self._storage.read(directory, [MANIFEST_FILE])[MANIFEST_FILE] == manifest:
+                return directory
+        return None
+
+    def _read_files(self, directory: str, names: Iterable[str]) -> dict[str, bytes]:
+        try:
+            found = self._storage.read(directory, names)
+        except StorageFault as error:
+            raise _unusable(error, f"The checkpoint {directory} cannot be read from {self._storage.url}") from error
+        missing = [name for name, content in found.items() if content is None]
+        if missing:
+            raise CheckpointInvalid(f"The checkpoint {directory} is incomplete: {', '.join(missing)} is missing.")
+        return {name: content for name, content in found.items() if content is not None}
+
+
+def _unusable(fault: StorageFault, what: str) -> ServerError:
+    kind = StorageUnavailable if fault.may_pass else ServerError
+    return kind(f"{what}: {fault}")
+
+
+def _commit(manifest: bytes) -> tuple[str, bytes]:
+    reach("checkpoint-before-manifest")
+    return MANIFEST_FILE, manifest
+
+
+def _check_content(directory: str, name: str, content: bytes, entry: dict[str, Any]) -> None:
+    if len(content) != entry["size_bytes"] or sha256_of(content) != entry["sha256"]:
+        raise CheckpointInvalid(
+            f"The checkpoint {directory} is damaged: {name} has {len(content)} bytes unlike its manifest "
+            f"({entry['size_bytes']} bytes). Use another checkpoint."
+        )
+
+
+def _path_safe(model_id: str) -> str:
+    """Model ids hold colons, which object stores and Windows shares dislike."""
+    return model_id.replace(":", ".")
+
+
+def _encode(contents: Contents, state: AdapterState, base: BaseModelInfo) -> dict[str, bytes]:
+    files = peft_layout.encode_adapter(state.lora, state.tensors, base.path)
+    if contents == "training":
+        moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith("adam/")}
+        files[OPTIMIZER_FILE] = save_tensors(moments, {"format": "pt"})
+    return files
+
+
+def _manifest(
+    model_id: str, seq_id: int, contents: Contents, state: AdapterState, base: BaseModelInfo, files: dict[str, bytes]
+) -> bytes:
+    description = {
+        "format_version": FORMAT_VERSION,
+        "model_id": model_id,
+        "seq_id": seq_id,
+        "contents": contents,
+        "base_model_revision": base.revision,
+        "base_model_architecture": base.architecture,
+        "lora": asdict(state.lora),
+        "optimizer_step": state.optimizer_step,
+        "files": {name: {"sha256": sha256_of(data), "size_bytes": len(data)} for name, data in files.items()},
+    }
+    return json.dumps(description, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _check_base_model(directory: str, manifest: dict[str, Any], base: BaseModelInfo) -> None:
+    if manifest["format_version"] != FORMAT_VERSION:
+        raise CheckpointInvalid(
+            f"The checkpoint {directory} has format {manifest['format_version']}; this worker reads {FORMAT_VERSION}."
+        )
+    if manifest["base_model_revision"] != base.revision:
+        raise CheckpointInvalid(
+            f"The checkpoint {directory} belongs to another base model ({manifest['base_model_architecture']}, "
+            f"weights {manifest['base_model_revision'][:12]}) than the one served here ({base.architecture}, "
+            f"weights {base.revision[:12]}). Load it into a model of its own base model."
+        )
+
+
+def _decode(manifest: dict[str, Any], files: dict[str, bytes]) -> LoadedCheckpoint:
+    tensors = peft_layout.decode_weights(files[peft_layout.WEIGHTS_FILE])
+    has_optimizer = OPTIMIZER_FILE in files
+    if has_optimizer:
+        tensors |= load_tensors(files[OPTIMIZER_FILE])
+    state = AdapterState(LoraSpec(**manifest["lora"]), manifest["optimizer_step"], tensors)
+    return LoadedCheckpoint(state, has_optimizer)

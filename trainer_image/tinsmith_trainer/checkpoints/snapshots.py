@@ -1,0 +1,123 @@
+"""A model's state on the worker's volume: everything that replay needs to go on, in one file.
+
+A snapshot is a safetensors file. Its metadata holds the adapter's shape, the optimizer's step, the
+last applied operation, gaps and the window; its tensors are those of `AdapterState`. The journal
+names the current snapshot and its digest; files that it does not name are left-overs of a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from tinsmith_trainer.durable_files import make_directory, sha256_of, write_file
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.errors import Category, ServerError, SnapshotDamaged
+from tinsmith_trainer.failpoints import reach
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFailure:
+    """Why the gradient since the last optim_step is incomplete: the next optim_step fails with this."""
+
+    category: Category
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A model after operation `applied`."""
+
+    model_id: str
+    applied: int
+    state: AdapterState
+    window_failure: WindowFailure | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    name: str
+    digest: str
+
+
+class SnapshotFolder:
+    """The snapshot files of one worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        make_directory(folder)
+
+    def write(self, snapshot: Snapshot) -> SnapshotFile:
+        """Durable when it returns, under a name of its own; the journal decides whether it counts."""
+        content = _encode(snapshot)
+        name = f"{re.sub(r'[^A-Za-z0-9_-]', '.', snapshot.model_id)}.{snapshot.applied}.safetensors"
+        reach("snapshot-mid-write")
+        write_file(self._folder / name, content, before_rename=lambda: reach("snapshot-before-rename"))
+        reach("snapshot-before-commit")
+        return SnapshotFile(name, sha256_of(content))
+
+    def read(self, file: SnapshotFile) -> Snapshot:
+        """Raises SnapshotDamaged when it is missing or not what was written, ServerError when it cannot be read now."""
+        path = self._folder / file.name
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"The snapshot {path} is gone.") from error
+        except OSError as error:
+            raise ServerError(f"The snapshot {path} cannot be read: {error.strerror}.") from error
+        if sha256_of(content) != file.digest:
+            raise SnapshotDamaged(f"The snapshot {path} is damaged: its digest differs from the journal's.")
+        return _decode(content)
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Removes every other file, half-written ones included."""
+        kept = set(names)
+        for path in self._folder.iterdir():
+            if path.name not in kept:
+                path.unlink()
+
+    def newest_written_at(self) -> float:
+        """Unix seconds; 0: there is none."""
+        return max((path.stat().st_mtime for path in self._folder.iterdir()), default=0.0)
+
+    def remove(self, name: str) -> None:
+        """One that cannot be removed now is removed by the next start."""
+        with contextlib.suppress(OSError):
+            (self._folder / name).unlink()
+
+
+def _encode(snapshot: Snapshot) -> bytes:
+    description = {
+        "format_version": FORMAT_VERSION,
+        "model_id": snapshot.model_id,
+        "applied": snapshot.applied,
+        "lora": asdict(snapshot.state.lora),
+        "optimizer_step": snapshot.state.optimizer_step,
+        "window_failure": asdict(snapshot.window_failure) if snapshot.window_failure else None,
+    }
+    content: bytes = save_tensors(dict(snapshot.state.tensors), {"tinsmith": json.dumps(description)})
+    return content
+
+
+def _decode(content: bytes) -> Snapshot:
+    header_size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + header_size])
+    description = json.loads(header["__metadata__"]["tinsmith"])
+    if description["format_version"] != FORMAT_VERSION:
+        raise ServerError(
+            f"A snapshot has format {description['format_version']}; this worker reads format {FORMAT_VERSION}."
+        )
+    failure = description["window_failure"]
+    state = AdapterState(LoraSpec(**description["lora"]), description["optimizer_step"], load_tensors(content))
+    return Snapshot(
+        description["model_id"], description["applied"], state, WindowFailure(**failure) if failure else None
+    )

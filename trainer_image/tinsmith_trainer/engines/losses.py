@@ -1,0 +1,310 @@
+"""Training losses over target logprobs, once for all engines: plain sums over the tokens of a call.
+
+Notation: `lp` logprob of the target under the current weights, `q` the sampler's (input `logprobs`),
+`A` input `advantages`, `r = exp(lp - q)`. Formulas are those of the vendor's public documentation
+(tinker-docs.thinkingmachines.ai, pages under tinker/losses/); `gspo` is GSPO-token of
+arXiv 2507.18071, section 4.3. Tokens without weight or advantage are masked before any `exp`,
+because 0 times infinity is NaN; DRO's penalty covers them all the same. Thresholds are ratios, not
+distances from 1. A per-token input beats the config, the config beats the default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tinsmith_trainer.engines.base import Datum, LossSpec, Outcome, Work
+from tinsmith_trainer.errors import UserError
+
+Inputs = Mapping[str, Tensor]
+LossArrays = Mapping[str, NDArray[np.float32]]
+
+TARGETS = "target_tokens"
+VALID = "valid"
+LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
+STABLE_REINFORCE = "stable_reinforce"
+STABLE_REINFORCE_STAND_IN = "cispo"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`loss` per target (shape of `lp`), and metrics per row `[rows]` by `name:reduction` (sum, min, max)."""
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    """`required` and `optional` are per-token inputs, `config` names its keys and their defaults."""
+
+    terms: Callable[[Tensor, Inputs], Terms]
+    required: frozenset[str]
+    optional: frozenset[str] = frozenset()
+    config: Mapping[str, float] = field(default_factory=dict)
+    several_targets: bool = False
+
+
+def _cross_entropy(lp: Tensor, inputs: Inputs) -> Terms:
+    """`-w * lp`; weights may be negative and of any size."""
+    weights = inputs["weights"]
+    active = weights != 0
+    return Terms(-weights * torch.where(active, lp, 0.0), {"tokens:sum": _per_row(active)})
+
+
+def _importance_sampling(lp: Tensor, inputs: Inputs) -> Terms:
+    """`-r * A`."""
+    active, ratio = _ratio(lp, inputs)
+    return Terms(-ratio * inputs["advantages"], _policy_metrics(lp, inputs, active))
+
+
+def _ppo(lp: Tensor, inputs: Inputs) -> Terms:
+    """`-min(r * A, clip(r, low, high) * A)`."""
+    active, ratio = _ratio(lp, inputs)
+    return _clipped_surrogate(lp, inputs, active, ratio)
+
+
+def _cispo(lp: Tensor, inputs: Inputs) -> Terms:
+    """`-stop_grad(clip(r, low, high)) * A * lp`."""
+    active, ratio = _ratio(lp.detach(), inputs)
+    clipped = torch.clamp(ratio, inputs[LOW], inputs[HIGH])
+    metrics = _policy_metrics(lp, inputs, active) | {"clipped:sum": _per_row(active & (clipped != ratio))}
+    return Terms(-clipped * inputs["advantages"] * torch.where(active, lp, 0.0), metrics)
+
+
+def _gspo(lp: Tensor, inputs: Inputs) -> Terms:
+    """As ppo, with the sequence's ratio `exp(mean over sequence_ratio_mask of (lp - q))` for every token.
+
+    Its value is one per row, its gradient flows through each token's own `lp`.
+    """
+    active = inputs["advantages"] != 0
+    averaged = inputs["sequence_ratio_mask"] != 0
+    log_ratio = torch.where(averaged, lp.detach() - inputs["logprobs"], 0.0)
+    mean = log_ratio.sum(1, keepdim=True) / averaged.sum(1, keepdim=True).clamp(min=1)
+    own = torch.where(active, lp, 0.0)
+    ratio = torch.exp(mean + (own - own.detach()))
+    return _clipped_surrogate(lp, inputs, active, torch.where(active, ratio, 1.0))
+
+
+def _dro(lp: Tensor, inputs: Inputs) -> Terms:
+    """`-(lp * A - beta / 2 * (lp - q)^2)`; the penalty covers every token of the datum."""
+    objective = lp * inputs["advantages"] - 0.5 * inputs["beta"] * (lp - inputs["logprobs"]) ** 2
+    active = inputs["advantages"] != 0
+    return Terms(torch.where(inputs[VALID], -objective, 0.0), _policy_metrics(lp, inputs, active))
+
+
+def _ratio(lp: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    active = inputs["advantages"] != 0
+    return active, torch.exp(torch.where(active, lp - inputs["logprobs"], 0.0))
+
+
+def _clipped_surrogate(lp: Tensor, inputs: Inputs, active: Tensor, ratio: Tensor) -> Terms:
+    free = ratio * inputs["advantages"]
+    clipped = torch.clamp(ratio, inputs[LOW], inputs[HIGH]) * inputs["advantages"]
+    metrics = _policy_metrics(lp, inputs, active) | {"clipped:sum": _per_row(active & (clipped < free))}
+    return Terms(-torch.minimum(free, clipped), metrics)
+
+
+def _policy_metrics(lp: Tensor, inputs: Inputs, active: Tensor) -> dict[str, Tensor]:
+    """`sampler_kl` is the sum of `q - lp`, `sampler_gap` the largest `|lp - q|`, over tokens with an advantage."""
+    with torch.no_grad():
+        gap = torch.where(active, inputs["logprobs"] - lp, 0.0)
+        return {
+            "tokens:sum": _per_row(active),
+            "sampler_kl:sum": gap.sum(1),
+            "sampler_gap:max": gap.abs().amax(1),
+        }
+
+
+def _per_row(flags: Tensor) -> Tensor:
+    return flags.flatten(1).sum(1)
+
+
+_POLICY_INPUTS = frozenset({TARGETS, "logprobs", "advantages"})
+_CLIP_INPUTS = frozenset({LOW, HIGH})
+
+_DEFINITIONS: Mapping[str, _Definition] = {
+    "cross_entropy": _Definition(_cross_entropy, frozenset({TARGETS}), frozenset({"weights"}), several_targets=True),
+    "importance_sampling": _Definition(_importance_sampling, _POLICY_INPUTS),
+    "ppo": _Definition(_ppo, _POLICY_INPUTS, _CLIP_INPUTS, {LOW: 0.8, HIGH: 1.2}),
+    "cispo": _Definition(_cispo, _POLICY_INPUTS, _CLIP_INPUTS, {LOW: 0.0, HIGH: 4.0}),
+    "gspo": _Definition(_gspo, _POLICY_INPUTS, _CLIP_INPUTS | {"sequence_ratio_mask"}, {LOW: 0.8, HIGH: 1.2}),
+    "dro": _Definition(_dro, _POLICY_INPUTS, config={"beta": 0.05}),
+}
+
+
+def loss_names(*, map_stable_reinforce: bool = True) -> tuple[str, ...]:
+    """The losses a client may ask for."""
+    return (*_DEFINITIONS, STABLE_REINFORCE) if map_stable_reinforce else tuple(_DEFINITIONS)
+
+
+def resolve_loss(name: str, *, map_stable_reinforce: bool = True) -> str:
+    """The loss that computes `name`. `stable_reinforce` has no public formula; `cispo` stands in for it.
+
+    Raises UserError on a name that is not known, or not allowed.
+    """
+    if name == STABLE_REINFORCE and map_stable_reinforce:
+        return STABLE_REINFORCE_STAND_IN
+    if name not in _DEFINITIONS:
+        known = ", ".join(loss_names(map_stable_reinforce=map_stable_reinforce))
+        raise UserError(f"Unknown loss {name!r}. This server has {known}.")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLoss:
+    """A call's loss, its config checked and its datums' inputs complete.
+
+    `arrays[i]` holds datum i's per-token inputs, float32 of its targets' shape; nothing is missing.
+    """
+
+    requested: str
+    name: str
+    config: Mapping[str, float]
+    arrays: Sequence[LossArrays]
+
+    def __call__(self, lp: Tensor, inputs: Inputs) -> Terms:
+        """`lp` float32 `[rows, length]` or `[rows, length, K]`; `inputs` likewise, plus `valid` bool.
+
+        Padding must be 0 in every input and False in `valid`.
+        """
+        config = {name: torch.tensor(value) for name, value in self.config.items() if name not in inputs}
+        return _DEFINITIONS[self.name].terms(lp, {**config, **inputs})
+
+    def without_arrays(self) -> PreparedLoss:
+        """For where the inputs come by themselves, as parts of a batch."""
+        return replace(self, arrays=())
+
+    def standing_metrics(self) -> dict[str, float]:
+        """Says aloud, with every result, that another loss stood in for the one asked for."""
+        return {} if self.name == self.requested else {f"{self.requested}_as_{self.name}:max": 1.0}
+
+
+def prepare_loss(spec: LossSpec, datums: Sequence[Datum], *, map_stable_reinforce: bool = True) -> PreparedLoss:
+    """Checks a call's loss, config and inputs. Raises UserError naming the datum and the key."""
+    name = resolve_loss(spec.name, map_stable_reinforce=map_stable_reinforce)
+    definition = _DEFINITIONS[name]
+    config = _checked_config(spec, definition)
+    arrays = [_checked_inputs(index, datum, spec.name, definition, config) for index, datum in enumerate(datums)]
+    return PreparedLoss(spec.name, name, config, arrays)
+
+
+def _checked_config(spec: LossSpec, definition: _Definition) -> dict[str, float]:
+    accepted = set(definition.config) | ({"kl_coeff"} if spec.name == STABLE_REINFORCE else set())
+    for key, value in spec.config.items():
+        if key not in accepted:
+            known = f"its keys are {', '.join(sorted(accepted))}" if accepted else "it takes none"
+            raise UserError(f"Unknown key {key!r} in loss_fn_config of {spec.name}: {known}.")
+        if isinstance(value, str) or not math.isfinite(value):
+            raise UserError(f"loss_fn_config[{key!r}] of {spec.name} must be a finite number, not {value!r}.")
+    config = {key: float(spec.config.get(key, default)) for key, default in definition.config.items()}
+    if LOW in config and config[LOW] > config[HIGH]:
+        raise UserError(
+            f"loss_fn_config of {spec.name} has {LOW} {config[LOW]} above {HIGH} {config[HIGH]}. "
+            f"Both are bounds of the ratio, for example 0.8 and 1.2."
+        )
+    return config
+
+
+def _checked_inputs(
+    index: int, datum: Datum, loss: str, definition: _Definition, config: Mapping[str, float]
+) -> dict[str, NDArray[np.float32]]:
+    _check_names(index, datum, loss, definition)
+    targets = datum.loss_inputs[TARGETS]
+    _check_targets(index, datum, loss, definition)
+    arrays: dict[str, NDArray[np.float32]] = {}
+    for name, values in datum.loss_inputs.items():
+        if name == TARGETS:
+            continue
+        if values.shape != targets.shape:
+            raise UserError(
+                f"Datum {index}: {name} has shape {list(values.shape)}, {TARGETS} has {list(targets.shape)}; "
+                f"they must be equal."
+            )
+        if not np.isfinite(values).all():
+            raise UserError(f"Datum {index}: {name} holds NaN or infinity; every value must be finite.")
+        arrays[name] = values.astype(np.float32, copy=False)
+    return _completed(index, arrays, targets.shape, definition, config)
+
+
+def _check_names(index: int, datum: Datum, loss: str, definition: _Definition) -> None:
+    given = set(datum.loss_inputs)
+    if missing := definition.required - given:
+        raise UserError(f"Datum {index}: {loss} needs the input {', '.join(sorted(missing))}.")
+    if unknown := given - definition.required - definition.optional:
+        known = ", ".join(sorted(definition.required | definition.optional))
+        raise UserError(
+            f"Datum {index}: {loss} does not take the input {', '.join(sorted(unknown))}; it takes {known}."
+        )
+
+
+def _check_targets(index: int, datum: Datum, loss: str, definition: _Definition) -> None:
+    shape = datum.loss_inputs[TARGETS].shape
+    if len(shape) not in (1, 2) or (len(shape) == 2 and not definition.several_targets):
+        raise UserError(f"Datum {index}: {TARGETS} of {loss} cannot have shape {list(shape)}; it needs [T].")
+    if shape[0] != datum.length or 0 in shape[1:]:
+        raise UserError(
+            f"Datum {index}: {TARGETS} has shape {list(shape)}, model_input has {datum.length} tokens; "
+            f"there must be one row of targets per token."
+        )
+
+
+def _completed(
+    index: int,
+    arrays: dict[str, NDArray[np.float32]],
+    shape: tuple[int, ...],
+    definition: _Definition,
+    config: Mapping[str, float],
+) -> dict[str, NDArray[np.float32]]:
+    """Fills optional inputs, so that a microbatch of mixed datums has each of them for every row."""
+    if "weights" in definition.optional:
+        arrays.setdefault("weights", np.ones(shape, np.float32))
+    if "sequence_ratio_mask" in definition.optional:
+        arrays.setdefault("sequence_ratio_mask", (arrays["advantages"] != 0).astype(np.float32))
+        _check_ratio_mask(index, arrays)
+    if LOW in definition.optional:
+        for name in (LOW, HIGH):
+            arrays.setdefault(name, np.full(shape, config[name], np.float32))
+        if (arrays[LOW] > arrays[HIGH]).any():
+            raise UserError(f"Datum {index}: {LOW} is above {HIGH} for a token; both are bounds of the ratio.")
+    return arrays
+
+
+def _check_ratio_mask(index: int, arrays: LossArrays) -> None:
+    mask = arrays["sequence_ratio_mask"]
+    if (mask < 0).any() or (not mask.any() and arrays["advantages"].any()):
+        raise UserError(
+            f"Datum {index}: sequence_ratio_mask must be 1 for the tokens whose ratios are averaged "
+            f"and 0 elsewhere; it is negative, or 0 everywhere."
+        )
+
+
+_Reduction = Callable[[Sequence[float]], float]
+_REDUCTIONS: Mapping[str, _Reduction] = {"sum": sum, "min": min, "max": max}
+
+
+@dataclass(frozen=True, slots=True)
+class DatumResult:
+    """Logprobs float32 of the shape of the datum's targets, its loss, and the loss's metrics by `name:reduction`."""
+
+    logprobs: NDArray[np.float32]
+    loss: float
+    metrics: Mapping[str, float]
+
+
+def outcome_of(work: Work, loss: PreparedLoss, results: Sequence[DatumResult]) -> Outcome:
+    """Reduces over the datums, in their order."""
+    metrics = {"loss:sum": sum(result.loss for result in results)}
+    for name in results[0].metrics:
+        metrics[name] = _REDUCTIONS[name.partition(":")[2]]([result.metrics[name] for result in results])
+    return Outcome(
+        outputs=[{"logprobs": result.logprobs} for result in results],
+        metrics=metrics | loss.standing_metrics(),
+        trained_tokens=0 if work.forward_only else sum(datum.length for datum in work.datums),
+    )

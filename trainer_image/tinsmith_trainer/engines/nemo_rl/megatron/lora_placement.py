@@ -1,0 +1,67 @@
+"""Where LoRA stands in Megatron's GPT model: which fused layer is which projections of the transformers model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinsmith_trainer.engines.nemo_rl.megatron.architecture import Architecture
+from tinsmith_trainer.engines.nemo_rl.megatron.lora import COLUMNS, ROWS, Join, MegatronLora, ParallelLora, Projection
+from tinsmith_trainer.engines.nemo_rl.megatron.weights import Part, interleave_groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Placing:
+    architecture: Architecture
+    part: Part
+    max_rank: int
+
+    def place(
+        self, owner: Any, child: str, projections: Sequence[Projection], split: int, join: Join | None = None
+    ) -> ParallelLora:
+        layer = ParallelLora(
+            getattr(owner, child), projections, split=split, part=self.part, max_rank=self.max_rank, join=join
+        )
+        setattr(owner, child, layer)
+        return layer
+
+    def layer(self, layer: Any) -> list[ParallelLora]:
+        """The four linear layers of a transformer layer, which knows its number in the whole model, from 1."""
+        sizes, name = self.architecture, f"model.layers.{layer.layer_number - 1}."
+        hidden, inner = sizes.hidden_size, sizes.intermediate_size
+        query, key_value = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+        attention, mlp = f"{name}self_attn.", f"{name}mlp."
+        fused = [
+            Projection(f"{attention}q_proj", hidden, query),
+            Projection(f"{attention}k_proj", hidden, key_value),
+            Projection(f"{attention}v_proj", hidden, key_value),
+        ]
+        gated = [Projection(f"{mlp}gate_proj", hidden, inner), Projection(f"{mlp}up_proj", hidden, inner)]
+        return [
+            self.place(layer.self_attention, "linear_qkv", fused, ROWS, self._join_groups),
+            self.place(layer.self_attention, "linear_proj", [Projection(f"{attention}o_proj", query, hidden)], COLUMNS),
+            self.place(layer.mlp, "linear_fc1", gated, ROWS, _side_by_side),
+            self.place(layer.mlp, "linear_fc2", [Projection(f"{mlp}down_proj", inner, hidden)], COLUMNS),
+        ]
+
+    def _join_groups(self, outputs: Sequence[Tensor]) -> Tensor:
+        query, key, value = outputs
+        return interleave_groups(query, key, value, self.architecture.kv_heads // self.part.count, dim=-1)
+
+
+def _side_by_side(outputs: Sequence[Tensor]) -> Tensor:
+    return torch.cat(tuple(outputs), dim=-1)
+
+
+def place_lora(chunk: Any, architecture: Architecture, part: Part, max_rank: int) -> MegatronLora:
+    """Wraps every linear layer of a GPTModel's pipeline stage in place."""
+    placing = _Placing(architecture, part, max_rank)
+    layers = [placed for layer in chunk.decoder.layers for placed in placing.layer(layer)]
+    if chunk.post_process:
+        unembedding = Projection("lm_head", architecture.hidden_size, architecture.vocab_size)
+        layers.append(placing.place(chunk, "output_layer", [unembedding], ROWS))
+    return MegatronLora(layers)

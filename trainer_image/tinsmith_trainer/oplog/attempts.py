@@ -1,0 +1,145 @@
+"""How often a process has ended at the same work, and what becomes of work that ends every process that takes it up.
+
+Without a limit one batch that is too large for the memory would be replayed, and would kill, for ever, and every
+model of the worker would wait behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.in_flight_marker import InFlightMarker, Work
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_tables import Operation
+
+log = structlog.get_logger(__name__)
+
+SILENT = "it ended without a word, as one does that the system kills for want of memory"
+ADVICE = {
+    worker_pb2.FORWARD_BACKWARD: "Send fewer or shorter datums in a call, or give the worker more memory.",
+    worker_pb2.CREATE_MODEL: "Ask for a lower rank, or give the worker more memory.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPolicy:
+    """limit: how many processes may end at the same work before it is tried no more.
+
+    hang_seconds: a call that has run for this long when the worker is told to stop counts as the reason.
+    """
+
+    limit: int = 3
+    hang_seconds: float = 600.0
+
+
+Verdict = Literal["run", "fail", "set aside"]
+
+
+def verdict(work: Work, kind: worker_pb2.OperationKind.ValueType | None, interruptions: int, limit: int) -> Verdict:
+    """What nobody has heard a result of fails. The rest stands, or would take a model's last weights with it: it waits.
+
+    `kind`: of an operation, else None.
+    """
+    if interruptions < limit:
+        return "run"
+    return "fail" if work.purpose == "operation" and kind != worker_pb2.RELEASE_MODEL else "set aside"
+
+
+class Attempts:
+    """What is known of work that processes ended at. Of the engine's thread, apart from `forget_all`."""
+
+    def __init__(self, journal: Journal, mark: InFlightMarker, limit: int) -> None:
+        self._journal = journal
+        self._mark = mark
+        self._limit = limit
+        self._known: dict[Work, tuple[int, str]] = {}
+
+    def recover(self) -> None:
+        """Counts how the process before this one ended, on the disk, and remembers what was counted before."""
+        left = self._mark.left_behind
+        if left is not None:
+            self._journal.write(lambda db: journal_tables.count_interruption(db, left), must_succeed=True).result()
+            self._mark.clear()
+        self._known = self._journal.read(journal_tables.read_interruptions).result()
+        if left is not None:
+            self._log(left.work)
+
+    def _log(self, work: Work) -> None:
+        count, sign = self._known[work]
+        log.warning(
+            "the last process ended while the engine worked",
+            **{"purpose": work.purpose, "model_id": work.model_id, "seq_id": work.seq_id},
+            **{"times": count, "limit": self._limit, "last_sign": sign or SILENT},
+        )
+
+    def verdict(self, work: Work, operation: Operation | None = None) -> Verdict:
+        count, _ = self._known.get(work, (0, ""))
+        return verdict(work, operation.kind if operation else None, count, self._limit)
+
+    def succeeded(self, work: Work) -> None:
+        """Of what leaves no outcome in the journal; an operation's interruptions are forgotten with its outcome."""
+        if self._known.pop(work, None) is not None:
+            self._journal.write(lambda db: journal_tables.forget_interruptions(db, work), must_succeed=True)
+
+    def forget_all(self) -> None:
+        """After an orderly stop somebody may have changed what was wrong: more memory, another node."""
+        self._known = {}
+        self._journal.write(journal_tables.forget_all_interruptions, must_succeed=True)
+
+    # ---- in words
+
+    def failure_message(self, operation: Operation) -> str:
+        """Of an operation that is given up."""
+        advice = ADVICE.get(operation.kind, "Give the worker more memory, then send it again.")
+        work = Work("operation", operation.model_id, operation.seq_id)
+        return (
+            f"{_name(operation)} was given up, since {self._what_happened(work)} while it ran. "
+            f"It was not applied, and what comes after it goes on. {advice}"
+        )
+
+    def set_aside_reason(self, work: Work, operation: Operation | None = None) -> str:
+        """Of a model that waits, since its next work ends the process."""
+        cause = f"{self._what_happened(work)} while {_attempt(work, operation)}"
+        return (
+            f"{work.model_id} waits, since {cause}. Nothing of it is lost: it goes on once the worker is stopped "
+            "and started again, with more memory if that is what it lacked. Others go on."
+        )
+
+    def snapshot_refusal(self, work: Work) -> str:
+        return (
+            f"No snapshot of {work.model_id} is taken, since {self._what_happened(work)} while one was. Its operations "
+            "stay in the journal. Give the worker more memory."
+        )
+
+    def _what_happened(self, work: Work) -> str:
+        # An orderly stop may forget it at any time, from another thread.
+        count, sign = self._known.get(work, (self._limit, ""))
+        times = "once" if count == 1 else f"{count} times"
+        return f"the worker's process ended {times} (the last sign: {sign or SILENT})"
+
+
+def reason_to_wait(work: Work, operation: Operation | None, error: Exception) -> str:
+    """Of a model that cannot take up here what was acknowledged, though nothing of it is damaged."""
+    return (
+        f"{work.model_id} waits, since this went wrong while {_attempt(work, operation)}: "
+        f"{str(error).rstrip('.') or type(error).__name__}. Nothing of it is lost: it goes on once that is mended and "
+        "the worker is started again. Others go on."
+    )
+
+
+def _attempt(work: Work, operation: Operation | None) -> str:
+    return {
+        "operation": f"{_name(operation)} ran" if operation else "",
+        "replay": f"{_name(operation)} ran again after a restart" if operation else "",
+        "restore": f"its snapshot of operation {work.seq_id} was loaded",
+    }[work.purpose]
+
+
+def _name(operation: Operation) -> str:
+    kind = worker_pb2.OperationKind.Name(operation.kind).lower()
+    return kind if operation.kind == worker_pb2.RELEASE_MODEL else f"{kind} {operation.seq_id}"

@@ -1,0 +1,261 @@
+"""The durable log of a worker: accepted operations, their results, snapshots, events.
+
+One SQLite file (WAL, synchronous=FULL, exclusive), touched by one thread. Writes that arrive while
+a commit is being synced share the next one: many submitters, few fsyncs. A future of this module
+resolves only after its transaction is on disk.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import apsw
+
+from tinsmith_trainer.errors import JournalFull, ServerError, VolumeUnsuitable
+from tinsmith_trainer.process_exit import fatal_on_error
+
+T = TypeVar("T")
+
+FORMAT_VERSION = 1
+FULL_RETRY_SECONDS = 1.0
+SYNC_BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS models (
+    model_id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,              -- creating, live, released, corrupted
+    reason TEXT NOT NULL DEFAULT '',
+    applied INTEGER NOT NULL DEFAULT -1,      -- last operation inside the snapshot
+    closed_below INTEGER NOT NULL DEFAULT 0,
+    snapshot_file TEXT,
+    snapshot_digest TEXT
+);
+CREATE TABLE IF NOT EXISTS operations (
+    id INTEGER PRIMARY KEY,
+    model_id TEXT NOT NULL,
+    seq_id INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    payload BLOB,                     -- NULL once a snapshot holds its effect
+    zstd INTEGER NOT NULL,
+    rejection_category TEXT,
+    rejection_message TEXT,
+    accepted_at REAL NOT NULL,
+    status TEXT NOT NULL,             -- pending, done, failed
+    result BLOB,                      -- NULL also when forgotten
+    result_protobuf INTEGER,
+    result_bytes INTEGER,
+    failure_category TEXT,
+    failure_message TEXT,
+    finished_at REAL,
+    UNIQUE (model_id, seq_id)
+);
+CREATE INDEX IF NOT EXISTS results_by_age ON operations (finished_at, id, result_bytes) WHERE result IS NOT NULL;
+CREATE TABLE IF NOT EXISTS events (event_id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS saved_names (
+    model_id TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL, event_id INTEGER NOT NULL,
+    PRIMARY KEY (model_id, kind, name)
+);
+CREATE TABLE IF NOT EXISTS interruptions (
+    model_id TEXT NOT NULL, seq_id INTEGER NOT NULL, purpose TEXT NOT NULL, count INTEGER NOT NULL,
+    life TEXT NOT NULL,               -- of the process that was counted last
+    last_sign TEXT NOT NULL,
+    PRIMARY KEY (model_id, seq_id, purpose)
+);
+"""
+
+
+@dataclass(slots=True)
+class JournalStats:
+    """Counters since the start of the process."""
+
+    commits: int = 0
+    sync_seconds: float = 0.0
+    operations: int = 0
+    histogram: list[int] = field(default_factory=lambda: [0] * len(SYNC_BUCKETS_SECONDS))
+
+    def observe(self, seconds: float) -> None:
+        self.commits += 1
+        self.sync_seconds += seconds
+        for index, bound in enumerate(SYNC_BUCKETS_SECONDS):
+            if seconds <= bound:
+                self.histogram[index] += 1
+
+
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    run: Callable[[apsw.Connection], T]
+    future: Future[T]
+    writes: bool
+    must_succeed: bool
+
+
+class Journal:
+    """Runs reads and writes on the file, in the order they came, on a thread of its own."""
+
+    def __init__(self, path: Path, *, vfs: str | None = None) -> None:
+        """Raises VolumeUnsuitable, or ServerError when another version wrote it."""
+        self.stats = JournalStats()
+        self.path = path
+        self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        try:
+            self._db = _open(path, vfs)
+        except apsw.Error as error:
+            raise VolumeUnsuitable(
+                f"The journal {path} cannot be opened: {error}. Make room and rights on its volume; "
+                "a journal that is damaged is lost, and its models are resumed from their checkpoints on a new volume."
+            ) from error
+        self._thread = threading.Thread(target=self._serve, name="journal", daemon=True)
+        self._thread.start()
+
+    def write(self, run: Callable[[apsw.Connection], T], *, must_succeed: bool = False) -> Future[T]:
+        """Runs in the next transaction. Resolves after its commit is synced.
+
+        Fails with JournalFull when the disk is full, and with ServerError when the file cannot be written.
+        `must_succeed` is for what has already happened: it waits for room, and whatever else fails ends the process,
+        since its memory is then ahead of the file. A new one begins with what the file says.
+        """
+        return self._put(_Job(run, Future(), writes=True, must_succeed=must_succeed))
+
+    def read(self, run: Callable[[apsw.Connection], T]) -> Future[T]:
+        """Runs on what is committed."""
+        return self._put(_Job(run, Future(), writes=False, must_succeed=False))
+
+    def size_bytes(self) -> int:
+        """On disk, with what is not yet folded into the main file."""
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def settle(self) -> None:
+        """Returns when every earlier write is on disk and its future's callbacks have run."""
+        self.write(lambda db: None, must_succeed=True).result()
+
+    def close(self) -> None:
+        """Finishes what is queued and closes the file."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _put(self, job: _Job[T]) -> Future[T]:
+        # A caller that gives up, as a call whose client died does, cannot take back what was asked of the file.
+        job.future.set_running_or_notify_cancel()
+        self._queue.put(job)
+        return job.future
+
+    def _serve(self) -> None:
+        with fatal_on_error(f"the journal {self.path} could not be kept", blames_the_call=False):
+            while self._serve_batch(self._take_batch()):
+                pass
+        self._db.close()
+
+    def _take_batch(self) -> list[_Job[Any] | None]:
+        batch = [self._queue.get()]
+        while not self._queue.empty():
+            batch.append(self._queue.get())
+        return batch
+
+    def _serve_batch(self, batch: list[_Job[Any] | None]) -> bool:
+        jobs = [job for job in batch if job is not None]
+        for job in jobs:
+            if not job.writes:
+                _resolve(job, self._db)
+        writes = [job for job in jobs if job.writes]
+        if writes:
+            self._commit(writes)
+        return None not in batch
+
+    def _commit(self, jobs: list[_Job[Any]]) -> None:
+        try:
+            results = self._transaction(jobs)
+        except apsw.FullError:
+            self._commit_one_by_one(jobs)
+            return
+        except Exception as error:
+            self._separate(jobs, error)
+            return
+        for job, result in zip(jobs, results, strict=True):
+            job.future.set_result(result)
+
+    def _transaction(self, jobs: list[_Job[Any]]) -> list[Any]:
+        started = time.perf_counter()
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            results = [job.run(self._db) for job in jobs]
+            self._db.execute("COMMIT")
+        except BaseException:
+            # A full disk may have rolled back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        self.stats.observe(time.perf_counter() - started)
+        self.stats.operations += len(jobs)
+        return results
+
+    def _separate(self, jobs: list[_Job[Any]], error: Exception) -> None:
+        """One bad write must not take its neighbours down."""
+        if len(jobs) == 1:
+            _fail(jobs[0], error)
+            return
+        for job in jobs:
+            self._commit([job])
+
+    def _commit_one_by_one(self, jobs: list[_Job[Any]]) -> None:
+        for job in jobs:
+            while not self._commit_unless_full(job):
+                time.sleep(FULL_RETRY_SECONDS)
+
+    def _commit_unless_full(self, job: _Job[Any]) -> bool:
+        """False when the disk is full and the job has to wait for room; else its future is settled."""
+        try:
+            [result] = self._transaction([job])
+        except apsw.FullError:
+            if job.must_succeed:
+                return False
+            job.future.set_exception(JournalFull(f"No room on the volume of {self.path}: make room, then retry."))
+        except Exception as error:
+            _fail(job, error)
+        else:
+            job.future.set_result(result)
+        return True
+
+
+def _resolve(job: _Job[Any], db: apsw.Connection) -> None:
+    try:
+        job.future.set_result(job.run(db))
+    except Exception as error:
+        job.future.set_exception(error)
+
+
+def _fail(job: _Job[Any], error: Exception) -> None:
+    if job.must_succeed:
+        raise error
+    job.future.set_exception(ServerError(f"The journal could not be written: {error}"))
+
+
+def _open(path: Path, vfs: str | None) -> apsw.Connection:
+    db = apsw.Connection(str(path), vfs=vfs)
+    db.set_busy_timeout(0)
+    db.pragma("locking_mode", "EXCLUSIVE")
+    db.pragma("journal_mode", "WAL")
+    db.pragma("synchronous", "FULL")
+    db.execute(SCHEMA)
+    db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
+    # A server may remember a cursor of a volume that was lost: events of a new one must come after it.
+    db.execute(
+        "INSERT INTO sqlite_sequence (name, seq) SELECT 'events', ?"
+        " WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'events')",
+        (time.time_ns() // 1_000_000,),
+    )
+    [(version,)] = db.execute("SELECT value FROM meta WHERE key = 'format_version'").fetchall()
+    if int(str(version)) != FORMAT_VERSION:
+        raise ServerError(
+            f"{path} has journal format {version}; this worker reads format {FORMAT_VERSION}. "
+            "Start it with the version that wrote the journal."
+        )
+    return db

@@ -1,0 +1,336 @@
+"""Operations and models as rows of the journal. Functions here run inside `Journal.read` or `write`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import apsw
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.errors import Category
+from tinsmith_trainer.in_flight_marker import Interruption, Work
+
+Database = apsw.Connection
+Status = Literal["pending", "done", "failed", "late"]
+"""`late`: its number was written off before it came; it failed at once and was never in the order."""
+ModelPhase = Literal["creating", "live", "released", "corrupted"]
+
+
+NEVER_READ = b""
+"""In place of a body that ends the process that reads it. Unreadable, so it counts as a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    category: Category
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What was accepted, without its payload (which is read when its turn comes)."""
+
+    model_id: str
+    seq_id: int
+    kind: worker_pb2.OperationKind.ValueType
+    zstd: bool
+    accepted_at: float
+    rejection: Failure | None = None
+
+    @property
+    def is_forward_backward(self) -> bool:
+        return self.kind == worker_pb2.FORWARD_BACKWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """A result as the client will read it: protobuf or JSON bytes."""
+
+    payload: bytes
+    protobuf: bool
+
+
+Outcome = Success | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOperation:
+    operation: Operation
+    status: Status
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    model_id: str
+    phase: ModelPhase
+    reason: str
+    applied: int
+    closed_below: int
+    snapshot_file: str | None
+    snapshot_digest: str | None
+
+    @property
+    def is_open(self) -> bool:
+        return self.phase in ("creating", "live")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """`payload` None: forgotten. `failure` set: it failed."""
+
+    payload: bytes | None
+    protobuf: bool
+    failure: Failure | None
+
+
+def get_meta(db: Database, key: str) -> str | None:
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def set_meta(db: Database, key: str, value: str) -> None:
+    db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
+
+
+def raise_epoch(db: Database, epoch: int) -> int:
+    """Fences older epochs out, in one step; returns the highest seen, this one included."""
+    highest = max(epoch, int(get_meta(db, "epoch") or 0))
+    set_meta(db, "epoch", str(highest))
+    return highest
+
+
+def insert_operation(db: Database, operation: Operation, payload: bytes, late: Failure | None, now: float) -> None:
+    """Accepts it; `late`: it is recorded as failed at once and never runs."""
+    rejection = operation.rejection
+    db.execute(
+        "INSERT INTO operations (model_id, seq_id, kind, payload, zstd, rejection_category, rejection_message,"
+        " accepted_at, status, failure_category, failure_message, finished_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            operation.model_id,
+            operation.seq_id,
+            int(operation.kind),
+            None if late else payload,
+            int(operation.zstd),
+            rejection.category if rejection else None,
+            rejection.message if rejection else None,
+            operation.accepted_at,
+            "late" if late else "pending",
+            late.category if late else None,
+            late.message if late else None,
+            now if late else None,
+        ),
+    )
+
+
+def insert_model(db: Database, model_id: str) -> None:
+    db.execute("INSERT OR IGNORE INTO models (model_id, state) VALUES (?, 'creating')", (model_id,))
+
+
+def set_model_phase(db: Database, model_id: str, phase: ModelPhase, reason: str = "") -> None:
+    db.execute("UPDATE models SET state = ?, reason = ? WHERE model_id = ?", (phase, reason, model_id))
+
+
+def raise_closed_below(db: Database, model_id: str, seq_id: int) -> None:
+    db.execute(
+        "UPDATE models SET closed_below = max(closed_below, ?) WHERE model_id = ?",
+        (seq_id, model_id),
+    )
+
+
+def record_outcome(db: Database, model_id: str, seq_id: int, outcome: Outcome, now: float) -> None:
+    """The first outcome stands: a replay never rewrites what a client may have read."""
+    if isinstance(outcome, Success):
+        db.execute(
+            "UPDATE operations SET status = 'done', result = ?, result_protobuf = ?, result_bytes = ?, finished_at = ?"
+            " WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
+            (outcome.payload, int(outcome.protobuf), len(outcome.payload), now, model_id, seq_id),
+        )
+    else:
+        db.execute(
+            "UPDATE operations SET status = 'failed', failure_category = ?, failure_message = ?, finished_at = ?"
+            " WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
+            (outcome.category, outcome.message, now, model_id, seq_id),
+        )
+
+
+def drop_body(db: Database, model_id: str, seq_id: int) -> None:
+    """Also a replay, which looks at what failed, will not read it."""
+    db.execute("UPDATE operations SET payload = ? WHERE model_id = ? AND seq_id = ?", (NEVER_READ, model_id, seq_id))
+
+
+def record_late(db: Database, model_id: str, seq_id: int, failure: Failure, now: float) -> None:
+    """An accepted operation whose number was written off before it could take its place."""
+    db.execute(
+        "UPDATE operations SET status = 'late', payload = NULL, failure_category = ?, failure_message = ?,"
+        " finished_at = ? WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
+        (failure.category, failure.message, now, model_id, seq_id),
+    )
+
+
+def record_snapshot(db: Database, model_id: str, applied: int, file: str, digest: str) -> None:
+    """The snapshot now stands for everything up to `applied`: those inputs are forgotten."""
+    db.execute(
+        "UPDATE operations SET payload = NULL WHERE model_id = ?1 AND seq_id <= ?2 AND payload IS NOT NULL"
+        " AND seq_id > (SELECT applied FROM models WHERE model_id = ?1)",
+        (model_id, applied),
+    )
+    db.execute(
+        "UPDATE models SET applied = ?, snapshot_file = ?, snapshot_digest = ? WHERE model_id = ?",
+        (applied, file, digest, model_id),
+    )
+
+
+def forget_model(db: Database, model_id: str) -> None:
+    """A released model keeps its results, not its inputs or its snapshot."""
+    set_model_phase(db, model_id, "released")
+    db.execute("UPDATE models SET snapshot_file = NULL, snapshot_digest = NULL WHERE model_id = ?", (model_id,))
+    db.execute("UPDATE operations SET payload = NULL WHERE model_id = ?", (model_id,))
+
+
+def add_event(db: Database, build: Callable[[int], bytes]) -> int:
+    """Appends an event whose body knows its own id."""
+    db.execute("INSERT INTO events (body) VALUES (x'')")
+    event_id = db.last_insert_rowid()
+    db.execute("UPDATE events SET body = ? WHERE event_id = ?", (build(event_id), event_id))
+    return event_id
+
+
+def read_events(db: Database, after: int, limit: int = 256) -> list[bytes]:
+    rows = db.execute("SELECT body FROM events WHERE event_id > ? ORDER BY event_id LIMIT ?", (after, limit))
+    return [bytes(body) for (body,) in rows]
+
+
+def forget_events(db: Database, up_to: int) -> None:
+    # A cursor beyond the last event is another volume's: it says nothing of these.
+    db.execute(
+        "DELETE FROM events WHERE event_id <= ?1 AND ?1 <= (SELECT seq FROM sqlite_sequence WHERE name = 'events')",
+        (up_to,),
+    )
+
+
+def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id: int) -> None:
+    db.execute(
+        "INSERT INTO saved_names VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (model_id, kind, name) DO UPDATE SET event_id = excluded.event_id",
+        (model_id, kind, name, event_id),
+    )
+
+
+def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int | None:
+    """The event of the latest save under this name, or None."""
+    row = db.execute(
+        "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
+    row = db.execute("SELECT payload FROM operations WHERE model_id = ? AND seq_id = ?", (model_id, seq_id)).fetchone()
+    if row is None or row[0] is None:
+        raise AssertionError(f"the payload of operation {seq_id} of {model_id} was forgotten before its turn")
+    return bytes(row[0])
+
+
+def read_result(db: Database, model_id: str, seq_id: int) -> StoredResult | None:
+    """None while it is pending or unknown."""
+    row = db.execute(
+        "SELECT status, result, result_protobuf, failure_category, failure_message FROM operations"
+        " WHERE model_id = ? AND seq_id = ?",
+        (model_id, seq_id),
+    ).fetchone()
+    if row is None or row[0] == "pending":
+        return None
+    status, result, protobuf, category, message = row
+    failure = None if status == "done" else Failure(category, message)
+    return StoredResult(None if result is None else bytes(result), bool(protobuf), failure)
+
+
+def read_models(db: Database) -> list[StoredModel]:
+    rows = db.execute(
+        "SELECT model_id, state, reason, applied, closed_below, snapshot_file, snapshot_digest FROM models"
+        " ORDER BY rowid"
+    )
+    return [StoredModel(*row) for row in rows]
+
+
+def read_operations(db: Database, model_id: str) -> list[StoredOperation]:
+    """All operations of a model in order, without payloads and results."""
+    rows = db.execute(
+        "SELECT seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, status,"
+        " failure_category, failure_message FROM operations WHERE model_id = ? ORDER BY seq_id",
+        (model_id,),
+    )
+    return [_stored_operation(model_id, row) for row in rows]
+
+
+def _stored_operation(model_id: str, row: tuple) -> StoredOperation:  # type: ignore[type-arg]
+    seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, status, category, message = row
+    rejection = Failure(rejection_category, rejection_message) if rejection_category else None
+    operation = Operation(model_id, seq_id, kind, bool(zstd), accepted_at, rejection)
+    return StoredOperation(operation, status, Failure(category, message) if status in ("failed", "late") else None)
+
+
+def count_to_replay(db: Database) -> int:
+    """How many operations gave out a result that only running them again can bring back."""
+    row = db.execute(
+        "SELECT COUNT(*) FROM operations JOIN models USING (model_id)"
+        " WHERE state IN ('creating', 'live') AND seq_id > applied AND status = 'done'"
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def count_interruption(db: Database, interruption: Interruption) -> None:
+    """One life ends once, however often it is counted."""
+    work = interruption.work
+    db.execute(
+        "INSERT INTO interruptions VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT (model_id, seq_id, purpose) DO UPDATE SET"
+        " count = count + 1, life = excluded.life, last_sign = excluded.last_sign WHERE life <> excluded.life",
+        (work.model_id, work.seq_id, work.purpose, interruption.life, interruption.last_sign),
+    )
+
+
+def read_interruptions(db: Database) -> dict[Work, tuple[int, str]]:
+    """How often a process ended at which work, and what its last sign was then."""
+    rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
+    return {Work(*work): (count, last_sign) for *work, count, last_sign in rows}
+
+
+def forget_interruptions(db: Database, work: Work) -> None:
+    db.execute(
+        "DELETE FROM interruptions WHERE model_id = ? AND seq_id = ? AND purpose = ?",
+        (work.model_id, work.seq_id, work.purpose),
+    )
+
+
+def forget_all_interruptions(db: Database) -> None:
+    db.execute("DELETE FROM interruptions")
+
+
+def forget_results(db: Database, finished_before: float, keep_bytes: int) -> int:
+    """Drops the payloads of old results, then of the oldest until the rest fits; returns how many."""
+    db.execute("UPDATE operations SET result = NULL WHERE result IS NOT NULL AND finished_at < ?", (finished_before,))
+    dropped = db.changes()
+    db.execute(
+        "UPDATE operations SET result = NULL WHERE id IN (SELECT id FROM (SELECT id,"
+        " sum(result_bytes) OVER (ORDER BY finished_at DESC, id DESC) AS newer_bytes"
+        " FROM operations WHERE result IS NOT NULL) WHERE newer_bytes > ?)",
+        (keep_bytes,),
+    )
+    return dropped + db.changes()
+
+
+def forget_released_models(db: Database, finished_before: float) -> list[str]:
+    """Removes every trace of models that were released and whose last result is past its time; returns them."""
+    rows = db.execute(
+        "SELECT model_id FROM models WHERE state = 'released' AND NOT EXISTS (SELECT 1 FROM operations"
+        " WHERE operations.model_id = models.model_id AND (finished_at IS NULL OR finished_at >= ?))",
+        (finished_before,),
+    )
+    forgotten = [str(model_id) for (model_id,) in rows.fetchall()]
+    for table in ("operations", "saved_names", "interruptions", "models"):
+        db.executemany(f"DELETE FROM {table} WHERE model_id = ?", [(model_id,) for model_id in forgotten])
+    return forgotten

@@ -1,0 +1,127 @@
+"""One model as the scheduler holds it: its operations, their order, its window, its snapshot."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, WindowFailure
+from tinsmith_trainer.in_flight_marker import Purpose, Work
+from tinsmith_trainer.oplog.journal_tables import Failure, ModelPhase, Operation, Status, StoredModel, StoredOperation
+from tinsmith_trainer.oplog.ordering import OperationOrder
+
+SETTLED: Future[None] = Future()
+"""Shared by all that is on disk: a Future of its own would be most of an entry's memory."""
+SETTLED.set_result(None)
+
+
+@dataclass(slots=True)
+class Entry:
+    """An accepted operation. `status` is what clients may know, so it changes after the commit."""
+
+    operation: Operation
+    status: Status
+    failure: Failure | None = None
+    accepted: Future[None] = SETTLED  # resolves when it is on disk
+    payload: bytes | None = None  # kept for its turn, so that the engine need not wait for the journal's thread
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status != "pending"
+
+    @property
+    def work(self) -> Work:
+        """What its turn is spent on."""
+        purpose: Purpose = "replay" if self.is_finished else "operation"
+        return Work(purpose, self.operation.model_id, self.operation.seq_id)
+
+
+@dataclass(slots=True)
+class ModelQueue:
+    """Guarded by the lock of `ModelQueues`, apart from the fields that only the engine's thread uses."""
+
+    model_id: str
+    phase: ModelPhase
+    reason: str = ""
+    order: OperationOrder = field(default_factory=OperationOrder)
+    entries: dict[int, Entry] = field(default_factory=dict)
+    snapshot: SnapshotFile | None = None
+    snapshot_applied: int = -1
+    snapshot_at: float = 0.0
+    gap_at: int | None = None  # the operation that an open gap holds up
+    gap_open_seconds: float = 0.0
+    held_until: float = 0.0  # put off till then, on the monotonic clock; 0: not
+    set_aside: str = ""  # why nothing of it runs until the worker is started again; it keeps its slot
+    # The engine's thread alone:
+    window_failure: WindowFailure | None = None
+    replay_seconds: float = 0.0  # what a crash now would cost to run again
+    snapshot_seconds: float = 0.0  # what the latest snapshot took; until the first, what reading the old one took
+    put_off_since: float | None = None  # when its next operation was first put off
+    optimizer_step: int = 0
+    rank: int = 0
+
+    @classmethod
+    def recovered(cls, model: StoredModel, operations: list[StoredOperation], now: float) -> ModelQueue:
+        """As the journal knows it: everything above the snapshot is in the order again."""
+        queue = cls(model.model_id, model.phase, model.reason, OperationOrder(model.applied, model.closed_below))
+        queue.snapshot_applied = model.applied
+        queue.snapshot_at = now
+        if model.snapshot_file is not None and model.snapshot_digest is not None:
+            queue.snapshot = SnapshotFile(model.snapshot_file, model.snapshot_digest)
+        for stored in operations:
+            queue._add_stored(stored)
+        return queue
+
+    def _add_stored(self, stored: StoredOperation) -> None:
+        operation = stored.operation
+        self.entries[operation.seq_id] = Entry(operation, stored.status, stored.failure)
+        runs_again = operation.seq_id > self.snapshot_applied and stored.status != "late"
+        if runs_again and self.is_open:
+            self.put_in_order(operation)
+
+    def put_in_order(self, operation: Operation) -> None:
+        """Its commit is on disk: it takes its place."""
+        self.order.accept(operation.seq_id, is_forward_backward=operation.is_forward_backward)
+
+    @property
+    def is_open(self) -> bool:
+        return self.phase in ("creating", "live")
+
+    @property
+    def has_adapter(self) -> bool:
+        """Its create has run."""
+        return self.order.applied >= 0
+
+    @property
+    def holds_a_slot(self) -> bool:
+        return self.is_open and self.has_adapter
+
+    def unplaced(self) -> list[Entry]:
+        """Accepted, never run, and out of the order: a crash came before they were told that they are late."""
+        return [
+            entry
+            for entry in self.entries.values()
+            if entry.status == "pending" and (entry.operation.seq_id <= self.snapshot_applied or not self.is_open)
+        ]
+
+    def closed_failure(self) -> Failure:
+        """What an operation gets that comes when the model is gone."""
+        if self.phase == "corrupted":
+            return Failure("server", f"{self.model_id} is corrupted: {self.reason}. Resume from its last checkpoint.")
+        return Failure("user", self.reason or f"{self.model_id} was released when its session ended.")
+
+    def late_failure(self, seq_id: int) -> Failure | None:
+        """Why a new operation with this number will not run, or None."""
+        if not self.is_open:
+            return self.closed_failure()
+        if self.order.is_late(seq_id):
+            return Failure(
+                "user",
+                f"operation {seq_id} of {self.model_id} came too late: later operations went on without it. "
+                "It was not run.",
+            )
+        return None
+
+    def oldest_waiting_at(self) -> float | None:
+        waiting = (self.entries[seq_id] for seq_id in self.order.waiting())
+        return min((entry.operation.accepted_at for entry in waiting), default=None)

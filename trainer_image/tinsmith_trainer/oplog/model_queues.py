@@ -1,0 +1,340 @@
+"""All models of a worker and the one lock around them: accepting operations, closing gaps, whose turn it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.failpoints import reach
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_tables import Failure, Operation
+from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, ModelQueue
+from tinsmith_trainer.oplog.ordering import Turn
+
+GAP_CLOSES_AFTER_SECONDS = 400.0
+"""The SDK retries a submit for 300 s; a number that is still missing then will not come."""
+
+KEPT_PAYLOAD_BYTES = 128 * 1024**2
+"""Payloads of waiting operations in memory; above this the engine reads them from the journal."""
+
+CREATES = (worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL)
+
+OnFinished = Callable[[str, int], None]
+MaintenanceTask = Callable[[], None]
+Ready = tuple[ModelQueue, Turn, Entry]
+
+
+class UnknownModel(LookupError):
+    """No such model here, and the operation does not create it."""
+
+
+class ModelQueues:
+    """Thread-safe. Callbacks of the journal keep the order of commits, and so does the order of a queue."""
+
+    def __init__(
+        self, journal: Journal, adapter_slots: int, on_finished: OnFinished, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._journal = journal
+        self._adapter_slots = adapter_slots
+        self._on_finished = on_finished
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._lines: dict[str, ModelQueue] = {}
+        self._queue: deque[str] = deque()  # models in the order of their turns
+        self._maintenance_tasks: deque[MaintenanceTask] = deque()
+        self._stopping = False
+        self._kept_bytes = 0
+
+    # ---- start and stop
+
+    def recover(self) -> list[ModelQueue]:
+        """Everything the journal holds, in place again."""
+        models = self._journal.read(journal_tables.read_models).result()
+        for model in models:
+            queue = ModelQueue.recovered(model, self._stored_operations(model.model_id), self._clock())
+            with self._changed:
+                self._enlist(queue)
+            for entry in queue.unplaced():
+                self._write_late(queue, entry, queue.closed_failure())
+        return self.all()
+
+    def _stored_operations(self, model_id: str) -> list[journal_tables.StoredOperation]:
+        return self._journal.read(lambda db: journal_tables.read_operations(db, model_id)).result()
+
+    def stop(self) -> None:
+        """`wait_for_turn` returns None from now on."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    # ---- looking
+
+    def all(self) -> list[ModelQueue]:
+        with self._changed:
+            return list(self._lines.values())
+
+    def find(self, model_id: str) -> ModelQueue | None:
+        with self._changed:
+            return self._lines.get(model_id)
+
+    def entry(self, model_id: str, seq_id: int) -> Entry | None:
+        with self._changed:
+            queue = self._lines.get(model_id)
+            return None if queue is None else queue.entries.get(seq_id)
+
+    def backlog(self, model_id: str) -> int:
+        with self._changed:
+            queue = self._lines.get(model_id)
+            return 0 if queue is None else queue.order.waiting_count
+
+    # ---- accepting
+
+    def accept(self, operation: Operation, payload: bytes) -> Future[None]:
+        """Resolves when the operation is on disk; again for the same number: the same future.
+
+        Raises UnknownModel. The future fails with JournalFull, and then nothing was accepted.
+        """
+        with self._changed:
+            queue = self._line_for(operation)
+            known = queue.entries.get(operation.seq_id)
+            if known is not None:
+                return known.accepted
+            # Decision and enqueueing are one step: the journal keeps the order in which we decided.
+            late = queue.late_failure(operation.seq_id)
+            entry = Entry(operation, "pending", accepted=self._write_accepted(operation, payload, late))
+            if self._kept_bytes + len(payload) <= KEPT_PAYLOAD_BYTES:
+                entry.payload = payload
+                self._kept_bytes += len(payload)
+            queue.entries[operation.seq_id] = entry
+        entry.accepted.add_done_callback(lambda done: self._place(queue, entry, late, done))
+        return entry.accepted
+
+    def take_payload(self, entry: Entry) -> bytes:
+        """What was submitted; memory keeps it no longer."""
+        operation = entry.operation
+        with self._changed:
+            kept = self._drop_payload(entry)
+        if kept is not None:
+            return kept
+        return self._journal.read(
+            lambda db: journal_tables.read_payload(db, operation.model_id, operation.seq_id)
+        ).result()
+
+    def _drop_payload(self, entry: Entry) -> bytes | None:
+        kept, entry.payload = entry.payload, None
+        self._kept_bytes -= len(kept or b"")
+        return kept
+
+    def _line_for(self, operation: Operation) -> ModelQueue:
+        queue = self._lines.get(operation.model_id)
+        if queue is None:
+            if operation.kind not in CREATES:
+                raise UnknownModel(operation.model_id)
+            queue = ModelQueue(operation.model_id, "creating")
+            self._enlist(queue)
+        return queue
+
+    def _enlist(self, queue: ModelQueue) -> None:
+        self._lines[queue.model_id] = queue
+        if queue.is_open:
+            self._queue.append(queue.model_id)
+
+    def _write_accepted(self, operation: Operation, payload: bytes, late: Failure | None) -> Future[None]:
+        def write(db: journal_tables.Database) -> None:
+            if operation.kind in CREATES:
+                journal_tables.insert_model(db, operation.model_id)
+            journal_tables.insert_operation(db, operation, payload, late, self._clock())
+            reach("accept-before-sync")
+
+        return self._journal.write(write)
+
+    def _place(self, queue: ModelQueue, entry: Entry, late: Failure | None, done: Future[None]) -> None:
+        """In the journal's thread, in the order of commits."""
+        operation = entry.operation
+        reach("accept-after-sync")
+        if done.exception() is not None:
+            self._forget(queue, entry)
+            return
+        with self._changed:
+            entry.accepted = SETTLED
+            # While this was being synced, a later operation may have closed the gap that it would fill.
+            became_late = None if late else queue.late_failure(operation.seq_id)
+            if late is not None:
+                self._drop_payload(entry)
+                entry.status, entry.failure = "late", late
+            elif became_late is None:
+                queue.put_in_order(operation)
+            self._changed.notify_all()
+        if late is not None:
+            self._on_finished(operation.model_id, operation.seq_id)
+        elif became_late is not None:
+            self._write_late(queue, entry, became_late)
+
+    def forget(self, model_ids: Iterable[str]) -> None:
+        """Models whose rows are gone."""
+        with self._changed:
+            for model_id in model_ids:
+                del self._lines[model_id]
+
+    def _forget(self, queue: ModelQueue, entry: Entry) -> None:
+        with self._changed:
+            self._drop_payload(entry)
+            del queue.entries[entry.operation.seq_id]
+            if not queue.entries:
+                del self._lines[queue.model_id]
+                self._queue.remove(queue.model_id)
+
+    # ---- turns
+
+    def wait_for_turn(self) -> Ready | MaintenanceTask | None:
+        """Models take turns; within one, its order decides; tasks go first. None: stop."""
+        with self._changed:
+            while not self._stopping:
+                if self._maintenance_tasks:
+                    return self._maintenance_tasks.popleft()
+                ready = self._next_ready()
+                if ready is not None:
+                    return ready
+                self._changed.wait(self._seconds_to_next_hold())
+        return None
+
+    def between_turns(self, task: MaintenanceTask) -> None:
+        """Whoever waits for turns gets this before the next one; never, if told to stop first."""
+        with self._changed:
+            self._maintenance_tasks.append(task)
+            self._changed.notify_all()
+
+    def _seconds_to_next_hold(self) -> float | None:
+        """When a queue that was put off is due again; None: only a change can bring work."""
+        held = [queue.held_until for queue in self._lines.values() if queue.is_open and queue.held_until]
+        return max(min(held) - time.monotonic(), 0.0) if held else None
+
+    def hold(self, queue: ModelQueue, seconds: float) -> None:
+        """Its next operation is tried again after this time."""
+        with self._changed:
+            queue.held_until = time.monotonic() + seconds
+
+    def set_aside(self, queue: ModelQueue, reason: str) -> None:
+        """Nothing of it runs in this process any more, and nothing of it fails."""
+        with self._changed:
+            queue.set_aside = reason
+
+    def _next_ready(self) -> Ready | None:
+        for _ in range(len(self._queue)):
+            queue = self._lines[self._queue[0]]
+            self._queue.rotate(-1)
+            turn = queue.order.next_turn() if self._may_run(queue) else None
+            if turn is not None and not self._needs_a_slot(queue):
+                return queue, turn, queue.entries[turn.seq_id]
+        return None
+
+    def _may_run(self, queue: ModelQueue) -> bool:
+        if queue.held_until <= time.monotonic():
+            queue.held_until = 0.0  # also where it waits for a slot next: nobody is to wake for it
+        create_failed = bool(queue.reason)  # clients do not know yet; what is behind it fails when they do
+        return queue.is_open and not create_failed and not queue.set_aside and not queue.held_until
+
+    def _needs_a_slot(self, queue: ModelQueue) -> bool:
+        """A create waits, rather than fails, until another model is released."""
+        if queue.has_adapter:
+            return False
+        return sum(other.holds_a_slot for other in self._lines.values()) >= self._adapter_slots
+
+    def waits_for_a_slot(self, model_id: str) -> bool:
+        with self._changed:
+            queue = self._lines.get(model_id)
+            return queue is not None and queue.is_open and self._needs_a_slot(queue)
+
+    def finish(self, queue: ModelQueue, turn: Turn) -> None:
+        with self._changed:
+            queue.order.finish(turn)
+
+    def publish(self, queue: ModelQueue, entry: Entry, failure: Failure | None) -> None:
+        """The outcome is on disk: clients may know."""
+        with self._changed:
+            entry.status = "done" if failure is None else "failed"
+            entry.failure = failure
+            if queue.phase == "creating" and entry.operation.kind in CREATES:
+                if failure is None:
+                    queue.phase = "live"
+                else:
+                    self._close(queue, "released", queue.reason)
+            self._changed.notify_all()
+        if not queue.is_open:
+            self._fail_waiting(queue)
+        self._on_finished(queue.model_id, entry.operation.seq_id)
+
+    # ---- what will not run
+
+    def close_model(self, queue: ModelQueue, phase: journal_tables.ModelPhase, reason: str = "") -> None:
+        """Nothing of this model runs any more; what waits fails with the reason."""
+        with self._changed:
+            self._close(queue, phase, reason)
+            self._changed.notify_all()  # its slot is free
+        self._fail_waiting(queue)
+
+    def _close(self, queue: ModelQueue, phase: journal_tables.ModelPhase, reason: str) -> None:
+        queue.phase, queue.reason = phase, reason
+        if queue.model_id in self._queue:
+            self._queue.remove(queue.model_id)
+
+    def _fail_waiting(self, queue: ModelQueue) -> None:
+        failure = queue.closed_failure()
+        with self._changed:
+            waiting = [entry for entry in queue.entries.values() if entry.status == "pending" and entry.accepted.done()]
+        for entry in waiting:
+            self._write_late(queue, entry, failure)
+
+    def _write_late(self, queue: ModelQueue, entry: Entry, failure: Failure) -> None:
+        operation = entry.operation
+
+        def write(db: journal_tables.Database) -> None:
+            journal_tables.record_late(db, operation.model_id, operation.seq_id, failure, self._clock())
+
+        def publish(_: Future[None]) -> None:
+            with self._changed:
+                self._drop_payload(entry)
+                entry.status, entry.failure = "late", failure
+            self._on_finished(operation.model_id, operation.seq_id)
+
+        self._journal.write(write, must_succeed=True).add_done_callback(publish)
+
+    # ---- gaps
+
+    def age_gaps(self, seconds: float) -> None:
+        """Notes that this much time passed in which clients could have filled open gaps; closes the overdue."""
+        for queue in self.all():
+            with self._changed:
+                overdue = self._overdue_gap(queue, seconds)
+            if overdue is not None:
+                self._close_gap(queue, overdue)
+
+    def _overdue_gap(self, queue: ModelQueue, seconds: float) -> int | None:
+        gap_at = queue.order.open_gap() if queue.is_open else None
+        if gap_at is None or gap_at != queue.gap_at:
+            queue.gap_at, queue.gap_open_seconds = gap_at, 0.0
+            return None
+        queue.gap_open_seconds += seconds
+        being_accepted = any(not entry.accepted.done() for entry in queue.entries.values())
+        return gap_at if queue.gap_open_seconds >= GAP_CLOSES_AFTER_SECONDS and not being_accepted else None
+
+    def _close_gap(self, queue: ModelQueue, below: int) -> None:
+        def take_effect(_: Future[None]) -> None:
+            with self._changed:
+                queue.order.close_below(below)
+                self._changed.notify_all()
+
+        written = self._journal.write(
+            lambda db: journal_tables.raise_closed_below(db, queue.model_id, below), must_succeed=True
+        )
+        written.add_done_callback(take_effect)

@@ -1,0 +1,96 @@
+"""The order of one model's operations, decided purely: what runs next, and what will never come.
+
+Clients number a model's operations 1, 2, 3…; chunks of one forward_backward arrive with the first
+chunk last, and numbers can be missing for ever. The rules:
+
+- an operation runs when all below it have run or are known not to come;
+- an operation that is not a forward_backward is only sent after everything below it was settled
+  on the client, so its arrival closes all gaps below it;
+- a gap below a forward_backward stays open until somebody closes it (time, or the session's end).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from tinsmith_trainer.checkpoints.snapshots import WindowFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The operation whose turn it is, and the numbers before it that never came (`missing`, may be empty)."""
+
+    seq_id: int
+    missing: range
+
+
+class OperationOrder:
+    """Which accepted operation is next.
+
+    `applied` is the last number that ran (or was passed over), -1 before the create.
+    Missing numbers below `closed_below` will not run any more.
+    """
+
+    def __init__(self, applied: int = -1, closed_below: int = 0) -> None:
+        self.applied = applied
+        self.closed_below = closed_below
+        self._waiting: list[int] = []
+
+    def accept(self, seq_id: int, *, is_forward_backward: bool) -> None:
+        """Adds an operation that has not run. Numbers that are late must not get here."""
+        heapq.heappush(self._waiting, seq_id)
+        if not is_forward_backward:
+            self.close_below(seq_id)
+
+    def is_late(self, seq_id: int) -> bool:
+        """A new number that was already passed over or written off."""
+        return seq_id <= self.applied or seq_id < self.closed_below
+
+    def close_below(self, seq_id: int) -> None:
+        self.closed_below = max(self.closed_below, seq_id)
+
+    def open_gap(self) -> int | None:
+        """The waiting number that a missing one holds up, or None."""
+        if not self._waiting or self.next_turn() is not None:
+            return None
+        return self._waiting[0]
+
+    def next_turn(self) -> Turn | None:
+        """What runs now, without taking it: None when nothing waits or a gap is open."""
+        if not self._waiting:
+            return None
+        lowest = self._waiting[0]
+        missing = range(self.applied + 1, lowest)
+        if missing and self.closed_below < lowest:
+            return None
+        return Turn(lowest, missing)
+
+    def finish(self, turn: Turn) -> None:
+        """The turn's operation ran, or failed: the next one's turn."""
+        if not self._waiting or self._waiting[0] != turn.seq_id:
+            raise AssertionError(f"operation {turn.seq_id} finished out of turn")
+        heapq.heappop(self._waiting)
+        self.applied = turn.seq_id
+
+    def waiting(self) -> tuple[int, ...]:
+        """In no order."""
+        return tuple(self._waiting)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+
+def missing_failure(missing: range) -> WindowFailure:
+    """A number that never came may have been a gradient: training on without it would be wrong."""
+    which = f"operation {missing[0]}" if len(missing) == 1 else f"operations {missing[0]} to {missing[-1]}"
+    return WindowFailure("user", f"{which} of this model never arrived")
+
+
+def failed_step_message(failure: WindowFailure) -> str:
+    return (
+        "optim_step was not applied, because the gradient since the last step is incomplete: "
+        f"{failure.message.rstrip('.?!')}. Its gradients were dropped; weights, moments and step are unchanged. "
+        "Mend what failed, then send forward_backward and optim_step again."
+    )

@@ -1,0 +1,55 @@
+"""Ends the process where it could only go on failing: whoever started it starts a new one, which recovers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+
+import structlog
+
+from tinsmith_trainer.in_flight_marker import InFlightMarker
+
+log = structlog.get_logger(__name__)
+
+_marks: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
+
+
+def tell_at_the_end(mark: InFlightMarker) -> None:
+    """Whatever ends this process by itself says there whether the engine's call is why."""
+    _marks.add(mark)
+
+
+def end_process(failure: str) -> None:
+    """Logs the exception that is being handled, and ends at once: threads of a broken process may never join."""
+    try:
+        log.exception(failure)
+        for mark in tuple(_marks):
+            mark.sign(f"{failure}: {sys.exception()}")
+    finally:
+        os._exit(1)
+
+
+def end_without_blame() -> None:
+    """Ends at once for a reason that has nothing to do with what the engine is at."""
+    for mark in tuple(_marks):
+        mark.stop()
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def fatal_on_error(failure: str, *, blames_the_call: bool = True) -> Iterator[None]:
+    """Without this every operation would wait for ever, on a worker that says it is ready. A new process replays.
+
+    `blames_the_call`: what the engine is at counts as the reason.
+    """
+    try:
+        yield
+    except BaseException:
+        if blames_the_call:
+            end_process(failure)
+            return
+        log.exception(failure)
+        end_without_blame()

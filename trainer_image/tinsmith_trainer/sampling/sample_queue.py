@@ -1,0 +1,252 @@
+"""Samples in flight and their results, in memory: a crash forgets them, and clients submit again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.errors import Draining, SamplerClosed, StorageUnavailable, TrainerError, UserError
+from tinsmith_trainer.oplog.journal_tables import Failure, Success
+from tinsmith_trainer.sampling.base import SampleOutcome, Sampler
+from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
+from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
+
+UNFETCHED_SECONDS = 60.0
+"""How long results wait for somebody to fetch them. A client that lives asks again every 25 s."""
+
+
+class DrainTracker:
+    """The samples that somebody may still come for. One event loop's, whose clock it reads unless given another."""
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or asyncio.get_running_loop().time
+        self._unfinished: set[str] = set()
+        self._unfetched: set[str] = set()
+        self._last_finish = -math.inf
+        self._changed = asyncio.Event()
+
+    def took(self, request_id: str) -> None:
+        self._unfinished.add(request_id)
+
+    def finished(self, request_id: str) -> None:
+        """From now on there is a result to fetch."""
+        self._unfinished.discard(request_id)
+        self._unfetched.add(request_id)
+        self._last_finish = self._clock()
+        self._changed.set()
+
+    def settled(self, request_id: str) -> None:
+        """Its result was fetched, or nobody will ever want it."""
+        self._unfetched.discard(request_id)
+        self._changed.set()
+
+    def lost(self, request_id: str) -> None:
+        """There will be no result."""
+        self._unfinished.discard(request_id)
+        self.settled(request_id)
+
+    def remaining_seconds(self) -> float:
+        """How much longer this process is needed: 0: no more; infinite while a sample runs."""
+        if self._unfinished:
+            return math.inf
+        if not self._unfetched:
+            return 0.0
+        return max(0.0, self._last_finish + UNFETCHED_SECONDS - self._clock())
+
+    async def complete(self) -> None:
+        """Returns when the process may go. Samples that are taken meanwhile are waited for, too."""
+        while (remaining := self.remaining_seconds()) > 0:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(None if math.isinf(remaining) else remaining):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+
+log = structlog.get_logger(__name__)
+
+MAX_WAITING_SAMPLES = 8192
+MAX_WAITING_BYTES = 1024**3
+"""Of prompts, target tokens, of which a sparse tensor of a few bytes may make many, and answers."""
+KEEP_RESULTS_SECONDS = 3600.0
+KEEP_RESULT_BYTES = 512 * 1024 * 1024
+STORAGE_PAUSE_SECONDS = 2.0
+"""How long a sample is kept whose adapter cannot be read now: its client submits it again at once."""
+
+
+class TooManySamples(Exception):
+    """The client should hold back for a second and send the same request again."""
+
+
+@dataclass(slots=True)
+class _Sample:
+    """Finished without a result: it was lost with the sampler."""
+
+    nbytes: int
+    result: Success | Failure | None = None
+    finished_at: float = 0.0
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    adapter: AdapterInUse | None = None
+    cancelled: bool = False
+
+
+class Samples:
+    """Takes sample requests, gets the adapters they name, keeps the results for an hour. One event loop's."""
+
+    def __init__(self, sampler: Sampler, adapters: SamplerAdapters) -> None:
+        self.adapters = adapters
+        self.sampler = sampler
+        self._samples: dict[str, _Sample] = {}
+        self._finished: deque[str] = deque()  # oldest result first
+        self._result_bytes = 0
+        self._waiting_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._hand_over = DrainTracker()
+        self._draining = False
+
+    def submit(self, request: worker_pb2.SampleRequest) -> None:
+        """The same request_id again is the same sample. Raises TooManySamples, or Draining."""
+        if request.request_id in self._samples:
+            return
+        if self._draining:
+            raise Draining("this sampler is shutting down, and takes no more samples")
+        nbytes = unpacked_bytes(request)
+        if not self._has_room(nbytes):
+            raise TooManySamples
+        self._forget_old()
+        self._samples[request.request_id] = _Sample(nbytes)
+        self._waiting_bytes += nbytes
+        self._hand_over.took(request.request_id)
+        if request.HasField("rejection"):
+            self._finish(request.request_id, Failure("user", request.rejection.message))
+            return
+        task = self._loop.create_task(self._start(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self, request_id: str, timeout_seconds: float) -> Success | Failure | None:
+        """The result, or None when it is not there in time. Raises KeyError for ids that are not known, or lost."""
+        sample = self._samples[request_id]
+        if not sample.finished.is_set():  # also with a timeout of 0, which wait_for would not grant a single look
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await sample.finished.wait()
+            except TimeoutError:
+                return None
+        if sample.result is None:
+            raise KeyError(request_id)
+        self._hand_over.settled(request_id)
+        return sample.result
+
+    def cancel(self, request_id: str) -> None:
+        """Unknown ids are ignored."""
+        sample = self._samples.get(request_id)
+        if sample is not None:
+            sample.cancelled = True
+            self._hand_over.settled(request_id)
+            self.sampler.cancel(request_id)
+
+    def stop_taking(self) -> None:
+        """New samples are refused from now on; those that were taken go on, and can be fetched."""
+        self._draining = True
+
+    async def handed_over(self) -> None:
+        """Returns when all that was taken is done and was fetched, or not for so long that nobody will."""
+        await self._hand_over.complete()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._samples) - len(self._finished)
+
+    def _has_room(self, nbytes: int) -> bool:
+        """One that is too large for all others is taken alone."""
+        fits = self._waiting_bytes + nbytes <= MAX_WAITING_BYTES or not self._waiting_bytes
+        return fits and self.unfinished < MAX_WAITING_SAMPLES
+
+    async def _start(self, request: worker_pb2.SampleRequest) -> None:
+        """Whatever goes wrong here is the sample's failure, unless it may pass: nobody else would ever finish it."""
+        request_id = request.request_id
+        sample = self._samples[request_id]
+
+        def done(outcome: SampleOutcome) -> None:
+            self._loop.call_soon_threadsafe(self._end, request, outcome)
+
+        try:
+            if request.adapter.directory:
+                sample.adapter = await self.adapters.take(request.adapter)
+            if sample.cancelled:
+                raise UserError("The request was cancelled.")
+            self.sampler.submit(decode_sample(request), done)
+        except StorageUnavailable:
+            await asyncio.sleep(STORAGE_PAUSE_SECONDS)
+            self._lose(request_id)
+        except TrainerError as error:
+            self._end(request, SampleOutcome(error=error))
+        except Exception as error:
+            log.exception("a sample could not be started", request_id=request_id)
+            self._finish(request_id, Failure("server", f"{type(error).__name__}: {error}"))
+
+    def _end(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
+        if isinstance(outcome.error, SamplerClosed):
+            self._lose(request.request_id)
+        else:
+            self._finish(request.request_id, _as_result(outcome, request))
+
+    def _finish(self, request_id: str, result: Success | Failure) -> None:
+        sample = self._samples[request_id]
+        sample.result, sample.finished_at = result, time.monotonic()
+        self._result_bytes += _size(result)
+        self._finished.append(request_id)
+        self._hand_over.finished(request_id)
+        if sample.cancelled:
+            self._hand_over.settled(request_id)
+        self._let_go(sample)
+        self._forget_old()
+
+    def _lose(self, request_id: str) -> None:
+        """As if it had never been here: whoever asks submits it again, elsewhere."""
+        self._hand_over.lost(request_id)
+        self._let_go(self._samples.pop(request_id))
+
+    def _let_go(self, sample: _Sample) -> None:
+        self._waiting_bytes -= sample.nbytes
+        sample.finished.set()
+        if sample.adapter is not None:
+            self.adapters.give_back(sample.adapter)
+            sample.adapter = None
+
+    def _forget_old(self) -> None:
+        """Oldest result first, while they are past their time or too large together. Whoever waits for one has it."""
+        horizon = time.monotonic() - KEEP_RESULTS_SECONDS
+        while self._finished:
+            sample = self._samples[self._finished[0]]
+            if sample.finished_at >= horizon and self._result_bytes <= KEEP_RESULT_BYTES:
+                return
+            assert sample.result is not None
+            self._result_bytes -= _size(sample.result)
+            forgotten = self._finished.popleft()
+            self._hand_over.settled(forgotten)
+            del self._samples[forgotten]
+
+
+def _size(result: Success | Failure) -> int:
+    return len(result.payload) if isinstance(result, Success) else len(result.message)
+
+
+def _as_result(outcome: SampleOutcome, request: worker_pb2.SampleRequest) -> Success | Failure:
+    if outcome.error is not None:
+        return Failure(outcome.error.category, str(outcome.error))
+    return Success(encode_sample(outcome, request), protobuf=True)

@@ -1,0 +1,191 @@
+"""Which adapter versions are in a sampler's memory: at most so many, and none leaves while a sample uses it.
+
+Who needs a version that is not there waits for room in the order of arrival. The versions unused for longest go
+first; where all are in use, those taken longest ago let nobody else in until their samples are done, so that
+programs with more versions than fit take turns instead of one waiting for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import islice
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
+from tinsmith_trainer.errors import OutOfMemory, UserError
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.training.executor import SavedWeights
+
+log = structlog.get_logger(__name__)
+
+RECENT_SAVE_BYTES = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """Of a sampler's memory: how many versions, the highest rank of one, and the bytes of those that nobody uses.
+
+    Bytes are those of the checkpoint's tensors.
+    """
+
+    max_loaded: int
+    max_rank: int
+    max_idle_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class AdapterInUse:
+    """A version that is in memory or on its way there. Goes back to `SamplerAdapters.give_back`, once."""
+
+    key: str
+    loading: asyncio.Task[None]
+    users: int = 0  # its loading is one
+    size_bytes: int = 0
+
+
+class SamplerAdapters:
+    """The adapters of one sampler, by the digests of their manifests. One event loop's."""
+
+    def __init__(
+        self, sampler: Sampler, checkpoints: CheckpointRoot, base: BaseModelInfo, limits: AdapterLimits
+    ) -> None:
+        self._sampler = sampler
+        self._checkpoints = checkpoints
+        self._base = base
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._recent: OrderedDict[str, AdapterState] = OrderedDict()
+        self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # taken longest ago first
+        self._waiting: OrderedDict[str, list[asyncio.Future[AdapterInUse]]] = OrderedDict()
+        self._references: dict[str, worker_pb2.AdapterRef] = {}  # of those that wait
+
+    def __len__(self) -> int:
+        """How many are in memory or on their way there."""
+        return len(self._resident)
+
+    def remember_saved(self, saved: SavedWeights) -> None:
+        """Weights that were just saved need not be read back. Called from any thread."""
+        self._loop.call_soon_threadsafe(self._keep_recent, saved)
+
+    async def take(self, reference: worker_pb2.AdapterRef) -> AdapterInUse:
+        """Returns once it is in memory, where it stays until it is given back. Raises TrainerError."""
+        key = reference.manifest_digest
+        admitted: asyncio.Future[AdapterInUse] = self._loop.create_future()
+        self._waiting.setdefault(key, []).append(admitted)
+        self._references[key] = reference
+        self._admit()
+        adapter = await admitted
+        try:
+            await asyncio.shield(adapter.loading)
+        except BaseException:
+            self.give_back(adapter)
+            raise
+        return adapter
+
+    def give_back(self, adapter: AdapterInUse) -> None:
+        adapter.users -= 1
+        self._drop_beyond_limit()
+        self._admit()
+
+    def _drop_beyond_limit(self) -> None:
+        """Each step of RL has a version of its own: without a limit they would fill the device and end the training."""
+        if self._limits.max_idle_bytes is None:
+            return
+        idle = [adapter for adapter in self._resident.values() if not adapter.users]
+        size = sum(adapter.size_bytes for adapter in idle)
+        for adapter in idle[:-1]:  # the latest stays, whatever its size
+            if size <= self._limits.max_idle_bytes:
+                return
+            size -= adapter.size_bytes
+            self._drop(adapter.key)
+
+    def _admit(self) -> None:
+        """Lets in whoever can be, oldest first."""
+        without_room = 0
+        for key in list(self._waiting):
+            if key in self._resident:
+                if key in islice(self._resident, without_room):  # it is to make room for somebody older
+                    continue
+            elif self._has_room():
+                self._resident[key] = self._start_loading(self._references[key])
+            else:
+                without_room += 1
+                continue
+            self._let_in(key)
+
+    def _let_in(self, key: str) -> None:
+        adapter = self._resident[key]
+        self._resident.move_to_end(key)
+        del self._references[key]
+        for admitted in self._waiting.pop(key):
+            if not admitted.done():
+                adapter.users += 1
+                admitted.set_result(adapter)
+
+    def _has_room(self) -> bool:
+        """Makes it, where one is not in use."""
+        if len(self._resident) < self._limits.max_loaded:
+            return True
+        return self._drop_longest_unused()
+
+    def _drop_longest_unused(self) -> bool:
+        """False: all are in use."""
+        idle = next((adapter.key for adapter in self._resident.values() if not adapter.users), None)
+        if idle is None:
+            return False
+        self._drop(idle)
+        return True
+
+    def _drop(self, key: str) -> None:
+        del self._resident[key]
+        self._sampler.drop_adapter(key)
+
+    def _start_loading(self, reference: worker_pb2.AdapterRef) -> AdapterInUse:
+        adapter = AdapterInUse(reference.manifest_digest, self._loop.create_task(self._load(reference)), users=1)
+        adapter.loading.add_done_callback(lambda loading: self._loaded(adapter, loading))
+        return adapter
+
+    def _loaded(self, adapter: AdapterInUse, loading: asyncio.Task[None]) -> None:
+        if loading.cancelled() or (error := loading.exception()) is not None:
+            if not loading.cancelled():
+                log.warning("an adapter could not be loaded", adapter=adapter.key, error=str(error))
+            del self._resident[adapter.key]  # whoever asks next has it tried again
+        self.give_back(adapter)
+
+    async def _load(self, reference: worker_pb2.AdapterRef) -> None:
+        key = reference.manifest_digest
+        state = self._recent.pop(key, None)
+        if state is None:
+            loaded = await asyncio.to_thread(self._checkpoints.read, reference.directory, key, self._base)
+            state = loaded.state
+        self._check_rank(reference, state)
+        while True:
+            try:
+                await asyncio.to_thread(self._sampler.load_adapter, key, state)
+            except OutOfMemory:
+                if not self._drop_longest_unused():
+                    raise
+            else:
+                self._resident[key].size_bytes = _state_bytes(state)
+                return
+
+    def _check_rank(self, reference: worker_pb2.AdapterRef, state: AdapterState) -> None:
+        if state.lora.rank > self._limits.max_rank:
+            raise UserError(
+                f"The checkpoint {reference.directory} holds a LoRA adapter of rank {state.lora.rank}; "
+                f"this sampler's limit is {self._limits.max_rank}, its max_rank."
+            )
+
+    def _keep_recent(self, saved: SavedWeights) -> None:
+        self._recent[saved.written.manifest_digest] = saved.state
+        while len(self._recent) > 1 and sum(map(_state_bytes, self._recent.values())) > RECENT_SAVE_BYTES:
+            self._recent.popitem(last=False)
+
+
+def _state_bytes(state: AdapterState) -> int:
+    return sum(tensor.nbytes for tensor in state.tensors.values())

@@ -1,0 +1,157 @@
+"""A job as requests, and what was drawn as its outcome. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.checks import room_for_tokens
+from tinsmith_trainer.sampling.stops import StopRule
+from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, seed_of
+from tinsmith_trainer.sampling.token_server.prefix_requests import (
+    PrefixRequest,
+    alternative_tokens,
+    plan_prefixes,
+    prompt_logprobs,
+    target_logprobs,
+    topk_prompt_logprobs,
+)
+from tinsmith_trainer.sampling.token_server.served_model import ServedModel
+
+MOST_NAMED_TOKENS = 1 << 21
+"""Likeliest tokens in one answer of a server: as text they are 150 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The requests of a job, as many as its samples, and those behind beginnings of its prompt; without any, it has its
+    outcome already.
+
+    max_tokens: of each sequence. A request has at least one, since no server draws none: it scores the prompt only.
+    """
+
+    job: SampleJob
+    rule: StopRule
+    max_tokens: int
+    requests: tuple[GenerationRequest, ...]
+    prefixes: tuple[PrefixRequest, ...] = ()
+
+
+def plan_generation_requests(
+    job: SampleJob, adapter: str | None, model: ServedModel, *, head: bool = False, scored_by_prefixes: bool = False
+) -> Plan:
+    """`head`: of an adapter that changes the unembedding. `scored_by_prefixes`: as of one whose server would score the
+    prompt without it.
+
+    Raises UserError, with one sentence that says why it cannot run.
+    """
+    max_tokens = room_for_tokens(job, model.info)
+    rule = StopRule.of(job.params, model.eos_token_ids)
+    scored_from = _first_scored(job)
+    _check_named("topk_prompt_logprobs", job.topk_prompt_logprobs, len(job.prompt) - (scored_from or 0))
+    _check_named("topk_sample_logprobs", job.topk_sample_logprobs, max_tokens)
+    prefixes = plan_prefixes(job, adapter, scored_from if scored_by_prefixes else None, head=head)
+    if scored_by_prefixes:
+        scored_from = None
+    if max_tokens == 0 and scored_from is None:
+        return Plan(job, rule, 0, (), prefixes)
+    params = job.params
+    first = GenerationRequest(
+        adapter=adapter,
+        prompt=job.prompt,
+        max_tokens=max(1, max_tokens),
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=None,
+        stop_token_ids=tuple(sorted(rule.token_ids)),
+        stop_strings=rule.strings,
+        topk=job.topk_sample_logprobs if max_tokens else 0,
+        head=head,
+    )
+    count = 1 if max_tokens == 0 else job.num_samples
+    requests = [replace(first, seed=seed_of(job, index)) for index in range(count)]
+    if scored_from is not None:
+        requests[0] = replace(requests[0], scored_from=scored_from, topk_prompt=job.topk_prompt_logprobs)
+    return Plan(job, rule, max_tokens, tuple(requests), prefixes)
+
+
+def outcome_of(plan: Plan, drawn: Items[Generation], behind: Items[Generation], model: ServedModel) -> SampleOutcome:
+    """Of what became of its requests and of those behind beginnings of the prompt, both in the order of the plan.
+
+    Raises UserError if what was drawn has no logprobs, as of a model that has diverged.
+    """
+    job = plan.job
+    sequences = [_finished(plan, one.sequence, model) for one in drawn] if plan.max_tokens else []
+    sequences += [_empty(job)] * (job.num_samples - len(sequences))
+    if not all(np.isfinite(sequence.logprobs).all() for sequence in sequences):
+        raise UserError("The logprobs of what was sampled are not finite: the weights have diverged.")
+    first = drawn[0] if drawn else None
+    return SampleOutcome(
+        sequences=tuple(sequences),
+        prompt_logprobs=_scores(plan, first, behind),
+        prompt_cache_hit_tokens=next((one.cached_tokens for one in (*behind, *drawn)), 0),
+        topk_prompt_logprobs=_topk_prompt(plan, first, behind),
+        target_prompt_logprobs=target_logprobs(job, plan.prefixes, behind),
+        prompt_alt_tokens=alternative_tokens(job, plan.prefixes, behind),
+    )
+
+
+def _check_named(name: str, k: int, positions: int) -> None:
+    if k * positions > MOST_NAMED_TOKENS:
+        raise UserError(
+            f"{name} is {k} for {positions} positions; this sampler's server answers in text, which has room for "
+            f"{MOST_NAMED_TOKENS // positions} at each. Ask for fewer, or sample from a session or from a pool with "
+            "engine: builtin."
+        )
+
+
+def _scores(plan: Plan, first: Generation | None, behind: Items[Generation]) -> NDArray[np.float32] | None:
+    if not plan.job.prompt_logprobs:
+        return None
+    if first is not None and first.prompt_logprobs is not None:
+        return first.prompt_logprobs
+    return prompt_logprobs(plan.job, plan.prefixes, behind)
+
+
+def _topk_prompt(plan: Plan, first: Generation | None, behind: Items[Generation]) -> TopkLogprobs | None:
+    if not plan.job.topk_prompt_logprobs:
+        return None
+    if first is not None and first.topk_prompt is not None:
+        return first.topk_prompt
+    return topk_prompt_logprobs(plan.job, plan.prefixes, behind)
+
+
+def _first_scored(job: SampleJob) -> int | None:
+    """The first prompt position that has a logprob to compute, or None."""
+    if not job.prompt_logprobs and not job.topk_prompt_logprobs:
+        return None
+    length, last_n = len(job.prompt), job.prompt_logprobs_last_n
+    first = 1 if last_n is None else max(1, length - last_n)
+    return first if first < length else None
+
+
+def _finished(plan: Plan, drawn: Sequence, model: ServedModel) -> Sequence:
+    """Cut behind the token that ends it, found as the built-in sampler finds it."""
+    watch = plan.rule.watch(model.tokenizer)
+    for index, token in enumerate(drawn.tokens.tolist(), 1):
+        if watch.sees_end(token):
+            return _cut(drawn, index)
+    return drawn
+
+
+def _cut(drawn: Sequence, length: int) -> Sequence:
+    topk = drawn.topk_logprobs
+    if topk is not None:
+        topk = TopkLogprobs(topk.token_ids[:length], topk.logprobs[:length])
+    return Sequence(drawn.tokens[:length], drawn.logprobs[:length], stopped=True, topk_logprobs=topk)
+
+
+def _empty(job: SampleJob) -> Sequence:
+    topk = TopkLogprobs.empty(0, job.topk_sample_logprobs) if job.topk_sample_logprobs else None
+    return Sequence(np.array([], np.int32), np.array([], np.float32), stopped=False, topk_logprobs=topk)

@@ -1,0 +1,185 @@
+"""What a job asks of a prompt that no server tells of it: requests of one token, each behind a beginning of the prompt.
+
+No server tells the logprobs of other tokens at every position of a prompt, or draws there, and one scores it without
+what an adapter adds to the unembedding. In the place of the first token that it draws each does all of that, over the
+whole vocabulary; and it has a beginning of a prompt that it has seen in its prefix cache. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.sampling.base import NO_TARGET, AltTokens, SampleJob, TopkLogprobs
+from tinsmith_trainer.sampling.token_server.base import MOST_CANDIDATES, Generation, GenerationRequest, seed_of
+
+MOST_PREFIX_REQUESTS = 4096
+"""Of a job, as many as samples. Each carries its beginning of the prompt to the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRequest:
+    """Behind the prompt up to its position `row`: for its candidates, for the likeliest tokens, or for one of the draws
+    of that place, which is `draw`."""
+
+    purpose: Literal["named", "top_logprobs", "drawn"]
+    row: int
+    request: GenerationRequest
+    draw: int = 0
+
+
+def plan_prefixes(
+    job: SampleJob, adapter: str | None, scored_from: int | None = None, *, head: bool = False
+) -> tuple[PrefixRequest, ...]:
+    """Of all targets and alternatives of a job, and of the prompt itself from `scored_from` on; the longest first.
+
+    `head`: of an adapter that changes the unembedding. Raises UserError for more than a job may have.
+    """
+    named = _named(job, scored_from)
+    top_logprobs = range(scored_from - 1, len(job.prompt) - 1) if scored_from and job.topk_prompt_logprobs else ()
+    draws = _draws(job)
+    _check_count(job, scored_from, len(named) + len(top_logprobs) + draws * (len(job.prompt) - 1))
+    behind = [PrefixRequest("named", row, _request(job, adapter, row, tokens)) for row, tokens in named]
+    behind += [
+        PrefixRequest("top_logprobs", row, replace(_request(job, adapter, row), topk=job.topk_prompt_logprobs))
+        for row in top_logprobs
+    ]
+    behind += [
+        PrefixRequest("drawn", row, _alternative(job, adapter, row, row * draws + draw), draw)
+        for row in range(len(job.prompt) - 1)
+        for draw in range(draws)
+    ]
+    behind.sort(key=lambda one: -one.row)
+    return tuple(replace(one, request=replace(one.request, head=head)) for one in behind)
+
+
+def target_logprobs(
+    job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]
+) -> NDArray[np.float32] | None:
+    """In the shape of what was asked, 0 where that is nothing; None if nothing was. `drawn` is as `planned`."""
+    targets = job.target_prompt_logprobs
+    if targets is None:
+        return None
+    found = np.zeros(targets.shape, np.float32)
+    for row, tokens, logprobs in _logprobs_of_named(planned, drawn):
+        asked = np.isin(targets[row], tokens)
+        found[row, asked] = logprobs[np.searchsorted(tokens, targets[row, asked])]
+    return found
+
+
+def prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> NDArray[np.float32]:
+    """Of the prompt's own tokens, NaN where they were not asked for. `drawn` is as `planned`."""
+    found = np.full(len(job.prompt), np.nan, np.float32)
+    for row, tokens, logprobs in _logprobs_of_named(planned, drawn):
+        own = tokens == job.prompt[row + 1]
+        if own.any() and row + 1 >= _first_wanted(job):
+            found[row + 1] = logprobs[own][0]
+    return found
+
+
+def topk_prompt_logprobs(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> TopkLogprobs:
+    """A row for each token of the prompt, empty where it was not asked for. `drawn` is as `planned`."""
+    found = TopkLogprobs.empty(len(job.prompt), job.topk_prompt_logprobs)
+    for one, result in zip(planned, drawn, strict=True):
+        topk = result.sequence.topk_logprobs
+        if one.purpose == "top_logprobs" and topk is not None:
+            found.token_ids[one.row + 1], found.logprobs[one.row + 1] = topk.token_ids[0], topk.logprobs[0]
+    return found
+
+
+def alternative_tokens(job: SampleJob, planned: Items[PrefixRequest], drawn: Items[Generation]) -> AltTokens | None:
+    """None if none were asked for. `drawn` is as `planned`."""
+    if not job.prompt_alt_tokens_k:
+        return None
+    shape = (len(job.prompt) - 1, job.prompt_alt_tokens_k)
+    found = AltTokens(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+    for one, result in zip(planned, drawn, strict=True):
+        if one.purpose == "drawn":
+            columns = slice(None) if _draws(job) == 1 else one.draw  # greedy draws are all alike
+            found.tokens[one.row, columns] = result.sequence.tokens[0]
+            found.logprobs[one.row, columns] = result.sequence.logprobs[0]
+    return found
+
+
+def _logprobs_of_named(
+    planned: Items[PrefixRequest], drawn: Items[Generation]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:
+    """Rows, tokens in their order, and the logprobs of these."""
+    for one, result in zip(planned, drawn, strict=True):
+        if one.purpose == "named":
+            assert result.candidates is not None
+            yield one.row, np.array(one.request.candidates, np.int64), result.candidates
+
+
+def _named(job: SampleJob, scored_from: int | None) -> list[tuple[int, tuple[int, ...]]]:
+    """Rows, and the tokens whose logprobs are wanted there, each once and no more at a time than a server takes."""
+    found = []
+    for row, wanted in enumerate(_wanted(job, scored_from)):
+        tokens = np.unique(wanted[wanted != NO_TARGET]).tolist()
+        found += [(row, tuple(tokens[i : i + MOST_CANDIDATES])) for i in range(0, len(tokens), MOST_CANDIDATES)]
+    return found
+
+
+def _wanted(job: SampleJob, scored_from: int | None) -> NDArray[np.int64]:
+    """The targets, and the prompt's own tokens as one column more where they are wanted. Raises UserError."""
+    rows, targets = len(job.prompt) - 1, job.target_prompt_logprobs
+    if targets is None:
+        targets = np.full((rows, 0), NO_TARGET, np.int64)
+    own = np.full((rows, 1), NO_TARGET, np.int64)
+    if scored_from is not None and job.prompt_logprobs:
+        own[scored_from - 1 :, 0] = job.prompt[scored_from:]
+    wanted = np.concatenate([targets, own], axis=1)
+    _check_count(job, scored_from, int((wanted != NO_TARGET).any(axis=1).sum()))
+    return wanted
+
+
+def _first_wanted(job: SampleJob) -> int:
+    return 1 if job.prompt_logprobs_last_n is None else len(job.prompt) - job.prompt_logprobs_last_n
+
+
+def _draws(job: SampleJob) -> int:
+    """Of each position; the greedy ones are all alike."""
+    return min(job.prompt_alt_tokens_k, 1) if job.params.temperature == 0 else job.prompt_alt_tokens_k
+
+
+def _request(job: SampleJob, adapter: str | None, row: int, candidates: tuple[int, ...] = ()) -> GenerationRequest:
+    return GenerationRequest(
+        adapter=adapter,
+        prompt=job.prompt[: row + 1],
+        max_tokens=1,
+        temperature=0.0,
+        top_k=-1,
+        top_p=1.0,
+        seed=None,
+        stop_token_ids=(),
+        stop_strings=(),
+        candidates=candidates,
+    )
+
+
+def _alternative(job: SampleJob, adapter: str | None, row: int, index: int) -> GenerationRequest:
+    seed = seed_of(job, index, "alternatives to the prompt of ")
+    return replace(_request(job, adapter, row), temperature=job.params.temperature, seed=seed)
+
+
+def _check_count(job: SampleJob, scored_from: int | None, count: int) -> None:
+    if count <= MOST_PREFIX_REQUESTS:
+        return
+    asked = {
+        "prompt_logprobs": scored_from is not None and job.prompt_logprobs,
+        "topk_prompt_logprobs": scored_from is not None and job.topk_prompt_logprobs,
+        "target_prompt_logprobs": job.target_prompt_logprobs is not None,
+        "prompt_alt_tokens_k": job.prompt_alt_tokens_k,
+    }
+    names = " and ".join(name for name, is_asked in asked.items() if is_asked)
+    reason = "" if scored_from is None else ", whose scores of whole prompts leave out the unembedding of an adapter"
+    raise UserError(
+        f"{names} would take {count} requests of one token to this sampler's server{reason}; {MOST_PREFIX_REQUESTS} "
+        "are the most. Ask for fewer positions, or sample from a session or from a pool with engine: builtin."
+    )

@@ -1,0 +1,77 @@
+"""What is known here of a base model whose weights are in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from tinsmith_trainer.engines.base import BaseModelInfo
+from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
+from tinsmith_trainer.torch_model.loading import check_files, describe_model, end_of_sequence, load_tokenizer
+from tinsmith_trainer.torch_model.model_source import model_directory
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`linear_shapes` are [out, in] by a module's name; `eos_token_ids` all ids at which generation ends by default."""
+
+    directory: Path
+    info: BaseModelInfo
+    tokenizer: Any
+    eos_token_ids: tuple[int, ...]
+    linear_shapes: Mapping[str, tuple[int, int]]
+    tied_embeddings: bool
+
+
+def read_model(source: str, revision: str | None = None, max_sequence_length: int | None = None) -> ServedModel:
+    """From a directory, or a revision of a hub repository. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    directory = model_directory(source, revision)
+    check_files(directory)
+    tokenizer = load_tokenizer(directory)
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        shapes = _linear_shapes(config)
+        has_file = (directory / GENERATION_CONFIG).is_file()
+        generation = GenerationConfig.from_pretrained(directory) if has_file else config
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, …
+        raise ModelDirectoryInvalid(
+            f"The model in {directory} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    return ServedModel(
+        directory=directory,
+        info=_limited(describe_model(source, directory, config), max_sequence_length),
+        tokenizer=tokenizer,
+        eos_token_ids=end_of_sequence(generation, tokenizer),
+        linear_shapes=shapes,
+        tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+    )
+
+
+def _linear_shapes(config: Any) -> dict[str, tuple[int, int]]:
+    """Of a model without weights, which takes no memory."""
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    return {
+        name: (module.out_features, module.in_features)
+        for name, module in skeleton.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+
+
+def _limited(info: BaseModelInfo, max_sequence_length: int | None) -> BaseModelInfo:
+    if max_sequence_length is None:
+        return info
+    if max_sequence_length > info.max_sequence_length:
+        raise ServerError(
+            f"A maximum sequence length of {max_sequence_length} is more than {info.path} was made for, "
+            f"which is {info.max_sequence_length} tokens. Give {info.max_sequence_length} or less."
+        )
+    return replace(info, max_sequence_length=max_sequence_length)

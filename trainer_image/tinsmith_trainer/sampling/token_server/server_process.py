@@ -1,0 +1,144 @@
+"""The server's process: started, waited for, listened to, watched, and ended with us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.sampling.token_server import supervisor
+from tinsmith_trainer.sampling.token_server.base import ServerCommand
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.5
+KEPT_LINES = 20
+LONGEST_LINE_BYTES = 1024**2
+END_SECONDS = supervisor.STOP_SECONDS + 5.0
+LAST_WORDS_SECONDS = 5.0
+"""How long the output of a server that has ended is read on: a process that left its session may keep it open."""
+
+
+class ServerProcess:
+    """One life of a server. One event loop's. `name` is what messages and logs call it."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, hold: int) -> None:
+        self._name = name
+        self._process = process
+        self._hold = hold
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, name: str, command: ServerCommand) -> ServerProcess:
+        """Returns at once; whether it serves is asked by `until_healthy`."""
+        held, hold = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", supervisor.__name__, str(held), *command.words),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(held,),
+                start_new_session=True,  # a signal to our whole group would end the leash, and leave the server
+                env={**os.environ, **command.environment},
+                limit=LONGEST_LINE_BYTES,
+            )
+        except BaseException:
+            os.close(hold)
+            raise
+        finally:
+            os.close(held)
+        log.info("a token server was started", server=name, command=" ".join(command.words))
+        return cls(name, process, hold)
+
+    async def until_healthy(self, is_healthy: Callable[[], Awaitable[bool]], timeout_seconds: float) -> None:
+        """Raises ServerError, with its last words, when it ends before that, or does not serve in time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while not await is_healthy():
+                    await self._ended_within(LOOK_SECONDS)
+        except TimeoutError:
+            raise ServerError(
+                f"{self._name} does not serve after {timeout_seconds:g} s. Its last words: {self.last_words()}"
+            ) from None
+
+    async def ended(self) -> ServerError:
+        """Returns when it has ended by itself, with why."""
+        await self._process.wait()
+        await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)
+        return ServerError(
+            f"{self._name} ended with status {self._process.returncode}. Its last words: {self.last_words()}"
+        )
+
+    async def stop(self) -> None:
+        """Lets go of it, and waits until it is gone."""
+        self.let_go()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)
+        self._listening.cancel()
+
+    def let_go(self) -> None:
+        """It ends soon after. More than once is as once."""
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
+
+    def last_words(self) -> str:
+        return " | ".join(self._lines) or "none"
+
+    async def _ended_within(self, seconds: float) -> None:
+        """Raises ServerError if it ends."""
+        ended = asyncio.create_task(self.ended())
+        done, _ = await asyncio.wait({ended}, timeout=seconds)
+        if done:
+            raise ended.result()
+        ended.cancel()
+
+    async def _listen(self) -> None:
+        """What it says is passed on as a log of ours: who reads a pod's log expects one form."""
+        assert self._process.stdout is not None
+        while content := await _line(self._process.stdout):
+            line = content.decode(errors="replace").rstrip()
+            if line:
+                self._lines.append(line)
+                log.info("a token server says", server=self._name, line=line)
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """A line, or a part of one that is beyond all measure."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.read(error.consumed)
+
+
+PERIOD_SECONDS = 10.0
+ILL_SECONDS = 60.0
+"""As long as a liveness probe of ours would bear."""
+
+
+async def until_ill(
+    is_healthy: Callable[[], Awaitable[bool]],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Returns when it has not been healthy for `ILL_SECONDS`, which questions without an answer count into."""
+    well = clock()
+    while clock() - well < ILL_SECONDS:
+        await sleep(PERIOD_SECONDS)
+        if await is_healthy():
+            well = clock()

@@ -1,0 +1,142 @@
+"""Tinker's protobuf bodies to checked datums, and results back to protobuf.
+
+Decoding rejects whatever cannot be a training example with a UserError that names the datum and
+the field, before any engine sees it. What depends on the model (vocabulary, length, loss) is the
+engine's to check.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import zstandard
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from tinsmith_rpc import wire_pb2
+
+from tinsmith_trainer.engines.base import Datum, LossSpec, Outcome
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.training.tensors import Numbers, array_of, decode_tensor
+
+MAX_BODY_BYTES = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackward:
+    """A decoded forward_backward or forward call."""
+
+    datums: tuple[Datum, ...]
+    loss: LossSpec
+    forward_only: bool
+
+
+def decode_forward_backward(body: bytes, *, zstd: bool) -> ForwardBackward:
+    """Raises UserError with the datum and field at fault."""
+    request = _parse(body, zstd=zstd)
+    if not request.data:
+        raise UserError("forward_backward needs at least one datum; data is empty.")
+    datums = tuple(_decode_datum(index, datum) for index, datum in enumerate(request.data))
+    return ForwardBackward(datums, LossSpec(request.loss_fn, _loss_config(request)), request.forward_only)
+
+
+def is_forward_only(body: bytes, *, zstd: bool) -> bool:
+    """Whether the call asks for no gradient, however wrong the rest of it is. Raises UserError if it cannot be read."""
+    return _parse(body, zstd=zstd).forward_only
+
+
+def _parse(body: bytes, *, zstd: bool) -> wire_pb2.ForwardBackwardRequest:
+    request = wire_pb2.ForwardBackwardRequest()
+    try:
+        request.ParseFromString(_decompress(body) if zstd else body)
+    except DecodeError as error:
+        raise UserError("The forward_backward body is not a readable protobuf message.") from error
+    return request
+
+
+def _decompress(body: bytes) -> bytes:
+    try:
+        return zstandard.ZstdDecompressor().decompress(body, max_output_size=MAX_BODY_BYTES)
+    except zstandard.ZstdError as error:
+        raise UserError(f"The forward_backward body is not a readable zstd frame: {error}.") from error
+
+
+def _loss_config(request: wire_pb2.ForwardBackwardRequest) -> dict[str, float | str]:
+    # Strings appear only in v2; numbers appear in both maps.
+    config: dict[str, float | str] = dict(request.loss_fn_config)
+    for key, value in request.loss_fn_config_v2.items():
+        config[key] = value.text if value.WhichOneof("value") == "text" else value.number
+    for key, number in config.items():
+        if isinstance(number, float) and not math.isfinite(number):
+            raise UserError(f"loss_fn_config[{key!r}] is {number}; it must be a finite number.")
+    return config
+
+
+def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
+    where = f"datum {index}"
+    tokens = _decode_tokens(where, datum.model_input)
+    inputs = {
+        name: decode_tensor(f"{where}, loss_fn_inputs[{name!r}]", tensor)
+        for name, tensor in datum.loss_fn_inputs.items()
+    }
+    if "target_tokens" in inputs and inputs["target_tokens"].dtype != np.int64:
+        raise UserError(f"{where}, loss_fn_inputs['target_tokens'] holds floats; it must be int64.")
+    return Datum(tokens, {name: _as_float(name, value) for name, value in inputs.items()})
+
+
+def _as_float(name: str, value: Numbers) -> Numbers:
+    return value if name == "target_tokens" else value.astype(np.float32, copy=False)
+
+
+def _decode_tokens(where: str, chunks: Iterable[wire_pb2.Chunk]) -> NDArray[np.int32]:
+    parts = [_decode_chunk(where, chunk) for chunk in chunks]
+    if not parts or not sum(len(part) for part in parts):
+        raise UserError(f"{where} has no input tokens.")
+    return np.concatenate(parts)
+
+
+def _decode_chunk(where: str, chunk: wire_pb2.Chunk) -> NDArray[np.int32]:
+    kind = chunk.WhichOneof("chunk")
+    if kind != "encoded_text":
+        raise UserError(f"{where} holds a chunk of kind {kind or 'unknown'}; this server trains on encoded_text only.")
+    return array_of(f"{where}, encoded_text", chunk.encoded_text.tokens, np.dtype("<i4"))  # type: ignore[return-value]
+
+
+def encode_forward_backward(outcome: Outcome) -> bytes:
+    """A `ForwardBackwardOutput`: one record when the datums' trailing shapes agree, else one per run of them."""
+    message = wire_pb2.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
+    for run in _runs_of_equal_trailing_shape(outcome.outputs):
+        message.loss_fn_outputs.append(_array_record(run))
+    for name, value in outcome.metrics.items():
+        message.metrics[name] = value
+    # The metrics are a map, whose order would differ when the call is run again.
+    return message.SerializeToString(deterministic=True)
+
+
+Outputs = Sequence[Mapping[str, NDArray[np.float32]]]
+
+
+def _runs_of_equal_trailing_shape(outputs: Outputs) -> list[Outputs]:
+    runs: list[list[Mapping[str, NDArray[np.float32]]]] = []
+    previous = None
+    for output in outputs:
+        shapes = {name: array.shape[1:] for name, array in output.items()}
+        if shapes != previous:
+            runs.append([])
+            previous = shapes
+        runs[-1].append(output)
+    return list(runs)
+
+
+def _array_record(outputs: Outputs) -> wire_pb2.ArrayRecord:
+    record = wire_pb2.ArrayRecord(type_tag="ArrayRecord", num_datums=len(outputs))
+    for name in outputs[0]:
+        arrays = [np.ascontiguousarray(output[name], dtype="<f4") for output in outputs]
+        field = record.fields[name]
+        field.data = b"".join(array.tobytes() for array in arrays)
+        field.offsets = np.cumsum([0, *(array.nbytes for array in arrays)]).astype("<i8").tobytes()
+        field.dtype = wire_pb2.FLOAT32
+        field.trailing_shape.extend(arrays[0].shape[1:])
+    return record

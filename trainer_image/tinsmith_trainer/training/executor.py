@@ -1,0 +1,292 @@
+"""What each kind of operation does to the engine, and what comes out of it.
+
+An executor computes; it does not write to the journal. The scheduler makes its findings durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import orjson
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, WrittenCheckpoint
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
+from tinsmith_trainer.engines.base import Outcome as EngineOutcome
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.failpoints import reach
+from tinsmith_trainer.oplog.journal_tables import Operation, Success
+from tinsmith_trainer.training.codec import (
+    ForwardBackward,
+    decode_forward_backward,
+    encode_forward_backward,
+    is_forward_only,
+)
+
+PATH_KINDS = {
+    worker_pb2.TRAINING: "weights",
+    worker_pb2.SAMPLER: "sampler_weights",
+    worker_pb2.EXTERNAL: "external_weights",
+}
+EPHEMERAL_AREA = "ephemeral"
+MAX_RESULT_BYTES = 256 * 1024**2
+LOGPROB_BYTES = 4
+SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """A checkpoint on the root, for whoever wants to sample from it at once."""
+
+    written: WrittenCheckpoint
+    state: AdapterState
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """An operation that worked. `events` lack id, epoch and time, which the journal gives them."""
+
+    success: Success
+    forces_snapshot: bool = False
+    events: tuple[worker_pb2.Event, ...] = ()
+    saved_name: tuple[int, str] | None = None  # checkpoint kind and name
+    saved: SavedWeights | None = None
+    trained_tokens: int = 0
+    releases: bool = False
+
+
+@dataclass(slots=True)
+class LogprobGap:
+    """Running mean of |trainer logprob - sampler logprob| over the latest RL tokens."""
+
+    weight: float = 0.98
+    value: float = field(default=float("nan"))
+
+    def observe(self, call: ForwardBackward, outcome: EngineOutcome) -> None:
+        gaps = [
+            np.abs(output["logprobs"] - datum.loss_inputs["logprobs"])[datum.loss_inputs["advantages"] != 0]
+            for datum, output in zip(call.datums, outcome.outputs, strict=True)
+            if "logprobs" in datum.loss_inputs and "advantages" in datum.loss_inputs
+        ]
+        values = np.concatenate(gaps) if gaps else np.empty(0)
+        if not values.size:
+            return
+        mean = float(values.mean())
+        self.value = mean if np.isnan(self.value) else self.weight * self.value + (1 - self.weight) * mean
+
+
+class Executor:
+    """Runs operations on one engine; raises `TrainerError`s, and then the adapter is as it was."""
+
+    def __init__(self, engine: Engine, checkpoints: CheckpointRoot) -> None:
+        self._engine = engine
+        self._checkpoints = checkpoints
+        self._base = engine.base_model()
+        self.logprob_gap = LogprobGap()
+
+    def execute(
+        self, operation: Operation, payload: bytes, epoch: int, name_event: Callable[[int, str], int]
+    ) -> Executed:
+        """`name_event(kind, name)`: the event id of this model's latest save under a name, or 0."""
+        model_id = operation.model_id
+        match operation.kind:
+            case worker_pb2.CREATE_MODEL:
+                return self._create(model_id, worker_pb2.CreateModel.FromString(payload))
+            case worker_pb2.LOAD_MODEL | worker_pb2.LOAD_WEIGHTS:
+                return self._load(model_id, worker_pb2.LoadWeights.FromString(payload))
+            case worker_pb2.FORWARD_BACKWARD:
+                return self._forward_backward(model_id, payload, zstd=operation.zstd)
+            case worker_pb2.OPTIM_STEP:
+                return self._optim_step(model_id, worker_pb2.OptimStep.FromString(payload))
+            case worker_pb2.SAVE_WEIGHTS:
+                request = worker_pb2.SaveWeights.FromString(payload)
+                _check_name_is_free(model_id, request, name_event)
+                return self._save(operation, request, epoch)
+            case worker_pb2.RELEASE_MODEL:
+                return self._release(operation, worker_pb2.ReleaseModel.FromString(payload), epoch)
+        raise UserError(f"Operation kind {operation.kind} is not known to this worker.")
+
+    def bears_gradient(self, operation: Operation, payload: bytes) -> bool:
+        """Whether the next step depends on it: a forward alone does not count, an unreadable body may be a gradient."""
+        if not operation.is_forward_backward:
+            return False
+        try:
+            return not is_forward_only(payload, zstd=operation.zstd)
+        except UserError:
+            return True
+
+    def _create(self, model_id: str, request: worker_pb2.CreateModel) -> Executed:
+        lora = _lora_spec(request.lora)
+        self._engine.create_adapter(model_id, lora)
+        event = worker_pb2.Event(model_created=worker_pb2.ModelCreated(model_id=model_id, lora=request.lora))
+        return Executed(_json({"model_id": model_id, "type": "create_model"}), forces_snapshot=True, events=(event,))
+
+    def _load(self, model_id: str, request: worker_pb2.LoadWeights) -> Executed:
+        loaded = self._checkpoints.read(request.directory, request.manifest_digest, self._base)
+        if request.with_optimizer and not loaded.has_optimizer:
+            raise UserError(f"{request.tinker_path} holds no optimizer state; load it without the optimizer.")
+        if request.create:
+            _check_rank(request.tinker_path, loaded.state.lora.rank, self._engine.capabilities().max_rank)
+        else:
+            _check_same_shape(request.tinker_path, self._engine.state(model_id).lora, loaded.state.lora)
+        self._engine.load_state(model_id, loaded.state, request.with_optimizer)
+        result = {"path": request.tinker_path, "model_id": model_id, "type": "load_weights"}
+        events: tuple[worker_pb2.Event, ...] = ()
+        if request.create:
+            created = worker_pb2.ModelCreated(model_id=model_id, lora=_lora_message(loaded.state.lora))
+            events = (worker_pb2.Event(model_created=created),)
+        return Executed(_json(result), forces_snapshot=True, events=events)
+
+    def _forward_backward(self, model_id: str, payload: bytes, *, zstd: bool) -> Executed:
+        call = decode_forward_backward(payload, zstd=zstd)
+        _check_result_size(call)
+        [outcome] = self._engine.forward_backward([Work(model_id, call.datums, call.loss, call.forward_only)])
+        if outcome.error is not None:
+            raise outcome.error
+        self.logprob_gap.observe(call, outcome)
+        return Executed(
+            Success(encode_forward_backward(outcome), protobuf=True),
+            trained_tokens=outcome.trained_tokens,
+        )
+
+    def _optim_step(self, model_id: str, request: worker_pb2.OptimStep) -> Executed:
+        params = AdamParams(
+            learning_rate=request.learning_rate,
+            beta1=request.beta1,
+            beta2=request.beta2,
+            eps=request.eps,
+            weight_decay=request.weight_decay,
+            grad_clip_norm=request.grad_clip_norm,
+        )
+        return Executed(_json({"metrics": _json_floats(self._engine.optim_step(model_id, params))}))
+
+    def _save(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int) -> Executed:
+        state = self._engine.state(operation.model_id)
+        contents: Contents = "training" if request.kind == worker_pb2.TRAINING else "sampler"
+        area = EPHEMERAL_AREA if request.kind == worker_pb2.EPHEMERAL else PATH_KINDS[request.kind]
+        written = self._checkpoints.write(
+            operation.model_id, operation.seq_id, epoch, contents, state, self._base, area
+        )
+        reach("checkpoint-before-commit")
+        return Executed(
+            _json(_save_result(operation.model_id, request, written)),
+            forces_snapshot=True,
+            events=(_saved_event(operation, request, written, state.lora),),
+            saved_name=(request.kind, request.name) if request.name else None,
+            saved=SavedWeights(written, state.weights_only()) if request.kind in SAMPLED_KINDS else None,
+        )
+
+    def _release(self, operation: Operation, request: worker_pb2.ReleaseModel, epoch: int) -> Executed:
+        released = worker_pb2.Event(model_released=worker_pb2.ModelReleased(model_id=operation.model_id))
+        if not request.HasField("final_checkpoint"):
+            return Executed(_json({}), events=(released,), releases=True)
+        saved = self._save(operation, request.final_checkpoint, epoch)
+        return Executed(saved.success, events=(*saved.events, released), saved_name=saved.saved_name, releases=True)
+
+
+def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, name_event: Callable[[int, str], int]) -> None:
+    """The server saw the store up to `seen_event_id`; saves of this model after that are in our journal."""
+    if not request.name or request.overwrite:
+        return
+    if request.name_taken or name_event(request.kind, request.name) > request.seen_event_id:
+        path = f"tinker://{model_id}/{PATH_KINDS[request.kind]}/{request.name}"
+        raise UserError(f"{path} exists already. Choose another name, delete it first, or save with overwrite=True.")
+
+
+def _check_result_size(call: ForwardBackward) -> None:
+    """The journal keeps results; what it cannot hold must not be computed first."""
+    targets = [datum.loss_inputs["target_tokens"] for datum in call.datums if "target_tokens" in datum.loss_inputs]
+    size = sum(LOGPROB_BYTES * each.size for each in targets)
+    if size > MAX_RESULT_BYTES:
+        raise UserError(
+            f"forward_backward asks for {size} bytes of logprobs, of {len(targets)} datums; one call may ask for "
+            f"{MAX_RESULT_BYTES}. Send fewer datums in a call."
+        )
+
+
+def _check_rank(path: str, rank: int, limit: int) -> None:
+    if rank > limit:
+        raise UserError(f"{path} holds a LoRA adapter of rank {rank}; this worker's limit is {limit}, its max_rank.")
+
+
+def _check_same_shape(path: str, mine: LoraSpec, other: LoraSpec) -> None:
+    def shape(lora: LoraSpec) -> tuple[object, ...]:
+        return lora.rank, lora.alpha, lora.train_attn, lora.train_mlp, lora.train_unembed
+
+    if shape(mine) != shape(other):
+        raise UserError(
+            f"{path} holds a LoRA adapter of another shape ({_describe(other)}) than this model ({_describe(mine)}). "
+            "Create a training client from the checkpoint instead."
+        )
+
+
+def _describe(lora: LoraSpec) -> str:
+    families = [name for name in ("attn", "mlp", "unembed") if getattr(lora, f"train_{name}")]
+    return f"rank {lora.rank}, alpha {lora.alpha:g}, {' + '.join(families)}"
+
+
+def _lora_spec(message: worker_pb2.LoraConfig) -> LoraSpec:
+    return LoraSpec(
+        rank=message.rank,
+        alpha=message.alpha,
+        seed=message.seed,
+        train_attn=message.train_attn,
+        train_mlp=message.train_mlp,
+        train_unembed=message.train_unembed,
+    )
+
+
+def _lora_message(lora: LoraSpec) -> worker_pb2.LoraConfig:
+    return worker_pb2.LoraConfig(
+        rank=lora.rank,
+        alpha=lora.alpha,
+        seed=lora.seed,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
+    )
+
+
+def _save_result(model_id: str, request: worker_pb2.SaveWeights, written: WrittenCheckpoint) -> dict[str, object]:
+    if request.kind == worker_pb2.EPHEMERAL:
+        return {"sampling_session_id": request.sampling_session_id, "type": "save_weights_for_sampler"}
+    path = f"tinker://{model_id}/{PATH_KINDS[request.kind]}/{request.name}"
+    match request.kind:
+        case worker_pb2.EXTERNAL:
+            return {"path": path, "size_bytes": written.size_bytes, "type": "save_weights_external"}
+        case worker_pb2.SAMPLER:
+            return {"path": path, "type": "save_weights_for_sampler"}
+    return {"path": path, "type": "save_weights"}
+
+
+def _saved_event(
+    operation: Operation, request: worker_pb2.SaveWeights, written: WrittenCheckpoint, lora: LoraSpec
+) -> worker_pb2.Event:
+    saved = worker_pb2.CheckpointSaved(
+        model_id=operation.model_id,
+        seq_id=operation.seq_id,
+        kind=request.kind,
+        name=request.name,
+        directory=written.directory,
+        manifest_digest=written.manifest_digest,
+        size_bytes=written.size_bytes,
+        user_metadata=request.user_metadata,
+        has_user_metadata=request.has_user_metadata,
+        overwrite=request.overwrite,
+        sampling_session_id=request.sampling_session_id,
+        lora=_lora_message(lora),
+    )
+    if request.HasField("ttl_seconds"):
+        saved.ttl_seconds = request.ttl_seconds
+    return worker_pb2.Event(checkpoint_saved=saved)
+
+
+def _json(value: Mapping[str, object]) -> Success:
+    return Success(orjson.dumps(value), protobuf=False)
+
+
+def _json_floats(metrics: Mapping[str, float]) -> dict[str, object]:
+    # The SDK parses with orjson, which has no NaN or Infinity, but reads these strings as floats.
+    return {name: value if np.isfinite(value) else str(value) for name, value in metrics.items()}

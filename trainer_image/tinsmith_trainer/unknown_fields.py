@@ -1,0 +1,56 @@
+"""What an API server of a later release asks of a worker that never heard of it.
+
+protobuf keeps such fields and says nothing, so the call would run as if nobody had asked. Fields that have their
+default value are not sent: one that comes asks for something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from tinsmith_rpc import worker_pb2
+
+MESSAGE_OF_KIND: dict[int, type[Message]] = {
+    worker_pb2.CREATE_MODEL: worker_pb2.CreateModel,
+    worker_pb2.LOAD_MODEL: worker_pb2.LoadWeights,
+    worker_pb2.OPTIM_STEP: worker_pb2.OptimStep,
+    worker_pb2.SAVE_WEIGHTS: worker_pb2.SaveWeights,
+    worker_pb2.LOAD_WEIGHTS: worker_pb2.LoadWeights,
+}
+"""Not a release, which has to end its model whatever else it asks for; nor what the SDK's own bodies hold."""
+
+
+def unknown_fields_of_operation(kind: int, payload: bytes) -> str:
+    """`unknown_fields_of`, of an operation's payload. Of one that is no such message nothing: it fails in its turn."""
+    message = MESSAGE_OF_KIND.get(kind)
+    if message is None:
+        return ""
+    try:
+        return unknown_fields_of(message.FromString(payload))
+    except DecodeError:
+        return ""
+
+
+def unknown_fields_of(request: Message) -> str:
+    """Why this request cannot be carried out as it was meant; empty: every field of it is known."""
+    fields = sorted(_unknown_field_names(request))
+    if not fields:
+        return ""
+    return (
+        f"This worker's release does not know {', '.join(fields)}, by which the API server, whose release is later, "
+        "asks for something that would be left out. Nothing was done. An administrator can restart the worker on the "
+        "image of that release; until then, do not ask for it."
+    )
+
+
+def _unknown_field_names(message: Message) -> Iterator[str]:
+    unknown = UnknownFieldSet(message)
+    for index in range(len(unknown)):
+        yield f"field {unknown[index].field_number} of {message.DESCRIPTOR.name}"
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        for part in [value] if isinstance(value, Message) else value:
+            yield from _unknown_field_names(part)

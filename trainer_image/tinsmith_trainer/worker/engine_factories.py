@@ -1,0 +1,80 @@
+"""The factories that `--engine` names: an engine, with the built-in sampler beside it or without, or that alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import AutoConfig
+
+from tinsmith_trainer.engines.base import BaseModelInfo, Engine
+from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.options import WorkerOptions
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.torch_model.loading import TorchModel, check_files, describe_model, load_torch_model, place
+from tinsmith_trainer.torch_model.model_source import model_directory
+
+
+def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
+    """Loads the base model once for both. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    model = load_base_model(options)
+    engine = build_peft_engine(
+        model,
+        PeftEngineSettings(
+            adapter_slots=options.adapter_slots,
+            max_rank=options.max_rank,
+            map_stable_reinforce=options.map_stable_reinforce,
+        ),
+    )
+    return engine, _sampler(model, options) if options.sampling else None
+
+
+def build_nemo_rl(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
+    """Ranks that hold the model, and a sampler on a copy of its own in this process.
+
+    Raises what `build_colocated` does, also where ranks cannot be had.
+    """
+    from tinsmith_trainer.engines.nemo_rl.factory import build_nemo_rl_engine
+    from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings, ranks_wanted
+
+    directory = model_directory(options.model, options.model_revision)
+    check_files(directory)
+    info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
+    settings = NemoRlSettings(
+        adapter_slots=options.adapter_slots,
+        max_rank=options.max_rank,
+        map_stable_reinforce=options.map_stable_reinforce,
+    )
+    engine = build_nemo_rl_engine(directory, _limited(info, options), ranks_wanted(options), settings)
+    return engine, build_sampler(options)[1] if options.sampling else None
+
+
+def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
+    """The sampler alone. Raises what `build_colocated` does."""
+    model = load_base_model(options)
+    return model.info, _sampler(model, options)
+
+
+def _sampler(model: TorchModel, options: WorkerOptions) -> Sampler:
+    return BuiltinSampler(model, BuiltinSamplerSettings(deterministic=options.deterministic_sampling))
+
+
+def load_base_model(options: WorkerOptions) -> TorchModel:
+    """With the limit on its length that the options say. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    device, dtype = place(options.device, options.dtype)
+    model = load_torch_model(options.model, revision=options.model_revision, device=device, dtype=dtype)
+    model.info = _limited(model.info, options)
+    return model
+
+
+def _limited(info: BaseModelInfo, options: WorkerOptions) -> BaseModelInfo:
+    limit, own = options.max_sequence_length, info.max_sequence_length
+    if limit is None:
+        return info
+    if limit > own:
+        raise ServerError(
+            f"A maximum sequence length of {limit} is more than {info.path} was made for, "
+            f"which is {own} tokens. Give {own} or less."
+        )
+    return replace(info, max_sequence_length=limit)

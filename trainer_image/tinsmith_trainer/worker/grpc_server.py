@@ -1,0 +1,220 @@
+"""The gRPC door of a worker: parse, call the service, translate errors. No decisions here."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC
+from typing import NoReturn
+
+import grpc
+import structlog
+from tinsmith_rpc import worker_pb2, worker_pb2_grpc
+from typing_extensions import override
+
+from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
+from tinsmith_trainer.errors import Draining, JournalFull, ServerError, SnapshotRefused
+from tinsmith_trainer.oplog.journal_tables import Failure, StoredResult, Success
+from tinsmith_trainer.oplog.model_queues import UnknownModel
+from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
+from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler
+from tinsmith_trainer.worker.peers import AdmitPeers, Context, is_operator
+from tinsmith_trainer.worker.service import NotActive, WorkerService
+from tinsmith_trainer.worker.tls import TlsDirectory
+
+log = structlog.get_logger(__name__)
+
+MAX_MESSAGE_BYTES = 1024**3
+SERVER_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # else two processes would share a port, and each would get half of the calls
+    # Clients ask every 20 s whether the node still stands; by default that is taken for an attack.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+TRAINS_NOTHING = "this process only samples; it trains nothing"
+SAMPLES_NOTHING = (
+    "This worker only trains: it was started without a sampler. "
+    "Sample on one that has one (in a TrainingSession, sampling: Colocated)."
+)
+CATEGORIES = {"user": worker_pb2.USER, "server": worker_pb2.SERVER}
+STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
+    NotActive: grpc.StatusCode.FAILED_PRECONDITION,
+    Draining: grpc.StatusCode.UNAVAILABLE,
+    UnknownModel: grpc.StatusCode.NOT_FOUND,
+    JournalFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    SnapshotRefused: grpc.StatusCode.INTERNAL,
+    TooManySamples: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
+    """The sampling calls; without a sampler no sample is taken, and so none is known."""
+
+    def __init__(self, samples: Samples | None) -> None:
+        self._samples = samples
+
+    @override
+    async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
+        samples = self._samples or await _refuse(context, SAMPLES_NOTHING)
+        try:
+            samples.submit(request)
+        except (TooManySamples, Draining) as error:
+            await _abort(context, error)
+        return worker_pb2.SampleReply()
+
+    @override
+    async def AwaitSample(self, request: worker_pb2.AwaitSampleRequest, context: Context) -> worker_pb2.AwaitReply:
+        if self._samples is None:
+            return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
+        try:
+            outcome = await self._samples.wait(request.request_id, request.timeout_seconds)
+        except KeyError:
+            return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
+        if outcome is None:
+            return worker_pb2.AwaitReply(pending=worker_pb2.Pending())
+        return _reply(outcome)
+
+    @override
+    async def CancelSample(
+        self, request: worker_pb2.CancelSampleRequest, context: Context
+    ) -> worker_pb2.CancelSampleReply:
+        if self._samples is not None:
+            self._samples.cancel(request.request_id)
+        return worker_pb2.CancelSampleReply()
+
+
+class SamplerServicer(SamplingServicer):
+    """A process that samples and trains nothing: it has no journal, so no epoch fences it."""
+
+    def __init__(
+        self, samples: Samples, base: BaseModelInfo, capabilities: EngineCapabilities, name: WorkerName
+    ) -> None:
+        super().__init__(samples)
+        self._taken = samples
+        self._name = name
+        self._base = base
+        self._capabilities = capabilities
+        self._instance_id = uuid.uuid4().hex
+
+    @override
+    async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
+        return describe_sampler(self._instance_id, self._name, self._base, self._capabilities, self._taken)
+
+    @override
+    async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:
+        return await _refuse(context, TRAINS_NOTHING)
+
+    @override
+    async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
+        return await _refuse(context, TRAINS_NOTHING)
+
+    @override
+    async def Await(self, request: worker_pb2.AwaitRequest, context: Context) -> worker_pb2.AwaitReply:
+        return await _refuse(context, TRAINS_NOTHING)
+
+    @override
+    async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:
+        return await _refuse(context, TRAINS_NOTHING)
+
+    @override
+    async def Snapshot(self, request: worker_pb2.SnapshotRequest, context: Context) -> worker_pb2.SnapshotReply:
+        return await _refuse(context, TRAINS_NOTHING)
+
+
+class WorkerServicer(SamplingServicer):
+    """See `worker.proto` for what each call promises."""
+
+    def __init__(self, service: WorkerService, name: WorkerName) -> None:
+        super().__init__(service.samples)
+        self._service = service
+        self._name = name
+
+    @override
+    async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
+        if not is_operator(context):  # gaps close in time in which clients could reach us, and the operator is no way
+            self._service.heard_from_server()
+        return describe(self._service, self._name)
+
+    @override
+    async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:
+        try:
+            await self._service.activate(request.epoch)
+        except (NotActive, Draining) as error:
+            await _abort(context, error)
+        return worker_pb2.ActivateReply(instance_id=self._service.instance_id)
+
+    @override
+    async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
+        self._service.heard_from_server()
+        try:
+            await self._service.submit(request)
+        except (NotActive, Draining, UnknownModel, JournalFull) as error:
+            await _abort(context, error)
+        return worker_pb2.SubmitReply(epoch=self._service.epoch)
+
+    @override
+    async def Await(self, request: worker_pb2.AwaitRequest, context: Context) -> worker_pb2.AwaitReply:
+        self._service.heard_from_server()
+        try:
+            result = await self._service.wait_for(request.model_id, request.seq_id, request.timeout_seconds)
+        except KeyError:
+            return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
+        except NotActive as error:
+            await _abort(context, error)
+        if result is None:
+            return worker_pb2.AwaitReply(pending=self._service.pending(request.model_id, request.seq_id))
+        return _reply(_outcome(result))
+
+    @override
+    async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:
+        self._service.heard_from_server()
+        bodies = await self._service.events(request.after_event_id, request.timeout_seconds)
+        return worker_pb2.EventsReply(events=[worker_pb2.Event.FromString(body) for body in bodies])
+
+    @override
+    async def Snapshot(self, request: worker_pb2.SnapshotRequest, context: Context) -> worker_pb2.SnapshotReply:
+        try:
+            return worker_pb2.SnapshotReply(last_snapshot_time=await self._service.snapshot())
+        except (NotActive, Draining, JournalFull, SnapshotRefused) as error:
+            await _abort(context, error)
+
+
+async def serve(servicer: SamplingServicer, address: str, tls: TlsDirectory | None = None) -> grpc.aio.Server:
+    """Starts to answer on `unix:/path`, or on `host:port` with `tls`. Raises ServerError when it is taken."""
+    server = grpc.aio.server(interceptors=[AdmitPeers()] if tls else [], options=SERVER_OPTIONS)
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+    try:
+        if tls is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, tls.credentials())
+    except RuntimeError as error:
+        await server.stop(grace=0)
+        raise ServerError(f"Nothing can be served on {address}: {error}. Choose a free address.") from error
+    await server.start()
+    return server
+
+
+async def _refuse(context: Context, reason: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, reason)
+    raise AssertionError("abort returned")
+
+
+async def _abort(context: Context, error: Exception) -> NoReturn:
+    await context.abort(STATUS_OF_ERROR[type(error)], str(error))
+    raise AssertionError("abort returned")
+
+
+def _outcome(result: StoredResult) -> Success | Failure | None:
+    if result.failure is not None:
+        return result.failure
+    return None if result.payload is None else Success(result.payload, result.protobuf)
+
+
+def _reply(outcome: Success | Failure | None) -> worker_pb2.AwaitReply:
+    if outcome is None:
+        return worker_pb2.AwaitReply(gone=worker_pb2.Gone(reason="the result was kept for its time and then dropped"))
+    if isinstance(outcome, Failure):
+        failure = worker_pb2.Failure(category=CATEGORIES[outcome.category], message=outcome.message)
+        return worker_pb2.AwaitReply(failure=failure)
+    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=outcome.payload, protobuf=outcome.protobuf))

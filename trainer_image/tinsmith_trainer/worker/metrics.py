@@ -1,0 +1,135 @@
+"""What a worker says of itself: identity, models, counters."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
+from tinsmith_trainer.oplog.journal import SYNC_BUCKETS_SECONDS
+from tinsmith_trainer.oplog.model_queue import ModelQueue
+from tinsmith_trainer.sampling.sample_queue import Samples
+from tinsmith_trainer.worker.service import WorkerService
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerName:
+    """What a worker was told of itself; empty where nobody said."""
+
+    worker_id: str = ""
+    model_name: str = ""
+
+
+def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeReply:
+    now = time.time()
+    engine, scheduler, queues = service.parts.engine, service.scheduler, service.queues.all()
+    return worker_pb2.DescribeReply(
+        worker_id=name.worker_id,
+        model_name=name.model_name,
+        instance_id=service.instance_id,
+        epoch=service.epoch,
+        pid=os.getpid(),
+        base_model=_base_model(engine.base_model()),
+        capabilities=_capabilities(engine.capabilities()),
+        models=[_model_status(queue, now) for queue in queues if queue.phase != "released"],
+        metrics=_metrics(service),
+        running_seconds=scheduler.engine_call.running_seconds(),
+        last_snapshot_time=scheduler.last_snapshot_time,
+        snapshot_seconds=sum(queue.snapshot_seconds for queue in queues if queue.holds_a_slot),
+        draining=service.is_draining,
+        adapters_used=service.adapters_used,
+    )
+
+
+def _base_model(info: BaseModelInfo) -> worker_pb2.BaseModel:
+    return worker_pb2.BaseModel(
+        path=info.path,
+        architecture=info.architecture,
+        revision=info.revision,
+        vocab_size=info.vocab_size,
+        max_sequence_length=info.max_sequence_length,
+    )
+
+
+def _capabilities(capabilities: EngineCapabilities) -> worker_pb2.EngineCapabilities:
+    return worker_pb2.EngineCapabilities(
+        engine=capabilities.engine,
+        losses=capabilities.losses,
+        max_rank=capabilities.max_rank,
+        adapter_slots=capabilities.adapter_slots,
+        batch_invariant=capabilities.batch_invariant,
+        train_unembed=capabilities.train_unembed,
+        train_mlp=capabilities.train_mlp,
+        train_attn=capabilities.train_attn,
+    )
+
+
+def _model_status(queue: ModelQueue, now: float) -> worker_pb2.ModelStatus:
+    oldest = queue.oldest_waiting_at()
+    return worker_pb2.ModelStatus(
+        model_id=queue.model_id,
+        rank=queue.rank,
+        last_applied_seq_id=queue.order.applied,
+        optimizer_step=queue.optimizer_step,
+        queued=queue.order.waiting_count,
+        oldest_queued_seconds=0.0 if oldest is None else now - oldest,
+        snapshot_age_seconds=now - queue.snapshot_at if queue.snapshot_at else 0.0,
+        corrupted=queue.reason if queue.phase == "corrupted" else "",
+        set_aside=queue.set_aside,
+    )
+
+
+def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
+    counters, journal = service.scheduler.counters, service.journal.stats
+    metrics = worker_pb2.WorkerMetrics(
+        trained_tokens=counters.trained_tokens,
+        train_seconds=counters.train_seconds,
+        operations_done=counters.operations_done,
+        operations_failed=counters.operations_failed,
+        operations_given_up=counters.operations_given_up,
+        journal_syncs=journal.commits,
+        journal_sync_seconds=journal.sync_seconds,
+        journal_operations=journal.operations,
+        journal_bytes=service.journal.size_bytes(),
+        logprob_gap=service.executor.logprob_gap.value,
+        journal_sync_histogram=[
+            worker_pb2.HistogramBucket(upper_bound_seconds=bound, count=count)
+            for bound, count in zip(SYNC_BUCKETS_SECONDS, journal.histogram, strict=True)
+        ],
+    )
+    if service.samples is not None:
+        _add_sampling(metrics, service.samples)
+    return metrics
+
+
+def _add_sampling(metrics: worker_pb2.WorkerMetrics, samples: Samples) -> None:
+    stats = samples.sampler.stats()
+    metrics.sampled_tokens = stats.sampled_tokens
+    metrics.prefilled_tokens = stats.prefilled_tokens
+    metrics.prefix_hit_tokens = stats.prefix_hit_tokens
+    metrics.sample_seconds = stats.busy_seconds
+    metrics.samples_active = stats.active
+    # Of those that wait for their adapter the sampler has not heard yet.
+    metrics.samples_waiting = max(stats.waiting, samples.unfinished - stats.active)
+
+
+def describe_sampler(
+    instance_id: str, name: WorkerName, base: BaseModelInfo, capabilities: EngineCapabilities, samples: Samples
+) -> worker_pb2.DescribeReply:
+    """A process that only samples: no models, no epoch; its adapter slots are those of its memory."""
+    metrics = worker_pb2.WorkerMetrics(logprob_gap=float("nan"))
+    _add_sampling(metrics, samples)
+    return worker_pb2.DescribeReply(
+        instance_id=instance_id,
+        worker_id=name.worker_id,
+        model_name=name.model_name,
+        pid=os.getpid(),
+        base_model=_base_model(base),
+        capabilities=_capabilities(capabilities),
+        metrics=metrics,
+        draining=samples.is_draining,
+        adapters_used=len(samples.adapters),
+    )

@@ -1,0 +1,104 @@
+"""A worker process, from its arguments to its exit status, and what ends it in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import NoReturn
+
+import structlog
+
+from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.logs import configure_logs
+from tinsmith_trainer.options import EXIT_USAGE, UsageError, WorkerOptions, parse_options, termination_log_of
+from tinsmith_trainer.process_exit import end_without_blame
+from tinsmith_trainer.worker.health import Health
+from tinsmith_trainer.worker.startup import Running, start
+from tinsmith_trainer.worker.termination_log import write_termination_log
+
+log = structlog.get_logger(__name__)
+
+EXIT_CANNOT_START = 3
+"""Model, volume, image or certificates are at fault; the last line on standard error says what."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Returns the exit status."""
+    try:
+        options = parse_options(arguments)
+    except UsageError as error:
+        write_termination_log(termination_log_of(arguments), error)
+        print(f"tinsmith-trainer: {error}", file=sys.stderr, flush=True)
+        return EXIT_USAGE
+    configure_logs(options.log_format, options.log_level)
+    if options.parent_fd is not None:
+        _die_with_parent(options.parent_fd)
+    return _run_with(options)
+
+
+def _run_with(options: WorkerOptions) -> int:
+    try:
+        asyncio.run(_live(options))
+    except TrainerError as error:
+        write_termination_log(options.termination_log, error)
+        print(f"tinsmith-trainer: {error}", file=sys.stderr, flush=True)
+        return EXIT_CANNOT_START
+    except Exception as error:
+        write_termination_log(options.termination_log, error)
+        raise
+    return 0
+
+
+async def _live(options: WorkerOptions) -> None:
+    """Raises TrainerError when it cannot start."""
+    stopping = _stop_on_signals()
+    health = Health()
+    try:
+        if options.health_address is not None:
+            await health.serve(options.health_address)
+        running = await _start_unless_stopped(options, stopping)
+        await health.set_ready(True)
+        await stopping.wait()
+        await health.set_ready(False)
+        await running.stop()
+    finally:
+        await health.close()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping
+
+
+async def _start_unless_stopped(options: WorkerOptions, stopping: asyncio.Event) -> Running:
+    starting = asyncio.create_task(start(options))
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        _leave_the_start()
+    stopped.cancel()
+    return starting.result()
+
+
+def _leave_the_start() -> NoReturn:
+    """A thread that loads a model cannot be told to stop; what was acknowledged is in the journal."""
+    log.info("stopped before it was ready")
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _die_with_parent(descriptor: int) -> None:
+    """The server holds the other end and never writes: end of file means that it is gone, however it died."""
+
+    def watch() -> None:
+        os.read(descriptor, 1)
+        # Nothing to save: what was acknowledged is in the journal.
+        end_without_blame()
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

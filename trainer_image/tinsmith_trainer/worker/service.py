@@ -1,0 +1,365 @@
+"""The worker behind its RPCs: one object that knows journal, scheduler and samples."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
+from tinsmith_trainer.engines.base import Engine
+from tinsmith_trainer.errors import Category, Draining, JournalFull, ModelChanged
+from tinsmith_trainer.in_flight_marker import InFlightMarker
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.attempts import AttemptPolicy
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_tables import Failure, Operation, StoredModel, StoredResult
+from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.process_exit import tell_at_the_end
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.sample_queue import Samples
+from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
+from tinsmith_trainer.training.executor import Executor, SavedWeights
+from tinsmith_trainer.training.scheduler import Scheduler
+from tinsmith_trainer.training.snapshotting import SnapshotPolicy
+from tinsmith_trainer.unknown_fields import unknown_fields_of_operation
+from tinsmith_trainer.worker.volume import Volume
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+BACKLOG_OPERATIONS = 256
+BACKLOG_DELAY_SECONDS = 20.0
+BACKLOG_POLL_SECONDS = 0.05
+KEEP_RESULTS_SECONDS = 72 * 3600.0
+KEEP_RESULT_BYTES = 2 * 1024**3
+CACHED_RESULT_BYTES = 64 * 1024**2
+SERVER_SILENCE_SECONDS = 30.0
+TICK_SECONDS = 1.0
+TIDY_SECONDS = 60.0
+SHUTTING_DOWN = "this worker is shutting down"
+SAMPLED_ADAPTERS = 64
+SAMPLED_ADAPTER_BYTES = 4 * 1024**3
+"""Versions that samples are drawn from, in memory beside the adapters in training; the bytes are of those unused."""
+
+
+class NotActive(Exception):
+    """No epoch yet, or an older one than this worker has seen: another server owns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker is made of; `sampler` None where sampling runs elsewhere."""
+
+    engine: Engine
+    sampler: Sampler | None
+    checkpoints: CheckpointRoot
+    volume: Volume
+    policy: SnapshotPolicy
+    attempts: AttemptPolicy = AttemptPolicy()
+    journal_vfs: str | None = None
+
+
+class WorkerService:
+    """Everything the RPCs do. Methods run on one event loop; raises the errors named in `worker.proto`."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self.instance_id = uuid.uuid4().hex
+        self.epoch = 0
+        self._recovery: asyncio.Task[None] | None = None  # the index of the journal, shared by all who activate
+        self.parts = parts
+        self._loop = asyncio.get_running_loop()
+        self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs)
+        self._mark = InFlightMarker(parts.volume.running_mark_path)
+        tell_at_the_end(self._mark)
+        models = self.journal.read(journal_tables.read_models).result()
+        self._check_base_model([model for model in models if model.is_open])
+        self._adapters_in_journal = sum(model.is_open and model.applied >= 0 for model in models)
+        self.executor = Executor(parts.engine, parts.checkpoints)
+        slots = parts.engine.capabilities().adapter_slots
+        self.queues = ModelQueues(self.journal, slots, self._announce)
+        self.samples = self._samples_of(parts)
+        self.scheduler = Scheduler(
+            parts.engine,
+            self.executor,
+            self.queues,
+            self.journal,
+            SnapshotFolder(parts.volume.snapshots_path),
+            on_saved=self._on_saved,
+            mark=self._mark,
+            policy=parts.policy,
+            attempts=parts.attempts,
+        )
+        self._waiters: dict[tuple[str, int], asyncio.Event] = {}
+        self._new_events = asyncio.Event()
+        self._acknowledged_event_id = 0
+        self._heard_at = time.monotonic()
+        self._draining = False
+        self._cache = _ResultCache(CACHED_RESULT_BYTES)
+
+    # ---- life
+
+    async def activate(self, epoch: int) -> None:
+        """Raises NotActive when a higher epoch was here before, and Draining."""
+        self._check_stays()
+        seen = await asyncio.wrap_future(self.journal.write(lambda db: journal_tables.raise_epoch(db, epoch)))
+        self._check_stays()  # what begins now would read a journal that is about to close
+        if epoch < seen:
+            raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {seen}")
+        self.scheduler.set_epoch(epoch)
+        if self._recovery is None:
+            self._recovery = self._loop.create_task(asyncio.to_thread(self.scheduler.start))
+        await asyncio.shield(self._recovery)
+        self.epoch = max(self.epoch, epoch)
+
+    async def run_clock(self) -> None:
+        """Ages gaps while server and worker are both up, and forgets what is past its time."""
+        since_tidy = 0.0
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if time.monotonic() - self._heard_at < SERVER_SILENCE_SECONDS:
+                self.queues.age_gaps(TICK_SECONDS)
+            since_tidy += TICK_SECONDS
+            if since_tidy >= TIDY_SECONDS:
+                since_tidy = 0.0
+                await self.tidy()
+
+    def _check_stays(self) -> None:
+        if self._draining:
+            raise Draining("this worker is shutting down")
+
+    async def drain(self) -> None:
+        """Refuses new work, finishes the running operation, snapshots, closes the journal."""
+        if self._draining:
+            return
+        self._draining = True
+        self.scheduler.told_to_stop()
+        if self.samples is not None:
+            self.samples.stop_taking()
+        self.queues.stop()
+        if self._recovery is not None:  # its thread cannot be interrupted, and would start the engine after its end
+            await asyncio.wait({self._recovery})
+        await asyncio.to_thread(self.scheduler.stop)
+        if self.parts.sampler is not None:
+            await asyncio.to_thread(self.parts.sampler.close)
+        await asyncio.to_thread(self.parts.engine.close)
+        await asyncio.to_thread(self.journal.close)
+        self._mark.close()
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    @property
+    def adapters_used(self) -> int:
+        """Also before a server has come: whoever hears 0 may delete the volume."""
+        if self._recovery is None or not self._recovery.done():
+            return self._adapters_in_journal
+        return sum(queue.holds_a_slot for queue in self.queues.all())
+
+    def heard_from_server(self) -> None:
+        self._heard_at = time.monotonic()
+
+    # ---- operations
+
+    async def submit(self, request: worker_pb2.SubmitRequest) -> None:
+        """Returns when it is on disk. Raises NotActive, Draining, UnknownModel, JournalFull."""
+        self._check_epoch(request.epoch)
+        if self.queues.entry(request.model_id, request.seq_id) is None:
+            await self._hold_back(request.model_id)
+            # A release makes room: it is what the reserve is for.
+            makes_room = request.kind == worker_pb2.RELEASE_MODEL
+            if not makes_room and not self.parts.volume.has_room_for(len(request.payload)):
+                raise JournalFull(
+                    f"The volume {self.parts.volume.directory} is full: make room, then retry. Nothing was accepted."
+                )
+        operation, payload = _operation(request, time.time())
+        await asyncio.shield(asyncio.wrap_future(self.queues.accept(operation, payload)))
+
+    async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> StoredResult | None:
+        """None when it is not finished in time. Raises KeyError when the operation is not known."""
+        if self.epoch == 0:
+            raise NotActive("this worker has not been activated, and does not know what its journal holds")
+        entry = self.queues.entry(model_id, seq_id)
+        if entry is None:
+            raise KeyError((model_id, seq_id))
+        if not entry.is_finished:
+            await self._wait_until_announced(model_id, seq_id, timeout_seconds)
+        if not entry.is_finished:
+            return None
+        return await self._result(model_id, seq_id)
+
+    def pending(self, model_id: str, seq_id: int) -> worker_pb2.Pending:
+        """Why an operation has not run, when it is more than its turn."""
+        if self.queues.waits_for_a_slot(model_id):
+            slots = self.parts.engine.capabilities().adapter_slots
+            reason = f"all {slots} adapter slots of this worker are taken; waiting until a session ends"
+            return worker_pb2.Pending(reason=reason, paused_capacity=True)
+        queue = self.queues.find(model_id)
+        if queue is not None and queue.set_aside:
+            return worker_pb2.Pending(reason=queue.set_aside, paused_capacity=True)
+        gap_at = queue.order.open_gap() if queue is not None else None
+        if queue is None or gap_at is None or gap_at > seq_id:
+            return worker_pb2.Pending()
+        return worker_pb2.Pending(reason=f"waiting for operation {queue.order.applied + 1}, which has not arrived yet")
+
+    async def events(self, after: int, timeout_seconds: float) -> list[bytes]:
+        """Events after the cursor; waits for the first."""
+        self._acknowledged_event_id = max(self._acknowledged_event_id, after)
+        deadline = self._loop.time() + timeout_seconds
+        while True:
+            self._new_events.clear()
+            found = await self._read(lambda db: journal_tables.read_events(db, after))
+            remaining = deadline - self._loop.time()
+            if found or remaining <= 0 or self._draining:
+                return found
+            try:
+                async with asyncio.timeout(remaining):
+                    await self._new_events.wait()
+            except TimeoutError:
+                return []
+
+    async def snapshot(self) -> float:
+        """Saves what changed since its last snapshot, as soon as the running operation ends; when, in Unix seconds.
+
+        Raises NotActive, Draining, JournalFull.
+        """
+        if self._draining:
+            raise Draining(SHUTTING_DOWN)
+        if self.epoch == 0:
+            raise NotActive("this worker has not been activated, and has loaded nothing that could have changed")
+        return await asyncio.wrap_future(self.scheduler.snapshot_soon())
+
+    def _check_epoch(self, epoch: int) -> None:
+        if self._draining:
+            raise Draining(SHUTTING_DOWN)
+        if self.epoch == 0 or epoch != self.epoch:
+            raise NotActive(f"epoch {epoch} does not own this worker, whose epoch is {self.epoch}")
+
+    async def _hold_back(self, model_id: str) -> None:
+        # A refusal could hit the very chunk that would drain the backlog: so only the answer is late.
+        deadline = self._loop.time() + BACKLOG_DELAY_SECONDS
+        while self.queues.backlog(model_id) >= BACKLOG_OPERATIONS and self._loop.time() < deadline:
+            await asyncio.sleep(BACKLOG_POLL_SECONDS)
+
+    async def _wait_until_announced(self, model_id: str, seq_id: int, timeout_seconds: float) -> None:
+        waiter = self._waiters.setdefault((model_id, seq_id), asyncio.Event())
+        entry = self.queues.entry(model_id, seq_id)
+        if entry is None or entry.is_finished:
+            return
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await waiter.wait()
+        except TimeoutError:
+            return
+
+    async def _result(self, model_id: str, seq_id: int) -> StoredResult:
+        cached = self._cache.get((model_id, seq_id))
+        if cached is not None:
+            return cached
+        result = await self._read(lambda db: journal_tables.read_result(db, model_id, seq_id))
+        if result is None:
+            raise AssertionError(f"operation {seq_id} of {model_id} was announced before its result was on disk")
+        self._cache.put((model_id, seq_id), result)
+        return result
+
+    def _announce(self, model_id: str, seq_id: int) -> None:
+        """From the journal's thread."""
+        self._loop.call_soon_threadsafe(self._wake, (model_id, seq_id))
+
+    def _wake(self, key: tuple[str, int]) -> None:
+        waiter = self._waiters.pop(key, None)
+        if waiter is not None:
+            waiter.set()
+        self._new_events.set()
+
+    def _on_saved(self, saved: SavedWeights) -> None:
+        if self.samples is not None:
+            self.samples.adapters.remember_saved(saved)
+
+    async def _read(self, run: Callable[[journal_tables.Database], T]) -> T:
+        return await asyncio.wrap_future(self.journal.read(run))
+
+    async def tidy(self) -> None:
+        """Forgets results, events and released models that are past their time; nothing before the journal was read."""
+        if self._recovery is None or not self._recovery.done():
+            return
+        horizon, acknowledged = time.time() - KEEP_RESULTS_SECONDS, self._acknowledged_event_id
+
+        def forget(db: journal_tables.Database) -> list[str]:
+            journal_tables.forget_results(db, horizon, KEEP_RESULT_BYTES)
+            journal_tables.forget_events(db, acknowledged)
+            return journal_tables.forget_released_models(db, horizon)
+
+        self.queues.forget(await asyncio.wrap_future(self.journal.write(forget, must_succeed=True)))
+
+    @staticmethod
+    def _samples_of(parts: WorkerParts) -> Samples | None:
+        if parts.sampler is None:
+            return None
+        engine = parts.engine
+        limits = AdapterLimits(SAMPLED_ADAPTERS, engine.capabilities().max_rank, SAMPLED_ADAPTER_BYTES)
+        return Samples(parts.sampler, SamplerAdapters(parts.sampler, parts.checkpoints, engine.base_model(), limits))
+
+    def _check_base_model(self, live: Sequence[StoredModel]) -> None:
+        """Other base weights would make replay a lie: refuse, unless nothing depends on the old ones."""
+        info = self.parts.engine.base_model()
+        stored = self.journal.read(lambda db: journal_tables.get_meta(db, "base_model_revision")).result()
+        if stored is not None and stored != info.revision and live:
+            raise ModelChanged(
+                f"The files of {info.path} changed (weights {stored[:12]} before, {info.revision[:12]} now), but "
+                f"{len(live)} model(s) of the journal in {self.parts.volume.directory} were trained on the old ones. "
+                "Put the old files back, or serve the new ones under another directory."
+            )
+        self.journal.write(lambda db: journal_tables.set_meta(db, "base_model_revision", info.revision)).result()
+
+
+class _ResultCache:
+    """The latest results, so that a poll right after the finish need not read the journal."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._bytes = 0
+        self._results: OrderedDict[tuple[str, int], StoredResult] = OrderedDict()
+
+    def get(self, key: tuple[str, int]) -> StoredResult | None:
+        return self._results.get(key)
+
+    def put(self, key: tuple[str, int], result: StoredResult) -> None:
+        replaced = self._results.pop(key, None)
+        self._results[key] = result
+        self._bytes += len(result.payload or b"") - len((replaced and replaced.payload) or b"")
+        while self._bytes > self._capacity_bytes:
+            _, oldest = self._results.popitem(last=False)
+            self._bytes -= len(oldest.payload or b"")
+
+
+def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation, bytes]:
+    rejection = None
+    if request.HasField("rejection"):
+        category: Category = "user" if request.rejection.category == worker_pb2.USER else "server"
+        rejection = Failure(category, request.rejection.message)
+    elif reason := unknown_fields_of_operation(request.kind, request.payload):
+        rejection = Failure("server", reason)
+    operation = Operation(request.model_id, request.seq_id, request.kind, request.zstd, now, rejection)
+    return operation, _with_seed(request)
+
+
+def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:
+    """A model without a seed gets one here, before the journal sees it, so that a replay draws the same weights."""
+    if request.kind != worker_pb2.CREATE_MODEL:
+        return request.payload
+    create = worker_pb2.CreateModel.FromString(request.payload)
+    if not create.lora.HasField("seed"):
+        create.lora.seed = random.SystemRandom().randrange(2**31)
+    return create.SerializeToString()

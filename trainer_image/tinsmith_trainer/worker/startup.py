@@ -1,0 +1,226 @@
+"""From flags to a process that serves: volume, model, service, address; and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import time
+from pathlib import Path
+from typing import Protocol, cast
+
+import grpc
+import structlog
+from typing_extensions import override
+
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.engines.base import BaseModelInfo, Engine, EngineCapabilities
+from tinsmith_trainer.errors import ImageChanged, ServerError
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.attempts import AttemptPolicy
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.options import TOKEN_SERVERS, EngineFactory, SamplerFactory, WorkerOptions
+from tinsmith_trainer.process_exit import end_without_blame
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.sample_queue import Samples
+from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
+from tinsmith_trainer.training.snapshotting import SnapshotPolicy
+from tinsmith_trainer.worker.grpc_server import SamplerServicer, SamplingServicer, WorkerServicer, serve
+from tinsmith_trainer.worker.metrics import WorkerName
+from tinsmith_trainer.worker.service import WorkerParts, WorkerService
+from tinsmith_trainer.worker.tls import TlsDirectory
+from tinsmith_trainer.worker.volume import Volume
+
+log = structlog.get_logger(__name__)
+
+STOP_GRACE_SECONDS = 1.0
+
+
+class Running(Protocol):
+    """A process that serves."""
+
+    async def stop(self) -> None:
+        """Takes no more work, finishes what runs, keeps what must be kept."""
+
+
+async def start(options: WorkerOptions) -> Running:
+    """Returns when it serves. Raises TrainerError."""
+    tls = TlsDirectory(options.tls_directory) if options.tls_directory is not None else None
+    if options.volume is None:
+        return await _start_sampler(options, tls)
+    return await _start_worker(options, options.volume, tls)
+
+
+class RunningWorker(Running):
+    """A service with its clock and its address."""
+
+    def __init__(self, service: WorkerService, server: grpc.aio.Server) -> None:
+        self._service = service
+        self._server = server
+        self._clock = asyncio.create_task(service.run_clock())
+        self._clock.add_done_callback(_end_unless_cancelled)
+
+    @override
+    async def stop(self) -> None:
+        started = time.monotonic()
+        self._clock.cancel()
+        await self._service.drain()
+        await self._server.stop(STOP_GRACE_SECONDS)
+        log.info("worker drained", seconds=round(time.monotonic() - started, 3))
+
+
+def _end_unless_cancelled(clock: asyncio.Task[None]) -> None:
+    """Without its clock a worker would close no gap and forget nothing, and would look well."""
+    if not clock.cancelled():
+        log.error("the worker's clock stopped", exc_info=clock.exception())
+        end_without_blame()
+
+
+class RunningSampler(Running):
+    """A sampler and its address."""
+
+    def __init__(self, samples: Samples, server: grpc.aio.Server) -> None:
+        self._samples = samples
+        self._server = server
+
+    @override
+    async def stop(self) -> None:
+        """Clients come for what was taken as before; new samples are refused, and go to another replica."""
+        started = time.monotonic()
+        self._samples.stop_taking()
+        await self._samples.handed_over()
+        await asyncio.to_thread(self._samples.sampler.close)
+        await self._server.stop(STOP_GRACE_SECONDS)
+        log.info("sampler drained", seconds=round(time.monotonic() - started, 3))
+
+
+async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirectory | None) -> RunningWorker:
+    volume = Volume(volume_path, reserved_bytes=options.reserved_bytes)
+    await asyncio.to_thread(volume.wait_for_lock)
+    if options.image is not None:
+        await asyncio.to_thread(pin_image, volume, options.image)
+    engine, sampler = await asyncio.to_thread(load_engine, options)
+    parts = WorkerParts(
+        engine=engine,
+        sampler=sampler,
+        checkpoints=CheckpointRoot(options.checkpoint_root),
+        volume=volume,
+        policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
+        attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
+    )
+    service = WorkerService(parts)
+    server = await _serve(options, WorkerServicer(service, _name(options)), tls)
+    log.info("worker ready", instance_id=service.instance_id, model=options.model, address=_address(options))
+    return RunningWorker(service, server)
+
+
+async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> RunningSampler:
+    base, sampler = await asyncio.to_thread(load_sampler, options)
+    limits = AdapterLimits(max_loaded=options.adapter_slots, max_rank=options.max_rank)
+    samples = Samples(sampler, SamplerAdapters(sampler, CheckpointRoot(options.checkpoint_root), base, limits))
+    server = await _serve(options, SamplerServicer(samples, base, _capabilities(options), _name(options)), tls)
+    log.info("sampler ready", model=options.model, address=_address(options))
+    return RunningSampler(samples, server)
+
+
+def _capabilities(options: WorkerOptions) -> EngineCapabilities:
+    return EngineCapabilities(
+        engine=options.engine,
+        losses=(),
+        max_rank=options.max_rank,
+        adapter_slots=options.adapter_slots,
+        batch_invariant=options.deterministic_sampling and options.engine not in TOKEN_SERVERS,
+        train_attn=False,
+        train_mlp=False,
+        train_unembed=False,
+    )
+
+
+def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
+    """What `--engine` names. Off the event loop: importing a framework takes as long as some models do."""
+    engine, sampler = _engine_factory(options.engine)(options)
+    _check_length(options, engine.base_model())
+    if sampler is not None and not options.sampling:
+        raise ServerError(f"The engine {options.engine} brings a sampler in spite of --no-sampling.")
+    return engine, sampler
+
+
+def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
+    """In a thread, likewise."""
+    base, sampler = _sampler_factory(options.engine)(options)
+    _check_length(options, base)
+    return base, sampler
+
+
+def _check_length(options: WorkerOptions, base: BaseModelInfo) -> None:
+    limit, own = options.max_sequence_length, base.max_sequence_length
+    if limit is not None and own != limit:
+        raise ServerError(f"The engine {options.engine} takes {own} tokens whatever --max-sequence-length says.")
+
+
+def _engine_factory(name: str) -> EngineFactory:
+    if name == "peft":
+        from tinsmith_trainer.worker.engine_factories import build_colocated
+
+        return build_colocated
+    if name == "nemo-rl":
+        from tinsmith_trainer.worker.engine_factories import build_nemo_rl
+
+        return build_nemo_rl
+    return cast(EngineFactory, _named(name))
+
+
+def _sampler_factory(name: str) -> SamplerFactory:
+    if name == "builtin":
+        from tinsmith_trainer.worker.engine_factories import build_sampler
+
+        return build_sampler
+    if name in TOKEN_SERVERS:
+        from tinsmith_trainer.worker.token_server_factory import build_token_server_sampler
+
+        return build_token_server_sampler
+    return cast(SamplerFactory, _named(name))
+
+
+def _named(name: str) -> object:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+async def _serve(options: WorkerOptions, servicer: SamplingServicer, tls: TlsDirectory | None) -> grpc.aio.Server:
+    return await serve(servicer, _address(options), tls)
+
+
+def _address(options: WorkerOptions) -> str:
+    return options.listen or f"unix:{options.socket}"
+
+
+def _name(options: WorkerOptions) -> WorkerName:
+    return WorkerName(options.worker_id, options.model_name)
+
+
+META_KEY = "image"
+
+
+def pin_image(volume: Volume, image: str) -> None:
+    """Remembers the image under which operations run from now on. Raises ImageChanged, and remembers nothing."""
+    journal = Journal(volume.journal_path)
+    try:
+        before, to_replay = journal.read(
+            lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))
+        ).result()
+        if before == image:
+            return
+        if before is not None and to_replay:
+            raise ImageChanged(_refusal(volume, before, image, to_replay), before)
+        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image)).result()
+    finally:
+        journal.close()
+    log.info("image remembered", image=image, before=before)
+
+
+def _refusal(volume: Volume, before: str, image: str, to_replay: int) -> str:
+    return (
+        f"{to_replay} operation(s) in the journal in {volume.directory} ran on the image {before} and are in no "
+        f"snapshot; {image} may compute other bits than those that clients have. Start {before} once more, let it "
+        "stop cleanly, and change the image then."
+    )

@@ -1,0 +1,176 @@
+"""The samplers that `--engine vllm` and `--engine sglang` name: a server process, and a sampler that speaks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import structlog
+
+from tinsmith_trainer.engines.base import BaseModelInfo
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.options import WorkerOptions
+from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
+from tinsmith_trainer.sampling.token_server.base import HOST, ServerCommand, ServerSettings, TokenServer
+from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
+from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
+from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
+from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, ServerProcess, until_ill
+from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC, SglangServer, sglang_command
+from tinsmith_trainer.sampling.token_server.vllm import VllmServer, vllm_command
+from tinsmith_trainer.worker.termination_log import write_termination_log
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKind:
+    """One maker's server. `connect` is called on the sampler's loop."""
+
+    name: str
+    command: Callable[[ServerSettings], ServerCommand]
+    connect: Callable[[ServerSettings], TokenServer]
+
+
+VLLM = ServerKind("vLLM", vllm_command, lambda settings: VllmServer(settings.address))
+SGLANG = ServerKind(
+    "SGLang",
+    sglang_command,
+    lambda settings: SglangServer(settings.address, deterministic=DETERMINISTIC in settings.extra),
+)
+KINDS = {"vllm": VLLM, "sglang": SGLANG}
+
+PORTS_TRIED = 1000
+FIRST_PORT, LAST_PORT = 12_000, 29_999
+"""Below what Linux gives to outgoing connections, and below the ports of a cluster's nodes."""
+
+
+def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
+    """For the engine that the options name. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
+    _allow_many_connections()
+    model = read_model(options.model, options.model_revision, options.max_sequence_length)
+    settings = ServerSettings(
+        model=model.directory,
+        port=free_port(),
+        gpus=options.gpus,
+        max_sequence_length=model.info.max_sequence_length,
+        max_rank=options.max_rank,
+        max_loaded=options.adapter_slots,
+        extra=tuple(options.server_argument),
+    )
+
+    def end(reason: ServerError) -> NoReturn:
+        """Everything that was in the server is gone: a new process starts a new one."""
+        log.error("a token server is lost", reason=str(reason))
+        write_termination_log(options.termination_log, reason)
+        os._exit(1)
+
+    sampler = start_token_server(
+        KINDS[options.engine], settings, model, options.scratch, options.server_start_timeout_seconds, end
+    )
+    return model.info, sampler
+
+
+def start_token_server(
+    kind: ServerKind,
+    settings: ServerSettings,
+    model: ServedModel,
+    scratch: Path | None,
+    start_timeout_seconds: float,
+    on_loss: Callable[[ServerError], None],
+) -> TokenServerSampler:
+    """Returns when it serves. `on_loss` is called, on a thread of the sampler's, if it ends before the sampler does.
+
+    Raises ServerError when it does not start.
+    """
+    command = kind.command(settings)
+    folders = AdapterFolders(scratch)
+    thread = LoopThread("token-server-sampler")
+    try:
+        running = thread.call(_Running.start(kind, command, settings, start_timeout_seconds, on_loss))
+    except BaseException:
+        thread.stop()
+        folders.remove_all()
+        raise
+    return TokenServerSampler(running.server, model, folders, thread, running.stop)
+
+
+class _Running:
+    """A process, the way to it, and a watch over both. The sampler's thread's."""
+
+    def __init__(self, process: ServerProcess, server: TokenServer, on_loss: Callable[[ServerError], None]) -> None:
+        self.server = server
+        self._process = process
+        self._watch = asyncio.create_task(self._watch_over(on_loss))
+
+    @classmethod
+    async def start(
+        cls,
+        kind: ServerKind,
+        command: ServerCommand,
+        settings: ServerSettings,
+        timeout_seconds: float,
+        on_loss: Callable[[ServerError], None],
+    ) -> _Running:
+        server = kind.connect(settings)
+        try:
+            process = await ServerProcess.start(kind.name, command)
+            try:
+                await process.until_healthy(server.is_healthy, timeout_seconds)
+            except BaseException:
+                await process.stop()
+                raise
+        except BaseException:
+            await server.close()
+            raise
+        return cls(process, server, on_loss)
+
+    async def stop(self) -> None:
+        self._watch.cancel()
+        await self._process.stop()
+
+    async def _watch_over(self, on_loss: Callable[[ServerError], None]) -> None:
+        ended = asyncio.create_task(self._process.ended())
+        unhealthy = asyncio.create_task(self._unhealthy())
+        try:
+            done, _ = await asyncio.wait({ended, unhealthy}, return_when=asyncio.FIRST_COMPLETED)
+            on_loss(done.pop().result())
+        finally:
+            ended.cancel()
+            unhealthy.cancel()
+
+    async def _unhealthy(self) -> ServerError:
+        await until_ill(self.server.is_healthy)
+        return ServerError(
+            f"The server has not been healthy for {ILL_SECONDS:g} s. Its last words: {self._process.last_words()}"
+        )
+
+
+def _allow_many_connections() -> None:
+    """Each drawing has one, and the usual limit on files is below what a server draws at once."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def free_port() -> int:
+    """Of this machine, which nobody listens on now. Raises ServerError.
+
+    The server binds it a minute later: a port that the system chose could be an outgoing connection's by then.
+    """
+    for _ in range(PORTS_TRIED):
+        port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        return port
+    raise ServerError(f"No port of {HOST} can be had for the server: {PORTS_TRIED} were tried.")
