@@ -8,15 +8,15 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from fastapi import APIRouter, FastAPI, Response
 
 from tinsmith_server.fleet.base import Fleet
-from tinsmith_server.metrics import CONTENT_TYPE, DescribedWorker, Metrics
+from tinsmith_server.metrics.server import CONTENT_TYPE, DescribedWorker, Metrics
 from tinsmith_server.routes import checkpoints, futures, sampling, service, sessions, training, unsupported
-from tinsmith_server.routes.documentation import install_openapi
-from tinsmith_server.routes.observing import Observing
+from tinsmith_server.routes.bodies import install_openapi
+from tinsmith_server.routes.middleware import Observing
 from tinsmith_server.routes.problems import install_problem_handlers
 from tinsmith_server.services.assembly import Services, build_services
-from tinsmith_server.services.clock import Clock, utc_now
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import open_store
+from tinsmith_server.store.records import Clock, utc_now
+from tinsmith_server.store.sql_store import open_store
 
 ROUTERS: tuple[APIRouter, ...] = (
     service.router,
@@ -58,14 +58,14 @@ def _fleet(settings: Settings) -> Fleet:
         from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 
         return KubernetesFleet(settings)
-    from tinsmith_server.fleet.local import LocalFleet
+    from tinsmith_server.fleet.local.fleet import LocalFleet
 
     return LocalFleet(settings)
 
 
 def release_polls(app: FastAPI) -> None:
     """Lets held polls go, so that a stopping server does not wait for them."""
-    app.state.services.holds.release()
+    app.state.services.long_polls.release()
 
 
 def _front_page() -> dict[str, str]:
@@ -120,7 +120,7 @@ def _watch(metrics: Metrics, services: Services, fleet: Fleet) -> None:
             if (reply := inspection.workers.get(handle.sampler_id)) is not None
         ]
 
-    metrics.watch(described, lambda: inspection.rows, lambda: len(services.holds))
+    metrics.watch(described, lambda: inspection.rows, lambda: len(services.long_polls))
     metrics.watch_sampling(services.dispatch.figures)
 
 
@@ -131,6 +131,6 @@ async def _at_work(services: Services) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        services.holds.release()
+        services.long_polls.release()
         await services.background.stop()
         await services.binding.close()

@@ -9,7 +9,6 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tinsmith.addresses import find_mistake
 from tinsmith.api import (
     API_KEY_VARIABLE,
     BASE_URL_VARIABLE,
@@ -19,8 +18,46 @@ from tinsmith.api import (
     KeyRefused,
     SpeaksHttp,
     Unreachable,
+    find_mistake,
 )
-from tinsmith.tokenizers import find_tokenizer, tokenizer_id
+
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
+"""One of them is there. Of tokenizer_config.json alone, transformers makes an empty tokenizer without a word."""
+
+LLAMA_3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
+
+
+def tokenizer_id(model_name: str) -> str:
+    """The directory or hub repository that the SDK turns a base model's name into, as of 0.38."""
+    name = model_name.partition(":")[0]
+    if name.startswith("meta-llama/Llama-3"):
+        return LLAMA_3_TOKENIZER
+    if name.count("/") == 2:
+        return name.rpartition("/")[0]
+    return name
+
+
+def find_tokenizer(identifier: str) -> Path | None:
+    """The folder that transformers would load it from without a download: a directory, or the hub's cache."""
+    directory = Path(identifier)
+    if directory.is_dir():
+        return directory if any((directory / name).is_file() for name in VOCABULARY_FILES) else None
+    return _find_in_hub_cache(identifier)
+
+
+def _find_in_hub_cache(repository: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for name in VOCABULARY_FILES:
+        try:
+            found = try_to_load_from_cache(repository, name)
+        except HFValidationError:
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
+
 
 OLDEST_SDK = (0, 38)
 """Older ones send what this release of the server does not read yet."""
@@ -45,7 +82,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One line of the report. A failure has a cure: what to type or change."""
 
     check: str
@@ -55,7 +92,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ClientEnvironment:
     """What a program would run with.
 
     `environment_url` is TINKER_BASE_URL, if it is set; if not, `base_url` is where a server would listen by default.
@@ -66,7 +103,7 @@ class Surroundings:
     api_key: str | None
 
 
-def diagnose(surroundings: Surroundings, *, wait_seconds: float = 0.0) -> Iterator[Finding]:
+def diagnose(surroundings: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
     """Every check in the order in which a program would stumble; what cannot be judged is skipped.
 
     A server that does not answer is asked again for `wait_seconds`.
@@ -74,41 +111,41 @@ def diagnose(surroundings: Surroundings, *, wait_seconds: float = 0.0) -> Iterat
     yield _check_address(surroundings)
     yield _check_sdk()
     if find_mistake(surroundings.base_url) is not None:
-        yield Finding("server", Status.SKIPPED, "needs an address")
+        yield CheckResult("server", Status.SKIPPED, "needs an address")
         return
     with Api(surroundings.base_url, surroundings.api_key) as api:
         server = _wait_for_server(api, wait_seconds)
         yield server if surroundings.environment_url is not None else _as_hint(server, api)
         if server.status is not Status.OK:
-            yield Finding("key", Status.SKIPPED, "needs a server that answers")
+            yield CheckResult("key", Status.SKIPPED, "needs a server that answers")
             return
         yield (key := _check_key(api, surroundings.api_key))
         if key.status is not Status.OK:
-            yield Finding("tokenizers", Status.SKIPPED, "the server lists its models only for a key that works")
+            yield CheckResult("tokenizers", Status.SKIPPED, "the server lists its models only for a key that works")
             return
         yield from _check_tokenizers(api)
 
 
-def _check_address(surroundings: Surroundings) -> Finding:
+def _check_address(surroundings: ClientEnvironment) -> CheckResult:
     url = surroundings.base_url
     if surroundings.environment_url is None:
         detail = f"{BASE_URL_VARIABLE} is not set: programs go to the vendor's service, not to a server of yours"
         cure = f"export {BASE_URL_VARIABLE}={url}, or the other URL that `tinsmith serve` printed"
-        return Finding("address", Status.FAILED, detail, cure)
+        return CheckResult("address", Status.FAILED, detail, cure)
     if (mistake := find_mistake(url)) is not None:
-        return Finding("address", Status.FAILED, mistake.detail, mistake.cure)
-    return Finding("address", Status.OK, f"programs go to {surroundings.environment_url}")
+        return CheckResult("address", Status.FAILED, mistake.detail, mistake.cure)
+    return CheckResult("address", Status.OK, f"programs go to {surroundings.environment_url}")
 
 
-def _check_sdk() -> Finding:
+def _check_sdk() -> CheckResult:
     wanted = ".".join(map(str, OLDEST_SDK))
     installed = _sdk_version()
     if installed is None:
-        return Finding("SDK", Status.FAILED, "tinker is not installed", f"pip install 'tinker>={wanted}'")
+        return CheckResult("SDK", Status.FAILED, "tinker is not installed", f"pip install 'tinker>={wanted}'")
     if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST_SDK:
         detail = f"tinker {installed} is older than what the server speaks ({wanted})"
-        return Finding("SDK", Status.FAILED, detail, f"pip install 'tinker>={wanted}'")
-    return Finding("SDK", Status.OK, f"tinker {installed}")
+        return CheckResult("SDK", Status.FAILED, detail, f"pip install 'tinker>={wanted}'")
+    return CheckResult("SDK", Status.OK, f"tinker {installed}")
 
 
 def _sdk_version() -> str | None:
@@ -118,81 +155,81 @@ def _sdk_version() -> str | None:
         return None
 
 
-def _wait_for_server(api: Api, wait_seconds: float) -> Finding:
+def _wait_for_server(api: Api, wait_seconds: float) -> CheckResult:
     deadline = time.monotonic() + wait_seconds
     while (finding := _check_server(api)).status is Status.FAILED and time.monotonic() < deadline:
         time.sleep(RETRY_SECONDS)
     return finding
 
 
-def _as_hint(server: Finding, api: Api) -> Finding:
+def _as_hint(server: CheckResult, api: Api) -> CheckResult:
     """Nobody named the default address, so its silence is not a failure."""
     if server.status is Status.OK:
         return server
-    return Finding("server", Status.SKIPPED, f"needs an address; there is none at {api.base_url}, the default one")
+    return CheckResult("server", Status.SKIPPED, f"needs an address; there is none at {api.base_url}, the default one")
 
 
-def _check_server(api: Api) -> Finding:
+def _check_server(api: Api) -> CheckResult:
     try:
         api.check_health()
     except CertificateRefused as error:
         cure = "export SSL_CERT_FILE=FILE with the authority that signed it, or give the server one that is known"
-        return Finding("server", Status.FAILED, str(error), cure)
+        return CheckResult("server", Status.FAILED, str(error), cure)
     except Unreachable as error:
         cure = f"start one with `tinsmith serve`, or correct {BASE_URL_VARIABLE}; behind a proxy, set NO_PROXY"
-        return Finding("server", Status.FAILED, str(error), cure)
+        return CheckResult("server", Status.FAILED, str(error), cure)
     except SpeaksHttp as error:
         cure = f"export {BASE_URL_VARIABLE}=http{api.base_url.removeprefix('https')}"
-        return Finding("server", Status.FAILED, str(error), cure)
+        return CheckResult("server", Status.FAILED, str(error), cure)
     except ApiError as error:
-        return Finding(
+        return CheckResult(
             "server", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: another program has that port"
         )
-    return Finding("server", Status.OK, f"{api.base_url} answers")
+    return CheckResult("server", Status.OK, f"{api.base_url} answers")
 
 
-def _check_key(api: Api, api_key: str | None) -> Finding:
+def _check_key(api: Api, api_key: str | None) -> CheckResult:
     if api_key is None:
         cure = f"{MAKE_A_KEY}, and export {API_KEY_VARIABLE}"
-        return Finding("key", Status.FAILED, f"{API_KEY_VARIABLE} is not set", cure)
+        return CheckResult("key", Status.FAILED, f"{API_KEY_VARIABLE} is not set", cure)
     if not api_key.startswith(KEY_PREFIXES):
         cure = "use a key of `tinsmith keys create --data DIR`; static ones (TINSMITH_API_KEY) must start with tml- too"
-        return Finding("key", Status.FAILED, "the SDK refuses keys that do not start with tml-", cure)
+        return CheckResult("key", Status.FAILED, "the SDK refuses keys that do not start with tml-", cure)
     try:
         api.send_client_config(_sdk_version() or "none")
     except KeyRefused:
         cure = f"{MAKE_A_KEY}; `keys list` shows the living ones"
-        return Finding("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
+        return CheckResult("key", Status.FAILED, "the server does not know this key, or it was revoked", cure)
     except ApiError as error:
-        return Finding("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")
-    return Finding("key", Status.OK, "the server knows it")
+        return CheckResult("key", Status.FAILED, str(error), f"correct {BASE_URL_VARIABLE}: this is no Tinker server")
+    return CheckResult("key", Status.OK, "the server knows it")
 
 
-def _check_tokenizers(api: Api) -> Iterator[Finding]:
+def _check_tokenizers(api: Api) -> Iterator[CheckResult]:
     try:
         served = api.served_models()
     except ApiError as error:
-        yield Finding("tokenizers", Status.FAILED, str(error), "look into the server's log")
+        yield CheckResult("tokenizers", Status.FAILED, str(error), "look into the server's log")
         return
     if not served:
-        yield Finding("models", Status.FAILED, "the server has no base model to train", OFFER_A_MODEL)
+        yield CheckResult("models", Status.FAILED, "the server has no base model to train", OFFER_A_MODEL)
     for model in served:
         yield _check_tokenizer(model.name)
 
 
-def _check_tokenizer(model_name: str) -> Finding:
+def _check_tokenizer(model_name: str) -> CheckResult:
     check = f"tokenizer of {model_name}"
     identifier = tokenizer_id(model_name)
     found = find_tokenizer(identifier)
     if found is not None:
-        return Finding(check, Status.OK, str(found))
+        return CheckResult(check, Status.OK, str(found))
     if Path(identifier).is_dir():
         detail = f"the directory {Path(identifier).resolve()} has no tokenizer.json"
         cure = f"put the model's tokenizer there: the SDK prefers a directory {identifier} to the hub's repository"
-        return Finding(check, Status.FAILED, detail, cure)
+        return CheckResult(check, Status.FAILED, detail, cure)
     detail = f"{identifier} is neither a directory in {Path.cwd()} nor in the hub's cache"
     cure = (
         f"`hf download {identifier}` if it is on the hub; else copy the model's tokenizer files to ./{identifier}, or "
         "serve the model under a name that is on the hub"
     )
-    return Finding(check, Status.FAILED, detail, cure)
+    return CheckResult(check, Status.FAILED, detail, cure)

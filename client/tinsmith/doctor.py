@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from tinsmith.api import BASE_URL_VARIABLE, api_key_from_environment, base_url_from_environment
-from tinsmith.checks import Finding, Status, Surroundings, diagnose
+from tinsmith.checks import CheckResult, ClientEnvironment, Status, diagnose
 
 MARKS = {Status.OK: "[green]✓[/green]", Status.FAILED: "[red]✗[/red]", Status.SKIPPED: "[yellow]-[/yellow]"}
 
@@ -28,7 +28,7 @@ def doctor(
 
     Exits with 1 when a check fails.
     """
-    surroundings = Surroundings(
+    surroundings = ClientEnvironment(
         base_url=base_url or base_url_from_environment(),
         environment_url=base_url or os.environ.get(BASE_URL_VARIABLE) or None,
         api_key=api_key_from_environment(),
@@ -38,7 +38,7 @@ def doctor(
     raise typer.Exit(0 if healthy else 1)
 
 
-def _print_lines(findings: Iterable[Finding]) -> bool:
+def _print_lines(findings: Iterable[CheckResult]) -> bool:
     """Each as it is found: an unreachable server takes its time."""
     console = Console(highlight=False, soft_wrap=True)
     healthy = True
@@ -51,7 +51,7 @@ def _print_lines(findings: Iterable[Finding]) -> bool:
     return healthy
 
 
-def _print_json(findings: Iterable[Finding]) -> bool:
+def _print_json(findings: Iterable[CheckResult]) -> bool:
     listed = list(findings)
     healthy = all(finding.status is not Status.FAILED for finding in listed)
     print(json.dumps({"healthy": healthy, "checks": [asdict(finding) for finding in listed]}))

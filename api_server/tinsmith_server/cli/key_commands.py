@@ -12,10 +12,10 @@ import typer
 
 from tinsmith_server.configuration import load_settings
 from tinsmith_server.errors import StartupError, TinsmithError
-from tinsmith_server.services.keys import DEFAULT_TENANT, Keys
+from tinsmith_server.services.accounts.keys import DEFAULT_TENANT, Keys
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.records import ApiKey
+from tinsmith_server.store.sql_store import open_store
 from tinsmith_server.store.url import parse_store_url
 
 T = TypeVar("T")

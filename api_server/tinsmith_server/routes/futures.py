@@ -14,12 +14,11 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.routes.bodies import body_as
+from tinsmith_server.routes.bodies import body_as, takes
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant, get_services
-from tinsmith_server.routes.documentation import takes
 from tinsmith_server.routes.problems import http_status
 from tinsmith_server.services.failures import Failure
-from tinsmith_server.services.futures import STOPPING, Answer, Metadata, Pending, Ready
+from tinsmith_server.services.polling.futures import STOPPING, Answer, Metadata, Pending, Ready
 from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest
 from tinsmith_server.wire.responses import Empty, FailedResponse, MetadataResponse, PendingResponse
 
@@ -46,7 +45,7 @@ class HeldRoute(APIRoute):
                 _note(error)
                 services = await get_services(request)
                 hold_until = asked_at + services.settings.poll_hold_seconds
-                return await services.holds.hold(_later(hold_until), _pending(STOPPING))
+                return await services.long_polls.hold(_later(hold_until), _pending(STOPPING))
 
         return held
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import JsonObject, body_as
+from tinsmith_server.routes.bodies import JsonObject, body_as, takes
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
-from tinsmith_server.routes.documentation import takes
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest, SampleRequest
 from tinsmith_server.wire.responses import CreateSamplingSessionResponse, FutureResponse, SamplerResponse
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
 
-from tinsmith_server.routes.bodies import body_as
+from tinsmith_server.routes.bodies import body_as, takes
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
-from tinsmith_server.routes.documentation import takes
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest, SessionHeartbeatRequest
 from tinsmith_server.wire.responses import CreateSessionResponse, Empty, SessionResponse, SessionsResponse
 

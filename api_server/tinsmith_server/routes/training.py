@@ -6,9 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
 
-from tinsmith_server.routes.bodies import JsonObject, TrainingBodyDep, body_as
+from tinsmith_server.routes.bodies import PROTOBUF_BODY, JsonObject, TrainingBodyDep, body_as, takes
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
-from tinsmith_server.routes.documentation import PROTOBUF_BODY, takes
 from tinsmith_server.wire.ids import OperationId
 from tinsmith_server.wire.requests import (
     CreateModelRequest,

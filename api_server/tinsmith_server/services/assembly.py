@@ -5,35 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinsmith_server.fleet.base import Fleet
-from tinsmith_server.services.background import Background
-from tinsmith_server.services.binding import Binding
-from tinsmith_server.services.capabilities import Capabilities
-from tinsmith_server.services.checkpoints import Checkpoints
-from tinsmith_server.services.clock import Clock, utc_now
+from tinsmith_server.services.accounts.keys import Keys
+from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.background.inspection import Capabilities, Inspection
+from tinsmith_server.services.background.leases import Leases
+from tinsmith_server.services.background.readiness import Readiness
+from tinsmith_server.services.background.reaper import LostWorkers, Reaper
+from tinsmith_server.services.background.tasks import Background
+from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
+from tinsmith_server.services.checkpoints.download_links import DownloadLinks
+from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
+from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
-from tinsmith_server.services.dispatch import Dispatch
-from tinsmith_server.services.events import Events
-from tinsmith_server.services.exports import Exports
-from tinsmith_server.services.files import CheckpointFiles
-from tinsmith_server.services.futures import Futures
-from tinsmith_server.services.holds import Holds
-from tinsmith_server.services.inspection import Inspection
-from tinsmith_server.services.keys import Keys
-from tinsmith_server.services.leases import Leases
-from tinsmith_server.services.loads import Loads
-from tinsmith_server.services.lookup import CheckpointLookup
-from tinsmith_server.services.lost_workers import LostWorkers
-from tinsmith_server.services.models import Models
-from tinsmith_server.services.operations import Operations
-from tinsmith_server.services.payloads import Payloads
-from tinsmith_server.services.placement import Placement
-from tinsmith_server.services.readiness import Readiness
-from tinsmith_server.services.reaper import Reaper
-from tinsmith_server.services.retention import Retention
-from tinsmith_server.services.sampling import Sampling
-from tinsmith_server.services.sessions import Sessions
+from tinsmith_server.services.polling.futures import Futures
+from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.sampling.dispatch import Dispatch
+from tinsmith_server.services.sampling.routing import SamplerLoads
+from tinsmith_server.services.sampling.sampling import Sampling
+from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.services.training.models import Models
+from tinsmith_server.services.training.operations import Operations
+from tinsmith_server.services.training.payloads import Payloads
+from tinsmith_server.services.training.placement import Placement
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Clock, utc_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +47,13 @@ class Services:
     dispatch: Dispatch
     futures: Futures
     checkpoints: Checkpoints
-    exports: Exports
+    exports: DownloadLinks
     capabilities: Capabilities
     inspection: Inspection
     readiness: Readiness
     binding: Binding
     background: Background
-    holds: Holds
+    long_polls: LongPolls
 
 
 def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock = utc_now) -> Services:
@@ -67,7 +65,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
     sessions = Sessions(store, clock)
     binding = Binding(store, Placement(store, fleet), delivery)
     models = Models(store, fleet, sessions, binding, lookup, settings, clock)
-    loads = Loads()
+    loads = SamplerLoads()
     dispatch = Dispatch(fleet, loads)
     sampling = Sampling(store, fleet, sessions, lookup, dispatch, clock)
     checkpoints = Checkpoints(store, models, lookup, retention, clock)
@@ -82,7 +80,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         settings=settings,
         clock=clock,
     )
-    holds = Holds()
+    long_polls = LongPolls()
     leases = Leases(store, fleet)
     static_key = settings.api_key.get_secret_value() if settings.api_key else None
     return Services(
@@ -93,9 +91,9 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         operations=Operations(sessions, models, binding, delivery, fleet, Payloads(fleet, events, lookup)),
         sampling=sampling,
         dispatch=dispatch,
-        futures=Futures(models, sampling, binding, fleet, events, holds, settings.poll_hold_seconds),
+        futures=Futures(models, sampling, binding, fleet, events, long_polls, settings.poll_hold_seconds),
         checkpoints=checkpoints,
-        exports=Exports(store, checkpoints, files, settings.external_url_seconds, clock),
+        exports=DownloadLinks(store, checkpoints, files, settings.external_url_seconds, clock),
         capabilities=Capabilities(fleet, inspection),
         inspection=inspection,
         readiness=Readiness(store, fleet, leases.replica),
@@ -112,5 +110,5 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
             retention=retention,
             inspection=inspection,
         ),
-        holds=holds,
+        long_polls=long_polls,
     )

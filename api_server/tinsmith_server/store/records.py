@@ -1,11 +1,18 @@
-"""Rows as the services see them: plain frozen values, times as aware UTC datetimes."""
+"""Rows as the services see them: plain frozen values, times as aware UTC datetimes, and the clock that gives those."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, Literal, TypeVar
+
+Clock = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
 
 T = TypeVar("T")
 

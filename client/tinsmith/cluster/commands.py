@@ -15,16 +15,40 @@ from rich.console import Console
 
 from tinsmith.cluster import requests
 from tinsmith.cluster.bundle import Bundle
-from tinsmith.cluster.errors import PluginError
-from tinsmith.cluster.evidence import Surroundings, explain
+from tinsmith.cluster.errors import NotFound, PluginError
 from tinsmith.cluster.families import Family, choose, list_readable, parse_target, read_families, read_family
+from tinsmith.cluster.health import judge
 from tinsmith.cluster.kubectl import Access, Kubectl
-from tinsmith.cluster.logs import log_words
+from tinsmith.cluster.manifests import name_of
+from tinsmith.cluster.names import Kind
 from tinsmith.cluster.report import collect
-from tinsmith.cluster.requests import Request
+from tinsmith.cluster.requests import Request, wait_for
 from tinsmith.cluster.status_tree import as_json, status_tree
 from tinsmith.cluster.tree import Branch, draw
-from tinsmith.cluster.waiting import wait_for
+from tinsmith.cluster.why import NamespaceFacts, explain
+
+MOST_STREAMS = 64
+"""kubectl follows five at once by itself."""
+
+
+def log_words(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
+    """The arguments of kubectl, in the family's namespace. Raises NotFound where there is no pod, and says why."""
+    if not family.pods:
+        verdict = judge(family)
+        raise NotFound(f"{family.title} has no pod now. It is {verdict.headline}: {verdict.message}")
+    options = {"--follow": follow, "--previous": previous}
+    words = [option for option, wanted in options.items() if wanted]
+    words += [f"--since={since}"] if since is not None else []
+    return ["logs", *_which(family), *words]
+
+
+def _which(family: Family) -> list[str]:
+    """kubectl shows the last ten lines alone of pods that are chosen by a label, unless told otherwise."""
+    if family.kind is Kind.SESSION:
+        return [name_of(family.pods[0])]
+    chosen = f"--selector={family.kind.label}={family.name}"
+    return [chosen, "--prefix", "--tail=-1", f"--max-log-requests={MOST_STREAMS}"]
+
 
 cluster = typer.Typer(
     help="See and handle TrainingSessions and SamplerPools in a cluster, with your kubectl.",
@@ -83,7 +107,7 @@ def why(name: Named, context: Context = None, namespace: Namespace = None, kubec
     with errors_as_sentences():
         kubectl = Kubectl(Access(context, namespace, kubeconfig))
         family, unread = read_family(kubectl, parse_target(name))
-        show(explain(family, _surroundings(kubectl, unread), now()))
+        show(explain(family, _namespace_facts(kubectl, unread), now()))
 
 
 @cluster.command()
@@ -208,9 +232,9 @@ def _ask(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout
     )
 
 
-def _surroundings(kubectl: Kubectl, unread: tuple[str, ...]) -> Surroundings:
+def _namespace_facts(kubectl: Kubectl, unread: tuple[str, ...]) -> NamespaceFacts:
     found, missing = list_readable(kubectl, ("events", "resourcequotas"), None)
-    return Surroundings(
+    return NamespaceFacts(
         events=tuple(item for item in found if item["kind"] == "Event"),
         quotas=tuple(item for item in found if item["kind"] == "ResourceQuota"),
         unread=(*unread, *missing),

@@ -21,7 +21,7 @@ class KubectlMissing(PluginError):
     """There is no kubectl to run."""
 
 
-class Unreachable(PluginError):
+class ClusterUnreachable(PluginError):
     """No API server answers, or it does not know who asks."""
 
 

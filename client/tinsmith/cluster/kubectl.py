@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tinsmith.cluster.errors import (
+    ClusterUnreachable,
     Forbidden,
     KindUnknown,
     KubectlFailed,
     KubectlMissing,
     NotFound,
     PluginError,
-    Unreachable,
 )
 from tinsmith.cluster.manifests import Manifest
 
@@ -125,11 +125,13 @@ def explain(stderr: str) -> PluginError:
             "cluster with --context."
         )
     if _LOGIN.search(words):
-        return Unreachable(f"The cluster does not accept your login: {_quoted(words)}; log in, or choose --context.")
+        return ClusterUnreachable(
+            f"The cluster does not accept your login: {_quoted(words)}; log in, or choose --context."
+        )
     if from_server := _FROM_SERVER.search(words):
         return _from_server(from_server["reason"], from_server["words"])
     if _UNREACHABLE.search(words):
-        return Unreachable(
+        return ClusterUnreachable(
             f"No cluster answers: {_quoted(words)}; start it, or choose one with --context or --kubeconfig."
         )
     return KubectlFailed(f"kubectl failed: {_quoted(words)}.")

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 from tinsmith.cluster.bundle import Bundle
 from tinsmith.cluster.errors import KubectlFailed, PluginError
-from tinsmith.cluster.evidence import Surroundings, concerns, explain
 from tinsmith.cluster.families import OURS, Family, Target, choose, list_readable, read_families
 from tinsmith.cluster.kubectl import Kubectl
 from tinsmith.cluster.manifests import Manifest, name_of, namespace_of
@@ -15,6 +14,7 @@ from tinsmith.cluster.names import INSTALLATION_SELECTOR, Kind
 from tinsmith.cluster.pods import container_statuses
 from tinsmith.cluster.status_tree import status_tree
 from tinsmith.cluster.tree import Branch, draw
+from tinsmith.cluster.why import NamespaceFacts, concerns, explain
 from tinsmith.version import installed_versions
 
 LOG_LINES = 5000
@@ -40,12 +40,12 @@ Tell = Callable[[str], None]
 
 
 def collect(kubectl: Kubectl, target: Target | None, bundle: Bundle, tell: Tell) -> None:
-    """Raises KubectlMissing or Unreachable when there is no cluster to report about."""
+    """Raises KubectlMissing or ClusterUnreachable when there is no cluster to report about."""
     _add_versions(kubectl, bundle)
     collector = _Collector(kubectl, bundle, tell)
     families = collector.families(target)
     collector.resources(families)
-    collector.surroundings(families)
+    collector.namespace_facts(families)
     for family in families:
         collector.logs_of(family.pods, _folder(family))
     collector.installation()
@@ -94,7 +94,7 @@ class _Collector:
             for other in others:
                 self._add(other, f"{namespace_of(other)}/others")
 
-    def surroundings(self, families: Iterable[Family]) -> None:
+    def namespace_facts(self, families: Iterable[Family]) -> None:
         found, unread = list_readable(self._kubectl, ("events", "resourcequotas"), None)
         self._leave_out(unread)
         events = tuple(item for item in found if item["kind"] == "Event")
@@ -104,7 +104,7 @@ class _Collector:
         for family in families:
             ours = [event for event in events if concerns(family, event)]
             self._bundle.add_object(f"{_folder(family)}/events.json", ours)
-            answer = explain(family, Surroundings(events=tuple(ours), quotas=quotas), self._now)
+            answer = explain(family, NamespaceFacts(events=tuple(ours), quotas=quotas), self._now)
             self._bundle.add_text(f"{_folder(family)}/why.txt", _text(answer))
 
     def logs_of(self, pods: Iterable[Manifest], folder: str) -> None:

@@ -1,15 +1,16 @@
-"""What a person can ask of a session or pool: the change to its resource, and how one sees that it happened. Pure."""
+"""What a person can ask of a session or pool: the change to its resource, and the wait until it happened."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tinsmith.cluster.errors import DidNotHappen, Misused
+from tinsmith.cluster.errors import ClusterUnreachable, DidNotHappen, Misused
 from tinsmith.cluster.families import Family
 from tinsmith.cluster.health import Health, is_outdated, judge
-from tinsmith.cluster.manifests import Manifest, moment
+from tinsmith.cluster.manifests import Manifest, moment, span
 from tinsmith.cluster.names import RESTART_REQUEST, SNAPSHOT_REQUEST, Kind
 from tinsmith.cluster.pods import is_ready
 
@@ -129,3 +130,44 @@ def _wanted_pods(family: Family) -> int:
 def _must_run(family: Family, instead: str) -> None:
     if is_suspended(family):
         raise Misused(f"{family.title} is suspended; {instead}.")
+
+
+LOOK_SECONDS = 2.0
+
+
+def wait_for(
+    look: Callable[[], Family],
+    outcome: Outcome,
+    *,
+    name: str,
+    timeout_seconds: float,
+    tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """The outcome's sentence. name: as the next command takes it.
+
+    Each new reason on the way is told once. A cluster that is away for a while is waited for like everything else.
+    Raises DidNotHappen when time is over, or when the outcome says that it cannot come any more.
+    """
+    ends_at = clock() + timeout_seconds
+    told = None
+    while True:
+        try:
+            family = look()
+        except ClusterUnreachable as error:
+            news = str(error)
+        else:
+            if (sentence := outcome(family)) is not None:
+                return sentence
+            verdict = judge(family)
+            news = f"{verdict.reason}: {verdict.message}"
+        if news != told:
+            tell(news)
+            told = news
+        if clock() >= ends_at:
+            raise DidNotHappen(
+                f"It has not happened within {span(timeout_seconds)}. Last seen: {news} The request stands; "
+                f"`kubectl tinsmith why {name}` says more."
+            )
+        sleep(LOOK_SECONDS)

@@ -15,7 +15,7 @@ from support.kubernetes.chart_account import until_allowed
 from support.kubernetes.families import unready
 from support.kubernetes.fixtures import Cluster
 from support.operator.operators import session_manifest
-from tinsmith.cluster.errors import KindUnknown, KubectlFailed, NotFound, Unreachable
+from tinsmith.cluster.errors import ClusterUnreachable, KindUnknown, KubectlFailed, NotFound
 from tinsmith.cluster.kubectl import Access, Kubectl
 from tinsmith.cluster.names import Kind
 
@@ -155,7 +155,7 @@ def test_the_words_of_a_real_kubectl_are_understood(api_cluster: Cluster, kinds:
         Kubectl(access, program=program).find("evaluations.tinsmith.dev")
     with pytest.raises(NotFound):
         Kubectl(access, program=program).get("pods", "nobody")
-    with pytest.raises(Unreachable, match="--context"):
+    with pytest.raises(ClusterUnreachable, match="--context"):
         Kubectl(replace(access, context="nowhere"), program=program).find("pods")
     inside = f"--namespace={namespace}"
     api_cluster.kubectl(inside, "apply", "--filename=-", stdin=json.dumps(session_manifest("odd")))

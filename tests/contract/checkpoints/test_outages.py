@@ -10,7 +10,7 @@ from support.server.s3 import S3Server, used_here
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, create, save, step, train
 from tinsmith_server.errors import CheckpointRootUnavailable
-from tinsmith_server.services.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.training import retry_policy
 
 ROOT = "s3://checkpoints/prefix"

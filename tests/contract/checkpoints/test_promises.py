@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from s3fs import S3FileSystem
 from support.engine.reference import MODULE, ReferenceEngine
-from tinsmith_server.services.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError

@@ -18,9 +18,9 @@ from support.server.fleet_under_test import Installation, SamplingInstallation, 
 from support.server.operator_stand_in import MODEL, StandInOperator, reached_at
 from testcluster.cluster import Cluster
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
-from tinsmith_server.fleet.local import LocalFleet, WorkerCommand
+from tinsmith_server.fleet.local.fleet import LocalFleet, WorkerCommand
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import SqlStore, open_store
+from tinsmith_server.store.sql_store import SqlStore, open_store
 
 __all__ = ["api_cluster", "namespace", "pytest_collection_finish"]
 

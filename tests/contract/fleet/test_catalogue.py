@@ -12,7 +12,7 @@ import pytest
 from support.server.operator_stand_in import MODEL, StandInOperator, spec_of
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import SqlStore
+from tinsmith_server.store.sql_store import SqlStore
 
 BIG_MODEL = "org/big"
 CATALOGUE = [

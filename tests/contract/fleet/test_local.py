@@ -15,10 +15,10 @@ import pytest
 from support.server.fleet_under_test import START_SECONDS, worker_pid
 from support.server.operator_stand_in import MODEL
 from tinsmith_server.errors import StartupError, WorkerUnavailable, WorkerUnstartable
-from tinsmith_server.fleet.local import LocalFleet
-from tinsmith_server.fleet.supervisor import Supervisor
+from tinsmith_server.fleet.local.fleet import LocalFleet
+from tinsmith_server.fleet.local.supervisor import Supervisor
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import SqlStore
+from tinsmith_server.store.sql_store import SqlStore
 
 
 def only_worker(fleet: LocalFleet) -> Supervisor:
@@ -67,7 +67,7 @@ async def refused(fleet: LocalFleet, tmp_path: Path, sentence: str) -> Superviso
 async def test_a_model_that_cannot_be_loaded_is_tried_again_by_the_next_request_that_needs_it(
     local_fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.supervisor.MENDING_BACKOFF_SECONDS", 0.0)
+    monkeypatch.setattr("tinsmith_server.fleet.local.supervisor.MENDING_BACKOFF_SECONDS", 0.0)
     worker = await refused(local_fleet, tmp_path, "model.safetensors is truncated")
     (tmp_path / "model" / "refuse").unlink()
     assert worker.running() is None
@@ -132,7 +132,7 @@ async def test_waiting_for_a_worker_ends_with_the_reason(local_fleet: LocalFleet
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
-from tinsmith_server.fleet.local import LocalFleet
+from tinsmith_server.fleet.local.fleet import LocalFleet
 from tinsmith_server.settings import Settings
 
 async def open_and_die():

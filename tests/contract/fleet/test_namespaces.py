@@ -17,7 +17,7 @@ from testcluster.cluster import Cluster
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import SqlStore
+from tinsmith_server.store.sql_store import SqlStore
 
 RIGHTS = {
     "tinsmith.dev": ("trainingsessions", "samplerpools"),

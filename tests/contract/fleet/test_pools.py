@@ -17,7 +17,7 @@ from tinsmith_server.fleet.base import SamplerHandle
 from tinsmith_server.fleet.kubernetes.api import POOLS, KubernetesApi, Manifest, Resource
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import SqlStore
+from tinsmith_server.store.sql_store import SqlStore
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -182,7 +182,7 @@ async def test_a_pod_with_anothers_certificate_is_not_spoken_to(
 async def test_a_renewed_certificate_is_shown_to_replicas_too(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connecting.CERTIFICATE_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.CERTIFICATE_LOOK_SECONDS", 0.02)
     await operator.apply_pool("fast")
     replica = await running_replica(cluster_fleet, operator)
     handle = accepting(cluster_fleet)[replica.pod_uid]

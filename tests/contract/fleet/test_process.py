@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tinsmith_server.fleet.process import SENTENCE_PREFIX, WorkerProcess
+from tinsmith_server.fleet.local.process import SENTENCE_PREFIX, WorkerProcess
 
 TALKS_AND_ENDS = f"""
 import sys

@@ -22,8 +22,8 @@ ENTRY = {"name": "tiny", "maxSessions": 1, "spec": spec_of(adapters={"slots": 1}
 
 @pytest.fixture
 def settings(cluster_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("tinsmith_server.services.placement.LOOK_SECONDS", 0.1)
-    monkeypatch.setattr("tinsmith_server.services.binding.RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.1)
     catalogue = tmp_path / "catalogue.json"
     catalogue.write_text(json.dumps([ENTRY]))
     return cluster_settings.model_copy(update={"catalogue": catalogue, "poll_hold_seconds": 1.0})
@@ -71,8 +71,8 @@ async def test_a_model_that_a_vanished_replica_had_accepted_is_taken_up_by_anoth
     settings: Settings, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody polls for it: the other replica finds it in the store, once the chore is its own."""
-    monkeypatch.setattr("tinsmith_server.services.background.TAKE_UP_SECONDS", 0.1)
-    monkeypatch.setattr("tinsmith_server.services.leases.RENEW_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.background.tasks.TAKE_UP_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.background.leases.RENEW_SECONDS", 0.1)
     async with serving(settings):
         async with serving(settings) as vanishing:
             made = (await vanishing.create_model(await vanishing.session())).json()

@@ -24,7 +24,7 @@ async def test_no_key_and_unknown_keys_are_401(server: TestedServer, key: str | 
 
 
 async def test_a_revoked_key_is_401(tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinsmith_server.services.keys.CACHE_SECONDS", 0.0)
+    monkeypatch.setattr("tinsmith_server.services.accounts.keys.CACHE_SECONDS", 0.0)
     async with running_server(settings_for(tmp_path), fleet) as server:
         made = await server.services.keys.create("other", "theirs")
         headers = {"X-API-Key": made.secret}

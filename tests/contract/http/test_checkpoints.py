@@ -11,7 +11,7 @@ from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, running_server, settings_for
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import CheckpointRootUnavailable
-from tinsmith_server.services.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.files import CheckpointFiles
 
 HOUR = 3600
 

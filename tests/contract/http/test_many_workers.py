@@ -14,8 +14,8 @@ from support.server.http_server import TestedServer, one_server, running_server,
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_server.errors import WorkerUnstartable
 from tinsmith_server.fleet.base import ServedModel, WorkerClient
-from tinsmith_server.store.engine import SqlStore, open_store
 from tinsmith_server.store.records import Model
+from tinsmith_server.store.sql_store import SqlStore, open_store
 
 SLOTS = 2
 
@@ -23,9 +23,9 @@ SLOTS = 2
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
     """Two workers with two slots each, for one base model whose adapters have rank 64 at most."""
-    monkeypatch.setattr("tinsmith_server.services.placement.LOOK_SECONDS", 0.02)
-    monkeypatch.setattr("tinsmith_server.services.binding.RETRY_SECONDS", 0.02)
-    monkeypatch.setattr("tinsmith_server.services.binding.ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.services.training.binding.ATTEMPT_SECONDS", 0.1)
     served = ServedModel(BASE_MODEL, "tiny-1", max_rank=64)
     fleet = FakeFleet([served], [FakeHandle(name, "tiny-1", SLOTS) for name in ("w1", "w2")])
     yield fleet
@@ -258,7 +258,7 @@ async def test_a_model_whose_session_ends_while_its_worker_is_suspended_is_relea
     server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile it keeps its slot, and others need not wait for it."""
-    monkeypatch.setattr("tinsmith_server.services.reaper.REACH_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.background.reaper.REACH_SECONDS", 0.1)
     away = fleet.handles["w1"]
     session_id = await server.session()
     made = (await server.create_model(session_id)).json()

@@ -9,7 +9,7 @@ from support.server.fake_worker import json_result
 from support.server.http_server import TestedServer, one_server
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.fleet.base import WorkerClient
-from tinsmith_server.services import operations
+from tinsmith_server.services.training import operations
 
 
 async def test_work_that_overtakes_its_models_creation_is_sent_again_and_costs_nothing(

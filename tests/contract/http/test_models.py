@@ -10,7 +10,7 @@ from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
 from support.server.fake_worker import proto_result
 from support.server.http_server import PROTOBUF, TestedServer, training_body
 from tinsmith_rpc import worker_pb2
-from tinsmith_server.store.engine import open_store
+from tinsmith_server.store.sql_store import open_store
 
 
 async def test_get_info_names_the_base_model_as_the_client_knows_it(server: TestedServer) -> None:

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeReplica
 from support.server.http_server import TestedServer, running_server, settings_for
-from tinsmith_server.services.routing import BUSIER_FACTOR, FEW_SAMPLES
+from tinsmith_server.services.sampling.routing import BUSIER_FACTOR, FEW_SAMPLES
 from tinsmith_server.wire.ids import sampler_token
 
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinsmith_server.services.dispatch.UNSEEN_SECONDS", 0.05)
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.UNSEEN_SECONDS", 0.05)
 
 
 @pytest.fixture
 async def one_server(tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TestedServer]:
     """For what a server counts by itself. It looks at its samplers when it is told to."""
-    monkeypatch.setattr("tinsmith_server.services.background.LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr("tinsmith_server.services.background.tasks.LOOK_SECONDS", 3600.0)
     async with running_server(settings_for(tmp_path), fleet) as server:
         yield server
 
@@ -166,7 +166,7 @@ async def test_nothing_is_given_up_while_the_fleet_does_not_know_where_its_sampl
 async def test_a_replica_that_another_server_heard_of_first_is_waited_for(
     server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.dispatch.UNSEEN_SECONDS", 30.0)
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.UNSEEN_SECONDS", 30.0)
     [replica] = await add_pool(fleet, "p1")
     submitted = (await server.sample(await server.sampler())).json()["request_id"]
     del fleet.replicas["p1"]
@@ -222,7 +222,7 @@ async def test_a_replica_that_says_that_it_is_busy_is_passed_over(one_server: Te
 async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
     one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.inspection.DESCRIBE_SECONDS", 2.0)
+    monkeypatch.setattr("tinsmith_server.services.background.inspection.DESCRIBE_SECONDS", 2.0)
     hanging, _ = await add_pool(fleet, "p1", "p2")
     hanging.fake.hangs = True
     async with asyncio.timeout(10):
@@ -295,7 +295,7 @@ async def test_an_adapter_above_every_samplers_rank_is_refused_and_not_waited_fo
 async def test_a_replica_that_hangs_is_followed_by_the_next_and_not_asked_again(
     one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.dispatch.POOL_SAMPLE_SECONDS", 2.0)
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.POOL_SAMPLE_SECONDS", 2.0)
     await add_pool(fleet, "p1", "p2")
     sampler = await one_server.sampler()
     first = await taken_by(one_server, sampler, 0)
@@ -308,7 +308,7 @@ async def test_a_replica_that_hangs_is_followed_by_the_next_and_not_asked_again(
 async def test_a_replica_that_does_not_say_how_it_does_is_asked_last(
     one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.inspection.DESCRIBE_SECONDS", 2.0)
+    monkeypatch.setattr("tinsmith_server.services.background.inspection.DESCRIBE_SECONDS", 2.0)
     await add_pool(fleet, "p1", "p2")
     sampler = await one_server.sampler()
     first = await taken_by(one_server, sampler, 0)
@@ -337,8 +337,8 @@ async def test_a_replica_that_was_not_connected_at_the_last_look_is_not_taken_fo
 async def test_replicas_that_do_not_answer_hold_a_sample_for_a_while_and_not_one_after_the_other(
     one_server: TestedServer, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.dispatch.CONNECT_SECONDS", 1.0)
-    monkeypatch.setattr("tinsmith_server.services.dispatch.POOL_SAMPLE_SECONDS", 2.0)
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.POOL_SAMPLE_SECONDS", 2.0)
     for replica in await add_pool(fleet, "p1", "p2", "p3", "p4", "p5", "p6"):
         replica.fake.hangs = True
     fleet.handles["tiny-1"].suspended = True

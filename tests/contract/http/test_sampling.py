@@ -173,7 +173,7 @@ async def test_a_sample_on_a_model_that_cannot_be_loaded_fails_with_the_workers_
 async def test_a_worker_that_restarts_pushes_samples_back_without_losing_them(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.dispatch.CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.CONNECT_SECONDS", 0.01)
     sampler = await server.sampler()
     server.handle.down = "the worker is restarting"
     assert (await server.sample(sampler)).status_code == 429

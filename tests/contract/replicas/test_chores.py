@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import SharedFleet, TestedServer, running_server
-from tinsmith_server.services.leases import LEASE_SECONDS, RENEW_SECONDS, Leases
+from tinsmith_server.services.background.leases import LEASE_SECONDS, RENEW_SECONDS, Leases
 from tinsmith_server.settings import Settings
 
 # Leases as short as tests are patient; the real ones are compared with the promise below.
@@ -20,8 +20,8 @@ PATIENCE_SECONDS = 20.0
 
 @pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinsmith_server.services.leases.LEASE_SECONDS", SHORT_LEASE_SECONDS)
-    monkeypatch.setattr("tinsmith_server.services.leases.RENEW_SECONDS", SHORT_LEASE_SECONDS / 5)
+    monkeypatch.setattr("tinsmith_server.services.background.leases.LEASE_SECONDS", SHORT_LEASE_SECONDS)
+    monkeypatch.setattr("tinsmith_server.services.background.leases.RENEW_SECONDS", SHORT_LEASE_SECONDS / 5)
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def test_what_a_worker_reports_after_its_replica_died_reaches_the_store(
 async def test_a_clean_stop_hands_everything_over_before_any_lease_is_over(
     settings: Settings, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.leases.LEASE_SECONDS", 600.0)
+    monkeypatch.setattr("tinsmith_server.services.background.leases.LEASE_SECONDS", 600.0)
     async with running_server(settings, fleet) as survivor:
         async with running_server(settings, SharedFleet(fleet)) as stopping:
             await asyncio.sleep(SHORT_LEASE_SECONDS)

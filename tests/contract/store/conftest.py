@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.engine import open_store
+from tinsmith_server.store.sql_store import open_store
 
 
 @pytest.fixture

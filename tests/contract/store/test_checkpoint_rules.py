@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.server.store_records import NOW, a_checkpoint
-from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.records import Checkpoint
+from tinsmith_server.store.sql_store import open_store
 from typing_extensions import override
 
 RUN = "session-1:train:0"

@@ -88,7 +88,7 @@ async def test_what_is_left_of_deleted_checkpoints_goes_a_while_after_its_model(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its worker told before is not told again: only that could bring it back."""
-    monkeypatch.setattr("tinsmith_server.store.checkpoints.TOMBSTONES_AT_ONCE", 1)
+    monkeypatch.setattr("tinsmith_server.store.queries.checkpoints.TOMBSTONES_AT_ONCE", 1)
     await store.create_session(a_session(), None)
     for number, (state, worker_id) in enumerate((("released", "heard"), ("bound", "heard"), ("released", "unheard"))):
         await store.add_model(a_model(model_seq_id=number, state=state, worker_id=worker_id))

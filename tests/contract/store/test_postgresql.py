@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from support.server.postgres import PostgresServer
 from support.server.store_records import a_session, later
 from tinsmith_server.store import database
-from tinsmith_server.store.engine import open_store
 from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.sql_store import open_store
 
 
 def with_setting(url: str, setting: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.server.http_server import API_KEY, TestedServer, running_server
 from tinsmith_server.fleet.base import Fleet, SamplerKind, WorkerHandle
 from tinsmith_server.settings import Settings
-from tinsmith_server.store.engine import SqlStore
+from tinsmith_server.store.sql_store import SqlStore
 
 START_SECONDS = 30.0
 

@@ -20,7 +20,7 @@ from testcluster.cluster import Cluster
 from testcluster.errors import ClusterError
 from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2_grpc
-from tinsmith_server.fleet.kubernetes.pool import Endpoint
+from tinsmith_server.fleet.kubernetes.sampler_pool import Endpoint
 
 API_SERVER_NAME = "api-server.tinsmith.internal"
 MODEL = "org/tiny"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.certificates import SERVER, Authority, mount_secret
 from support.client.stub_server import GOOD_KEY, NOT_FOUND, WELL, Answer, stub_server
-from tinsmith.checks import Finding, Status, Surroundings, diagnose
+from tinsmith.checks import CheckResult, ClientEnvironment, Status, diagnose
 from tinsmith.cli import main
 from typing_extensions import override
 
@@ -35,11 +35,11 @@ def well_server() -> Iterator[str]:
         yield url
 
 
-def examine(url: str, api_key: str | None = GOOD_KEY, environment_url: str | None = "set") -> dict[str, Finding]:
-    return {finding.check: finding for finding in diagnose(Surroundings(url, environment_url, api_key))}
+def examine(url: str, api_key: str | None = GOOD_KEY, environment_url: str | None = "set") -> dict[str, CheckResult]:
+    return {finding.check: finding for finding in diagnose(ClientEnvironment(url, environment_url, api_key))}
 
 
-def failures(findings: dict[str, Finding]) -> list[str]:
+def failures(findings: dict[str, CheckResult]) -> list[str]:
     return [check for check, finding in findings.items() if finding.status is Status.FAILED]
 
 
@@ -120,7 +120,7 @@ class IllAtFirst(dict[str, Answer]):
 @pytest.mark.parametrize(("seconds", "failed"), [(0, ["server"]), (60, [])], ids=["at once", "waiting"])
 def test_a_server_that_is_starting_is_waited_for_on_request(seconds: float, failed: list[str]) -> None:
     with stub_server(IllAtFirst(WELL)) as url:
-        surroundings = Surroundings(url, url, GOOD_KEY)
+        surroundings = ClientEnvironment(url, url, GOOD_KEY)
         found = {finding.check: finding for finding in diagnose(surroundings, wait_seconds=seconds)}
     assert failures(found) == failed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import transformers.models.auto.tokenization_auto
 from tinker.lib.public_interfaces import sampling_client
-from tinsmith.tokenizers import find_tokenizer, tokenizer_id
+from tinsmith.checks import find_tokenizer, tokenizer_id
 
 NAMES = [
     "Qwen/Qwen3-8B",

@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.api import FIELD_MANAGER, GROUP_VERSION, KIND, Manifest
-from tinsmith_server.fleet.kubernetes.session import ENTRY_LABEL, Session, SpecPart
+from tinsmith_server.fleet.kubernetes.training_session import ENTRY_LABEL, Session, SpecPart
 
 # A session's name has 52 characters at most, and ends with `-<n>` here.
 LONGEST_NAME = 46

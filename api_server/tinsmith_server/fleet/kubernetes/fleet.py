@@ -21,16 +21,12 @@ from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.kubernetes.api import ENDPOINTS, POOLS, SESSIONS, KubernetesApi, own_namespace
 from tinsmith_server.fleet.kubernetes.catalogue import names_of, read_catalogue
 from tinsmith_server.fleet.kubernetes.errors import KubernetesError
-from tinsmith_server.fleet.kubernetes.growth import Growth
-from tinsmith_server.fleet.kubernetes.handle import SessionHandle
-from tinsmith_server.fleet.kubernetes.looking import SharedLook
-from tinsmith_server.fleet.kubernetes.opening import together
-from tinsmith_server.fleet.kubernetes.pool import Endpoint, Pool, Slice, parse_pool, parse_slice
-from tinsmith_server.fleet.kubernetes.pools import Pools
-from tinsmith_server.fleet.kubernetes.replica import PoolReplica, TargetOf
-from tinsmith_server.fleet.kubernetes.scope import scope_of
-from tinsmith_server.fleet.kubernetes.session import Session, SpecPart, parse_session
-from tinsmith_server.fleet.kubernetes.view import View
+from tinsmith_server.fleet.kubernetes.pool_replicas import PoolReplica, Pools, TargetOf
+from tinsmith_server.fleet.kubernetes.sampler_pool import Endpoint, Pool, Slice, parse_pool, parse_slice
+from tinsmith_server.fleet.kubernetes.session_handle import SessionHandle
+from tinsmith_server.fleet.kubernetes.session_provisioner import SessionProvisioner
+from tinsmith_server.fleet.kubernetes.training_session import Session, SpecPart, parse_session
+from tinsmith_server.fleet.kubernetes.view import SharedRefresh, View, scope_of, together
 from tinsmith_server.fleet.kubernetes.watching import Key
 from tinsmith_server.logs import get_logger
 from tinsmith_server.settings import Settings
@@ -68,8 +64,8 @@ class KubernetesFleet(Fleet):
         self._session_view = View(self._api, SESSIONS, self._scope, parse_session, self._take_sessions)
         self._pool_view = View(self._api, POOLS, self._scope, parse_pool, self._take_pools)
         self._endpoint_view = View(self._api, ENDPOINTS, self._scope, parse_slice, self._take_pools)
-        self._look = SharedLook(self._list_all, LOOK_AGE_SECONDS, LOOK_TIMEOUT_SECONDS)
-        self._growth = Growth(self._api, self._catalogue, self._scope.home, self._session_view.note)
+        self._refresh = SharedRefresh(self._list_all, LOOK_AGE_SECONDS, LOOK_TIMEOUT_SECONDS)
+        self._provisioner = SessionProvisioner(self._api, self._catalogue, self._scope.home, self._session_view.note)
         self._sessions: Mapping[Key, Session] = {}
         self._handles: dict[str, SessionHandle] = {}
         self._pools = Pools(self._tls, target_of, self._close_later)
@@ -85,7 +81,7 @@ class KubernetesFleet(Fleet):
 
     @override
     async def close(self) -> None:
-        await self._look.close()
+        await self._refresh.close()
         await asyncio.gather(*(view.close() for view in self._views))
         await asyncio.gather(*(one.close() for one in self._connected), *self._closing)
         await self._api.close()
@@ -156,14 +152,14 @@ class KubernetesFleet(Fleet):
     @override
     async def look_again(self) -> None:
         try:
-            await self._look.recent()
+            await self._refresh.recent()
         except (KubernetesError, TimeoutError) as error:
             raise WorkerUnavailable(f"the cluster's API does not say where the samplers are: {error!r}") from error
 
     @override
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
         in_the_way = self._pools.why_none(base_model, rank) if sampling else None
-        return in_the_way or await self._growth.provide(self._sessions, base_model, rank, sampling)
+        return in_the_way or await self._provisioner.provide(self._sessions, base_model, rank, sampling)
 
     @override
     async def lost_for_ever(self, worker: HomeRow) -> str | None:

@@ -1,17 +1,66 @@
-"""One kind of objects in every namespace of a fleet, as one picture."""
+"""One kind of objects in the namespaces of a fleet, as one picture, and a refresh that many share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from typing_extensions import override
 
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.api import KubernetesApi, Manifest, Resource
-from tinsmith_server.fleet.kubernetes.errors import ApiRefused
-from tinsmith_server.fleet.kubernetes.opening import together
-from tinsmith_server.fleet.kubernetes.scope import Scope
+from tinsmith_server.fleet.kubernetes.errors import ApiRefused, ApiUnavailable
 from tinsmith_server.fleet.kubernetes.watching import Key, Watch
+from tinsmith_server.settings import EVERY_NAMESPACE
+
+
+async def together(beginnings: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results. Raises the first failure, once the others have ended: `gather` would leave them running."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(beginning) for beginning in beginnings]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """`namespaces` is None for the whole cluster. `home` is where this server makes sessions by itself."""
+
+    namespaces: tuple[str, ...] | None
+    home: str | None
+
+    def covers(self, namespace: str) -> bool:
+        return self.namespaces is None or namespace in self.namespaces
+
+    @property
+    def watched(self) -> tuple[str | None, ...]:
+        """What to list and to watch, one after the other."""
+        return (None,) if self.namespaces is None else self.namespaces
+
+    @override
+    def __str__(self) -> str:
+        if self.namespaces is None:
+            return "any namespace"
+        if len(self.namespaces) == 1:
+            return f"namespace {self.namespaces[0]}"
+        return f"the namespaces {', '.join(self.namespaces)}"
+
+
+def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
+    """What was chosen, for a server that runs in the namespace `own`. Raises StartupError when there is neither."""
+    if tuple(chosen) == (EVERY_NAMESPACE,):
+        return Scope(None, own)
+    namespaces = tuple(chosen) or ((own,) if own is not None else ())
+    if not namespaces:
+        raise StartupError(
+            "this server does not run in a Kubernetes pod: set fleet_namespaces to the namespaces of its fleet"
+        )
+    return Scope(namespaces, own if own in namespaces else namespaces[0])
+
 
 T = TypeVar("T")
 
@@ -75,3 +124,46 @@ class View(Generic[T]):
             watch.start()
             return f"the {watch.what} cannot be read: {error}"
         return None
+
+
+class SharedRefresh:
+    """Whoever wants one gets a look that began not long ago: another's, or one of its own."""
+
+    def __init__(self, look: Callable[[], Awaitable[None]], age_seconds: float, timeout_seconds: float) -> None:
+        """A look may be `age_seconds` old, and takes `timeout_seconds` at most."""
+        self._look = look
+        self._age_seconds = age_seconds
+        self._timeout_seconds = timeout_seconds
+        self._began_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def recent(self) -> None:
+        """Returns when one has succeeded; raises what it raised, TimeoutError, or ApiUnavailable once it is closed."""
+        if self._closed:
+            raise ApiUnavailable("this server is stopping")
+        oldest = asyncio.get_running_loop().time() - self._age_seconds
+        while self._task is None or self._began_at < oldest:
+            if self._task is None or self._task.done():
+                self._task = self._begin()
+            else:
+                await asyncio.wait({self._task})
+        # One who gives up must not take it from the others.
+        await asyncio.shield(self._task)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _begin(self) -> asyncio.Task[None]:
+        self._began_at = asyncio.get_running_loop().time()
+        task = asyncio.create_task(self._bounded(), name="a look at the Kubernetes API")
+        # All who waited may have given up.
+        task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        return task
+
+    async def _bounded(self) -> None:
+        async with asyncio.timeout(self._timeout_seconds):
+            await self._look()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from tinsmith.cluster.errors import (
+    ClusterUnreachable,
     Forbidden,
     KindUnknown,
     KubectlFailed,
     KubectlMissing,
     NotFound,
     PluginError,
-    Unreachable,
 )
 from tinsmith.cluster.kubectl import Access, Kubectl, explain
 
@@ -21,11 +21,11 @@ SAID = {
     'Error from server (Forbidden): pods is forbidden: User "ada" cannot list': (Forbidden, 'User "ada" cannot list'),
     'Error from server (NotFound): pods "x" not found': (NotFound, 'pods "x" not found'),
     "Error from server (Invalid): spec.suspend: must be boolean": (KubectlFailed, r"\(Invalid\): spec.suspend"),
-    "The connection to the server localhost:8080 was refused - did you specify": (Unreachable, "--context"),
-    "Unable to connect to the server: dial tcp: lookup nowhere: no such host": (Unreachable, "no such host"),
-    "error: You must be logged in to the server (Unauthorized)": (Unreachable, "log in"),
-    'error: context "nope" does not exist': (Unreachable, 'context "nope" does not exist'),
-    "Error in configuration: context was not found for specified context: nope": (Unreachable, "--kubeconfig"),
+    "The connection to the server localhost:8080 was refused - did you specify": (ClusterUnreachable, "--context"),
+    "Unable to connect to the server: dial tcp: lookup nowhere: no such host": (ClusterUnreachable, "no such host"),
+    "error: You must be logged in to the server (Unauthorized)": (ClusterUnreachable, "log in"),
+    'error: context "nope" does not exist': (ClusterUnreachable, 'context "nope" does not exist'),
+    "Error in configuration: context was not found for specified context: nope": (ClusterUnreachable, "--kubeconfig"),
     "error: something new": (KubectlFailed, "kubectl failed: something new."),
     "": (KubectlFailed, "it gave no reason"),
 }

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.kubernetes import families as made
 from tinsmith.cluster.bundle import INDEX, Bundle, NotWritten
-from tinsmith.cluster.errors import Forbidden, NotFound, Unreachable
+from tinsmith.cluster.errors import ClusterUnreachable, Forbidden, NotFound
 from tinsmith.cluster.families import Target
 from tinsmith.cluster.kubectl import Kubectl
 from tinsmith.cluster.manifests import Manifest
@@ -139,9 +139,9 @@ def test_a_cluster_that_does_not_answer_gives_no_report() -> None:
     class Away(Installation):
         @override
         def text(self, *words: str) -> str:
-            raise Unreachable("No cluster answers.")
+            raise ClusterUnreachable("No cluster answers.")
 
-    with pytest.raises(Unreachable):
+    with pytest.raises(ClusterUnreachable):
         report_of(Away())
 
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from support.kubernetes import families as made
 from tinsmith.cluster import requests
-from tinsmith.cluster.errors import DidNotHappen, Misused, NotFound, Unreachable
+from tinsmith.cluster.errors import ClusterUnreachable, DidNotHappen, Misused, NotFound
 from tinsmith.cluster.families import Family
 from tinsmith.cluster.names import Kind
-from tinsmith.cluster.requests import Request
-from tinsmith.cluster.waiting import wait_for
+from tinsmith.cluster.requests import Request, wait_for
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common.conditions import standard_conditions
 from tinsmith_operator.common.diagnosis import found
@@ -180,7 +179,7 @@ def test_waiting_ends_with_the_reason_and_the_next_command() -> None:
 
 
 def test_a_cluster_that_is_away_for_a_while_is_waited_for() -> None:
-    away = Unreachable("No cluster answers.")
+    away = ClusterUnreachable("No cluster answers.")
     steps = Steps(session(made.ready()), away, away, session(SUSPENDED))
     assert "is suspended" in steps.wait(requests.suspend(session(made.ready())))
     assert steps.told.count("No cluster answers.") == 1

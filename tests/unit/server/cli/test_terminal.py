@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tinsmith_server.cli.terminal import announce, say_stopped
-from tinsmith_server.services.keys import NewKey
+from tinsmith_server.cli.serving import announce, say_stopped
+from tinsmith_server.services.accounts.keys import NewKey
 from tinsmith_server.store.records import ApiKey
 
 URL = "http://127.0.0.1:8000"

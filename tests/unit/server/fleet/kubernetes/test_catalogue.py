@@ -10,7 +10,7 @@ import pytest
 from support.server.operator_stand_in import spec_of
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.catalogue import CatalogueEntry, read_catalogue
-from tinsmith_server.fleet.kubernetes.session import Session, parse_session
+from tinsmith_server.fleet.kubernetes.training_session import Session, parse_session
 
 
 def entry(**fields: Any) -> dict[str, Any]:

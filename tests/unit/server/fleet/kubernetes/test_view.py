@@ -11,9 +11,8 @@ from support.server.operator_stand_in import spec_of
 from tinsmith_server.errors import StartupError
 from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi, Resource
 from tinsmith_server.fleet.kubernetes.errors import ApiRefused, ApiUnavailable, KubernetesError
-from tinsmith_server.fleet.kubernetes.scope import Scope
-from tinsmith_server.fleet.kubernetes.session import Session, parse_session
-from tinsmith_server.fleet.kubernetes.view import View
+from tinsmith_server.fleet.kubernetes.training_session import Session, parse_session
+from tinsmith_server.fleet.kubernetes.view import Scope, View
 from tinsmith_server.fleet.kubernetes.watching import Watch
 from typing_extensions import override
 

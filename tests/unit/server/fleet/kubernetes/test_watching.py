@@ -6,7 +6,7 @@ from typing import Any
 
 from support.server.operator_stand_in import spec_of
 from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi
-from tinsmith_server.fleet.kubernetes.session import parse_session
+from tinsmith_server.fleet.kubernetes.training_session import parse_session
 from tinsmith_server.fleet.kubernetes.watching import Watch
 
 

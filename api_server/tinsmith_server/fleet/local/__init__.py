@@ -1,0 +1,1 @@
+"""Workers as child processes of this server."""

@@ -1,0 +1,230 @@
+"""Workers as child processes of this server: one per base-model directory, started at first use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from typing_extensions import override
+
+from tinsmith_server.errors import StartupError, WorkerAbsent
+from tinsmith_server.fleet.base import Changes, EpochRegistry, Fleet, HomeRow, SamplerHandle, ServedModel, WorkerHandle
+from tinsmith_server.fleet.local.model_sources import ModelDirectory, locate_models
+from tinsmith_server.fleet.local.process import SENTENCE_PREFIX, worker_environment
+from tinsmith_server.fleet.local.supervisor import Supervisor
+from tinsmith_server.logs import chosen_format
+from tinsmith_server.settings import Settings
+
+# sockaddr_un holds 108 bytes on Linux and 104 elsewhere, the final zero included.
+MAX_SOCKET_PATH_BYTES = 100
+# Without flags of its own there is nothing that could be wrong with it.
+DEFAULT_ENGINE = "peft"
+
+
+class LocalFleet(Fleet):
+    """Raises StartupError from the constructor for a missing model directory, and flags that the worker refuses."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._directories = locate_models(settings.models)
+        if self._directories and (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
+            command = WorkerCommand(settings, self._directories[0])
+            check_engine_flags(settings.engine_flags, command.own_flags(Path("socket"), parent_fd=0))
+        self._models = {directory.served.name: directory.served for directory in self._directories}
+        self._changes = Changes()
+        self._supervisors: dict[str, Supervisor] = {}
+        self._sockets: Path | None = None
+        self._lock: IO[bytes] | None = None
+
+    @override
+    async def open(self, epochs: EpochRegistry) -> None:
+        self._lock = _lock_data(self._settings.data)
+        self._sockets = _socket_directory(self._settings.data)
+        for index, directory in enumerate(self._directories):
+            if directory.worker_id not in self._supervisors:
+                self._supervisors[directory.worker_id] = Supervisor(
+                    directory.worker_id,
+                    directory.served.name,
+                    WorkerCommand(self._settings, directory),
+                    self._sockets / f"w{index}",
+                    epochs,
+                )
+
+    @override
+    async def close(self) -> None:
+        await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors.values()))
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+
+    @property
+    @override
+    def changes(self) -> Changes:
+        """Nothing ever changes: models are named at the start."""
+        return self._changes
+
+    @property
+    @override
+    def models(self) -> Sequence[ServedModel]:
+        return list(self._models.values())
+
+    @override
+    def model(self, name: str) -> ServedModel | None:
+        return self._models.get(name)
+
+    @property
+    @override
+    def workers(self) -> Sequence[WorkerHandle]:
+        return list(self._supervisors.values())
+
+    @override
+    def worker(self, worker_id: str) -> WorkerHandle:
+        try:
+            return self._supervisors[worker_id]
+        except KeyError:
+            raise WorkerAbsent(
+                f"this server was started without the model directory of {worker_id}; add it with --model"
+            ) from None
+
+    @override
+    def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
+        """The one worker of the directory: it refuses ranks by itself, and lets models wait for a slot."""
+        return [self._supervisors[one.worker_id] for one in self._directories if one.served.name == base_model]
+
+    @override
+    def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
+        return self.trainers(base_model, rank)
+
+    @property
+    @override
+    def all_samplers(self) -> Sequence[SamplerHandle]:
+        return self.workers
+
+    @override
+    async def look_again(self) -> None:
+        """Nothing changes here while it is open."""
+
+    @override
+    async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
+        return f"this server was started without {base_model}; add it with --model"
+
+    @override
+    async def lost_for_ever(self, worker: HomeRow) -> str | None:
+        """Never certain: the next start may name the model's directory again."""
+        return None
+
+    @property
+    @override
+    def problem(self) -> str | None:
+        return None
+
+
+class WorkerCommand:
+    """The command line of one worker."""
+
+    def __init__(self, settings: Settings, directory: ModelDirectory) -> None:
+        self._settings = settings
+        self._directory = directory
+
+    @property
+    def volume(self) -> Path:
+        return self._settings.data.absolute() / "workers" / self._directory.worker_id
+
+    def __call__(self, socket: Path, parent_fd: int) -> list[str]:
+        self.volume.mkdir(parents=True, exist_ok=True)
+        program = (sys.executable, "-m", "tinsmith_trainer")
+        return [*program, *self.own_flags(socket, parent_fd), *self._settings.engine_flags]
+
+    def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
+        """All but those of the engine."""
+        settings = self._settings
+        return [
+            *("--model", str(self._directory.path)),
+            *("--volume", str(self.volume)),
+            *("--socket", str(socket)),
+            *("--checkpoint-root", settings.checkpoints_url),
+            *("--parent-fd", str(parent_fd)),
+            *("--engine", settings.engine),
+            *("--adapter-slots", str(settings.adapter_slots)),
+            *("--max-rank", str(settings.max_rank)),
+            "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
+            "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",
+            *("--log-format", chosen_format(settings.log_format)),
+            *("--log-level", settings.log_level),
+        ]
+
+
+def _lock_data(data: Path) -> IO[bytes]:
+    """Two servers on one directory would fence each other's workers out, for ever."""
+    data.mkdir(parents=True, exist_ok=True)
+    lock = (data / "server.lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StartupError(f"another server uses the data directory {data}; stop it, or give --data") from None
+    return lock
+
+
+def _socket_directory(data: Path) -> Path:
+    """A private directory whose path leaves room for a socket's name.
+
+    It is named after the data, whose lock is ours: what has that name already is of a server that was killed, and goes.
+    """
+    prefix = f"tinsmith-{hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:8]}-"
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp")):
+        with contextlib.suppress(OSError):
+            for left_behind in parent.glob(f"{prefix}*"):
+                shutil.rmtree(left_behind, ignore_errors=True)
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            if len(os.fsencode(path)) + 16 <= MAX_SOCKET_PATH_BYTES:
+                return path
+            path.rmdir()
+    raise StartupError("no directory for temporary files has a path short enough for a Unix socket; set TMPDIR")
+
+
+def check_engine_flags(engine_flags: Sequence[str], others: Sequence[str]) -> None:
+    """`others` is what else a worker is started with.
+
+    Raises StartupError with the sentence of the worker's own parser, and for a flag that the server gives by itself.
+    """
+    _check_not_given_twice(engine_flags, others)
+    checked = subprocess.run(
+        [sys.executable, "-m", "tinsmith_trainer.flag_check", *others, *engine_flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=worker_environment(),
+        check=False,
+    )
+    if checked.returncode:
+        raise StartupError(f"engine, engine_flags: {_sentence(checked.stderr)}")
+
+
+def _check_not_given_twice(engine_flags: Sequence[str], others: Sequence[str]) -> None:
+    """The worker would take one of the two, and nobody would hear of the other."""
+    if twice := [name for name in _names(engine_flags) if name in _names(others)]:
+        raise StartupError(f"engine_flags: --{twice[0]} is given to the worker by the server itself; remove it")
+
+
+def _names(flags: Sequence[str]) -> list[str]:
+    """`--flag value`, `--flag=value` and `--no-flag` are all of `flag`."""
+    words = [word.removeprefix("--") for word in flags if word.startswith("--")]
+    return [word.partition("=")[0].removeprefix("no-") for word in words]
+
+
+def _sentence(stderr: str) -> str:
+    """The parser's, or the last words of a Python that has no worker."""
+    last = (stderr.strip().splitlines() or ["the worker's program does not run, and says nothing"])[-1]
+    return last.removeprefix(SENTENCE_PREFIX)

@@ -1,0 +1,174 @@
+"""Keeps one worker running: start, activate under a new epoch, watch, restart with back-off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from tinsmith_server.errors import TinsmithError, WorkerUnavailable, WorkerUnstartable
+from tinsmith_server.fleet.activation import activate
+from tinsmith_server.fleet.base import EpochRegistry, WorkerClient, WorkerHandle
+from tinsmith_server.fleet.local.process import WorkerProcess
+from tinsmith_server.logs import get_logger
+
+log = get_logger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 30.0
+# What a worker cannot start with is mended by a person: until then no request may cost a start.
+MENDING_BACKOFF_SECONDS = 10.0
+# A worker that lived this long did not die of its start.
+HEALTHY_SECONDS = 60.0
+
+
+class Supervisor(WorkerHandle):
+    """One worker's life in this server. Idle until somebody asks for its connection."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        base_model: str,
+        command: Callable[[Path, int], Sequence[str]],
+        sockets: Path,
+        epochs: EpochRegistry,
+    ) -> None:
+        """Each life gets a socket whose path begins with `sockets`."""
+        self._worker_id = worker_id
+        self._base_model = base_model
+        self._command = command
+        self._sockets = sockets
+        self._epochs = epochs
+        self._running: WorkerProcess | None = None
+        self._reason = "the worker is starting"
+        self._needs_mending = False
+        self._lives = itertools.count(1)
+        self._start_not_before = 0.0
+        # Set while there is an answer: a ready worker, or what a person has to mend.
+        self._settled = asyncio.Event()
+        self._life: asyncio.Task[None] | None = None
+        self._renewal = asyncio.Lock()
+
+    @property
+    @override
+    def worker_id(self) -> str:
+        return self._worker_id
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._worker_id
+
+    @property
+    @override
+    def base_model(self) -> str:
+        return self._base_model
+
+    @property
+    @override
+    def accepting(self) -> bool:
+        """A worker that does not run is started by the first sample."""
+        return True
+
+    @property
+    @override
+    def slots(self) -> int | None:
+        return None
+
+    @property
+    @override
+    def leaving(self) -> bool:
+        return False
+
+    @override
+    async def connection(self, timeout_seconds: float) -> WorkerClient:
+        self._see_that_it_lives()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                # A worker can be lost again before the one who waited for it comes to run.
+                while self._running is None and not self._needs_mending:
+                    await self._settled.wait()
+        if self._running is not None:
+            return self._running.client
+        raise WorkerUnstartable(self._reason) if self._needs_mending else WorkerUnavailable(self._reason)
+
+    @override
+    def running(self) -> WorkerClient | None:
+        return self._running.client if self._running else None
+
+    @override
+    async def renew(self) -> None:
+        async with self._renewal:
+            if self._running is not None:
+                await self._activate(self._running)
+
+    async def close(self) -> None:
+        """Stops the worker, which snapshots its models first."""
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.gather(self._life, return_exceptions=True)
+
+    def _see_that_it_lives(self) -> None:
+        """Starts the first life, and another one after something had to be mended."""
+        over = self._life is None or self._life.done()
+        if over and asyncio.get_running_loop().time() >= self._start_not_before:
+            self._lost("the worker is starting", needs_mending=False)
+            self._life = asyncio.create_task(
+                self._live(), name=f"worker {self._worker_id}", context=contextvars.Context()
+            )
+
+    async def _live(self) -> None:
+        """Until the server stops, or a person has to mend something: then the next request tries again."""
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            started = asyncio.get_running_loop().time()
+            try:
+                await self._one_life(next(self._lives))
+            except OSError as error:
+                self._lost(f"the worker cannot be started: {error}", needs_mending=False)
+                log.error("worker cannot be started", worker_id=self._worker_id, error=str(error))
+            if self._needs_mending:
+                self._start_not_before = asyncio.get_running_loop().time() + MENDING_BACKOFF_SECONDS
+                return
+            if asyncio.get_running_loop().time() - started > HEALTHY_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+
+    async def _one_life(self, life: int) -> None:
+        process = await WorkerProcess.start(self._command, Path(f"{self._sockets}-{life}.sock"))
+        log.info("worker started", worker_id=self._worker_id, pid=process.pid)
+        try:
+            await process.until_serving()
+            await process.unless_dead(self._activate(process))
+            self._ready(process)
+            await process.wait()
+            self._lost(process.cause_of_death(), process.needs_mending)
+        except TinsmithError as error:
+            self._lost(str(error), process.needs_mending)
+        except asyncio.CancelledError:
+            self._lost("the server is stopping", needs_mending=False)
+            await process.stop()
+            raise
+        log.warning("worker lost", worker_id=self._worker_id, reason=self._reason)
+        await process.discard()
+
+    def _ready(self, process: WorkerProcess) -> None:
+        self._running, self._needs_mending = process, False
+        self._settled.set()
+        log.info("worker ready", worker_id=self._worker_id, pid=process.pid)
+
+    def _lost(self, reason: str, needs_mending: bool) -> None:
+        self._running, self._reason, self._needs_mending = None, reason, needs_mending
+        if needs_mending:
+            self._settled.set()
+        else:
+            self._settled.clear()
+
+    async def _activate(self, process: WorkerProcess) -> None:
+        await activate(process.client, self._worker_id, self._epochs)

@@ -1,0 +1,1 @@
+"""Prometheus metrics of the server, and of the workers as it last saw them."""

@@ -1,0 +1,60 @@
+"""Around every request: ids in the log, counters, and one last net for errors."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import structlog
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tinsmith_server.logs import get_logger
+from tinsmith_server.metrics.server import Metrics
+from tinsmith_server.routes.problems import problem
+
+log = get_logger(__name__)
+
+
+class Observing:
+    """Plain ASGI: a thousand held polls pay for nothing they do not use."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, pages: frozenset[str]) -> None:
+        """`pages` are the paths that FastAPI serves itself, without saying so in the scope."""
+        self._app = app
+        self._metrics = metrics
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(http_request_id=uuid.uuid4().hex[:12])
+        started, status = time.monotonic(), 0
+
+        async def noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting_status)
+        except ClientDisconnect:
+            status = 499
+        except Exception:
+            log.exception("request crashed")
+            if status:
+                raise
+            await problem(500, "an error inside the server; its log says more")(scope, receive, noting_status)
+        finally:
+            seconds = time.monotonic() - started
+            self._metrics.note_request(self._route(scope), status, seconds)
+            log.debug("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
+
+    def _route(self, scope: Scope) -> str:
+        """The template, never the path: ids would make as many time series."""
+        if scope["path"] in self._pages:
+            return str(scope["path"])
+        return getattr(scope.get("route"), "path", "unknown")

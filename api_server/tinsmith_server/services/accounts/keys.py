@@ -1,0 +1,91 @@
+"""API keys: made, hashed at rest, revoked, and turned into the tenant they speak for."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinsmith_server.errors import AuthenticationFailed
+from tinsmith_server.services.row_cache import RowCache
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import ApiKey, Clock, utc_now
+
+DEFAULT_TENANT = "default"
+KEY_PREFIX = "tml-"
+SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
+# How long a revoked key may still work on a replica that has just seen it.
+CACHE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """The only moment at which the secret exists outside its owner's hands."""
+
+    secret: str
+    record: ApiKey
+
+
+def hash_key(secret: str) -> str:
+    """Keys carry 256 random bits, so a plain digest cannot be searched and needs no salt."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Keys:
+    """Who may speak, and for which tenant."""
+
+    def __init__(self, store: Store, static_key: str | None, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._static_hash = hash_key(static_key) if static_key else None
+        self._clock = clock
+        self._seen: RowCache[str, str] = RowCache(CACHE_SECONDS)
+
+    async def authenticate(self, secret: str | None) -> str:
+        """The tenant of a key. Raises AuthenticationFailed."""
+        if not secret:
+            raise AuthenticationFailed("no API key: set TINKER_API_KEY, which the SDK sends as X-API-Key")
+        digest = hash_key(secret)
+        if self._static_hash is not None and hmac.compare_digest(digest, self._static_hash):
+            return DEFAULT_TENANT
+        return self._seen.get(digest) or await self._look_up(digest)
+
+    async def _look_up(self, digest: str) -> str:
+        key = await self._store.find_key(digest)
+        if key is None:
+            raise AuthenticationFailed(
+                "unknown or revoked API key; `tinsmith keys create --data DIR`, with the server's DIR, makes one"
+            )
+        self._seen.put(digest, key.tenant)
+        return key.tenant
+
+    async def create(self, tenant: str, name: str) -> NewKey:
+        secret = _new_secret()
+        record = await self._store.add_key(tenant, name, _shown(secret), hash_key(secret), self._clock())
+        return NewKey(secret, record)
+
+    async def create_first(self) -> NewKey | None:
+        """A key for an installation that has none at all, static or stored."""
+        if self._static_hash is not None or await self._store.list_keys():
+            return None
+        secret = _new_secret()
+        record = await self._store.add_first_key(
+            DEFAULT_TENANT, "made at first start", _shown(secret), hash_key(secret), self._clock()
+        )
+        return NewKey(secret, record) if record is not None else None
+
+    async def list(self, tenant: str | None = None) -> Sequence[ApiKey]:
+        return await self._store.list_keys(tenant)
+
+    async def revoke(self, key_id: int) -> bool:
+        """False when there is no such key. Other replicas notice within CACHE_SECONDS."""
+        return await self._store.revoke_key(key_id, self._clock())
+
+
+def _new_secret() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def _shown(secret: str) -> str:
+    return secret[:SHOWN_CHARACTERS]

@@ -1,0 +1,111 @@
+"""Sessions: one run of a client program each, alive as long as it gives signs of life."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+
+from tinsmith_server.errors import Gone, NotFound
+from tinsmith_server.logs import bind_ids, get_logger
+from tinsmith_server.services.row_cache import RowCache
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Clock, FinishType, Model, SamplingSession, Session, utc_now
+from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest
+
+log = get_logger(__name__)
+
+# How long work may still be taken here after another replica has seen the session end.
+ACTIVE_SECONDS = 1.0
+
+
+class Sessions:
+    """`finished` is set whenever a session ends here, for whoever frees what it held."""
+
+    def __init__(self, store: Store, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._clock = clock
+        self._active: RowCache[str, Session] = RowCache(ACTIVE_SECONDS)
+        self.finished = asyncio.Event()
+
+    async def create(self, tenant: str, request: CreateSessionRequest, idempotency_key: str | None) -> Session:
+        now = self._clock()
+        session = Session(
+            session_id=f"sess-{uuid.uuid4().hex}",
+            tenant=tenant,
+            created_at=now,
+            last_heartbeat_at=now,
+            tags=tuple(request.tags),
+            user_metadata=request.user_metadata,
+            sdk_version=request.sdk_version,
+            project_id=request.project_id,
+            display_name=request.display_name,
+        )
+        made = await self._store.create_session(session, idempotency_key)
+        log.info("session created", session_id=made.session_id, tenant=tenant, sdk_version=request.sdk_version)
+        return made
+
+    async def owned(self, tenant: str, session_id: str) -> Session:
+        """Raises NotFound, also for another tenant's session."""
+        session = await self._store.get_session(session_id)
+        if session is None or session.tenant != tenant:
+            raise NotFound(f"there is no session {session_id}")
+        bind_ids(session_id=session_id)
+        return session
+
+    async def active(self, tenant: str, session_id: str) -> Session:
+        """A session that can take new work. Raises NotFound, and Gone once it is finished."""
+        session = self._active.get(session_id)
+        if session is None or session.tenant != tenant:
+            session = await self.owned(tenant, session_id)
+            if session.finished_at is not None:
+                raise Gone(_over(session))
+            self._active.put(session_id, session)
+        return session
+
+    async def heartbeat(self, tenant: str, session_id: str) -> None:
+        """Raises Gone only for a finished session: after a 410 the SDK never beats again."""
+        await self.owned(tenant, session_id)
+        session = await self._store.heartbeat(session_id, self._clock())
+        if session is None:
+            raise NotFound(f"there is no session {session_id}")
+        if session.finished_at is not None:
+            raise Gone(_over(session))
+
+    async def finish(self, tenant: str, session_id: str, request: FinishSessionRequest) -> None:
+        """The first finish wins; later ones are answered the same and change nothing."""
+        await self.owned(tenant, session_id)
+        finish_type = request.reason.type
+        finished = await self._store.finish_session(session_id, finish_type, request.detail, self._clock())
+        self._active.forget(session_id)
+        if finished:
+            self._announce(session_id, finish_type)
+
+    async def reap(self, session_id: str, last_heartbeat_before: datetime) -> None:
+        """Ends a session for its silence. One that has given a sign of life in the meantime goes on."""
+        now, why = self._clock(), "no heartbeat"
+        if await self._store.finish_silent_session(session_id, "reaped", why, now, last_heartbeat_before):
+            self._active.forget(session_id)
+            self._announce(session_id, "reaped")
+
+    def _announce(self, session_id: str, type: FinishType) -> None:
+        log.info("session finished", session_id=session_id, finish_type=type)
+        self.finished.set()
+
+    async def list_ids(self, tenant: str, limit: int, offset: int) -> list[str]:
+        page = await self._store.list_sessions(tenant, limit, offset)
+        return [session.session_id for session in page.rows]
+
+    async def contents(self, session_id: str) -> tuple[Sequence[Model], Sequence[SamplingSession]]:
+        return await self._store.models_of_session(session_id), await self._store.sampling_sessions_of(session_id)
+
+
+def _over(session: Session) -> str:
+    why = {
+        "reaped": "no heartbeat arrived for too long; its models were saved, see `tinker checkpoint list`",
+        "success": "the client closed it",
+        "errored": "the client closed it after an error",
+        "interrupted": "the client was interrupted",
+    }
+    return f"session {session.session_id} is finished: {why[session.finish_type or 'success']}"

@@ -1,0 +1,1 @@
+"""What runs beside requests, and how this replica and its workers are doing."""

@@ -1,0 +1,81 @@
+"""How the workers and the store are doing, looked at in the background for metrics and capabilities."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import WorkerError
+from tinsmith_server.fleet.base import Fleet, SamplerHandle
+from tinsmith_server.services.sampling.routing import SamplerLoads
+from tinsmith_server.store.base import Store
+from tinsmith_server.wire.responses import SupportedModel
+
+# One that hangs must not make what is known of the others old.
+DESCRIBE_SECONDS = 4.0
+
+
+class Inspection:
+    """The latest look; a scrape never waits for a worker and never starts one."""
+
+    def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._loads = loads
+        self.workers: Mapping[str, worker_pb2.DescribeReply] = {}
+        self.rows: Mapping[str, int] = {}
+
+    @property
+    def handles(self) -> Sequence[SamplerHandle]:
+        """Of everything that may say how it is doing: the workers, and what only samples."""
+        by_id: dict[str, SamplerHandle] = {one.sampler_id: one for one in self._fleet.workers}
+        return list({**by_id, **{one.sampler_id: one for one in self._fleet.all_samplers}}.values())
+
+    async def look(self) -> None:
+        """`workers` then has what each one says, by its id."""
+        handles = self.handles
+        asked = {handle.sampler_id for handle in handles if handle.running() is not None}
+        descriptions = await asyncio.gather(*(_describe(handle) for handle in handles))
+        seen = zip(handles, descriptions, strict=True)
+        self.workers = {handle.sampler_id: reply for handle, reply in seen if reply is not None}
+        self._loads.look(self.workers, asked - self.workers.keys())
+        self.rows = await self._store.counts()
+
+    def max_sequence_length(self, base_model: str) -> int | None:
+        """What trainers and samplers of the base model all take, as far as they have been seen; None before."""
+        handles = (*self._fleet.trainers(base_model, rank=0), *self._fleet.samplers(base_model))
+        replies = [self.workers.get(handle.sampler_id) for handle in handles]
+        lengths = [reply.base_model.max_sequence_length for reply in replies if reply is not None]
+        return min((length for length in lengths if length), default=None)
+
+
+async def _describe(handle: SamplerHandle) -> worker_pb2.DescribeReply | None:
+    worker = handle.running()
+    if worker is None:
+        return None
+    try:
+        async with asyncio.timeout(DESCRIBE_SECONDS):
+            return await worker.describe()
+    except (WorkerError, TimeoutError):
+        return None
+
+
+class Capabilities:
+    """Running workers know the longest sequence better than the model's configuration does."""
+
+    def __init__(self, fleet: Fleet, inspection: Inspection) -> None:
+        self._fleet = fleet
+        self._inspection = inspection
+
+    def supported_models(self) -> list[SupportedModel]:
+        return [
+            SupportedModel(
+                model_name=served.name,
+                max_context_length=self._inspection.max_sequence_length(served.name) or served.max_context_length,
+                trainable=served.training,
+                sampleable=served.sampling,
+            )
+            for served in self._fleet.models
+        ]

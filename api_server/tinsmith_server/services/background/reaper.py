@@ -1,0 +1,168 @@
+"""Ends what is silent or lost: sessions without a sign of life, and models whose worker is gone for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
+
+from tinsmith_server.errors import ModelNotAtWorker, TinsmithError
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.checkpoints.worker_events import Events
+from tinsmith_server.services.delivery import Delivery
+from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Clock, Model, utc_now
+
+log = get_logger(__name__)
+
+AUTOSAVE_NAME = "autosave"
+# The others must not wait long for those whose worker is suspended or away: the next round asks again.
+REACH_SECONDS = 5.0
+# A release runs behind everything the client has sent; the next round asks again.
+RELEASE_WAIT_SECONDS = 2.0
+# Rounds come every 15 s. After three missed ones nobody was here: the host slept, or the database was away.
+ABSENCE = timedelta(seconds=45)
+
+
+class Reaper:
+    """Level-triggered: each round looks at the store and repeats what is not done yet."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        fleet: Fleet,
+        sessions: Sessions,
+        binding: Binding,
+        delivery: Delivery,
+        events: Events,
+        settings: Settings,
+        clock: Clock = utc_now,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._sessions = sessions
+        self._binding = binding
+        self._delivery = delivery
+        self._events = events
+        self._timeout = timedelta(seconds=settings.session_timeout_seconds)
+        self._autosave_ttl_seconds = int(settings.autosave_ttl_seconds)
+        self._clock = clock
+        # What the log has said already: a worker may stay away for days.
+        self._told: dict[str, str] = {}
+
+    async def listen(self) -> None:
+        """Notes that clients are heard from here on."""
+        await self._store.note_round("reaper", self._clock(), ABSENCE)
+
+    async def reap(self) -> None:
+        """Only silence that could be heard counts: not what lies before a start, or in a host's sleep."""
+        # Once: a host that falls asleep between two looks at the clock would be taken for its clients.
+        now = self._clock()
+        listening_since = await self._store.note_round("reaper", now, ABSENCE)
+        if now - listening_since < self._timeout:
+            return
+        last_heartbeat_before = now - self._timeout
+        for session in await self._store.silent_sessions(last_heartbeat_before):
+            await self._sessions.reap(session.session_id, last_heartbeat_before)
+
+    async def release(self) -> None:
+        sessions = await self._store.finished_sessions_with_live_models()
+        # Only a client that died without a word gets its work saved.
+        models = [
+            (model, session.finish_type == "reaped")
+            for session in sessions
+            for model in await self._store.models_of_session(session.session_id)
+            if model.state in {"accepted", "bound"}
+        ]
+        await asyncio.gather(*(self._release_quietly(model, save=save) for model, save in models))
+
+    async def evacuate(self) -> None:
+        """Saves and releases the models at workers that are about to be taken away."""
+        models = [
+            model
+            for worker in self._fleet.workers
+            if worker.leaving
+            for model in await self._store.models_of_worker(worker.worker_id, ["bound"])
+        ]
+        await asyncio.gather(*(self._release_quietly(model, save=True) for model in models))
+
+    async def _release_quietly(self, model: Model, *, save: bool) -> None:
+        try:
+            await self._release(model, save=save)
+            self._told.pop(model.model_id, None)
+        except TinsmithError as error:
+            if self._told.get(model.model_id) != str(error):
+                log.warning("model not released yet", model_id=model.model_id, reason=str(error))
+            self._told[model.model_id] = str(error)
+
+    async def _release(self, model: Model, *, save: bool) -> None:
+        if not model.worker_id:
+            # Whoever has given it a place meanwhile has a worker that must be told: the next round does.
+            await self._end(model, only_unplaced=True)
+            return
+        model = await self._binding.until_bound(model, REACH_SECONDS)
+        if model.state != "bound":
+            return
+        request = worker_pb2.SubmitRequest(
+            model_id=model.model_id,
+            seq_id=RELEASE_SEQ_ID,
+            kind=worker_pb2.RELEASE_MODEL,
+            payload=self._payload(save=save).SerializeToString(),
+        )
+        try:
+            await self._delivery.submit(model.worker_id, request, REACH_SECONDS)
+            worker = await self._fleet.worker(model.worker_id).connection(RELEASE_WAIT_SECONDS)
+            reply = await worker.await_result(model.model_id, RELEASE_SEQ_ID, RELEASE_WAIT_SECONDS)
+        except ModelNotAtWorker:
+            reply = worker_pb2.AwaitReply(gone=worker_pb2.Gone())
+        if reply.WhichOneof("state") != "pending":
+            # The autosave's record comes with the events, and must be there before the model is written off.
+            await self._events.drain(model.worker_id)
+            await self._end(model)
+
+    async def _end(self, model: Model, *, only_unplaced: bool = False) -> None:
+        if await self._store.end_model(model.model_id, "released", only_unplaced=only_unplaced):
+            log.info("model released", model_id=model.model_id, session_id=model.session_id)
+
+    def _payload(self, *, save: bool) -> worker_pb2.ReleaseModel:
+        if not save:
+            return worker_pb2.ReleaseModel()
+        return worker_pb2.ReleaseModel(
+            final_checkpoint=worker_pb2.SaveWeights(
+                kind=worker_pb2.TRAINING,
+                name=AUTOSAVE_NAME,
+                overwrite=True,
+                ttl_seconds=self._autosave_ttl_seconds,
+            )
+        )
+
+
+CURE = "its checkpoints stand: list them with `tinker checkpoint list`, and go on from the last one"
+
+
+class LostWorkers:
+    """Level-triggered. A worker that is suspended, or that nobody can reach, is not lost."""
+
+    def __init__(self, store: Store, fleet: Fleet) -> None:
+        self._store = store
+        self._fleet = fleet
+
+    async def write_off(self) -> None:
+        """Models that were not yet bound are placed anew instead, by `Binding`."""
+        for worker in await self._store.workers_with_live_models():
+            reason = await self._fleet.lost_for_ever(worker)
+            if reason is not None:
+                await self._corrupt_models(worker.worker_id, reason)
+
+    async def _corrupt_models(self, worker_id: str, reason: str) -> None:
+        for model in await self._store.models_of_worker(worker_id, ["bound"]):
+            failure = Failure("server", f"{model.model_id} is lost: {reason}; {CURE}")
+            await self._store.end_model(model.model_id, "corrupted", failure.to_row())
+            log.error("model corrupted", model_id=model.model_id, worker_id=worker_id, reason=reason)

@@ -1,0 +1,195 @@
+"""What runs beside requests: each chore in its own task, at the replica that holds its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from tinsmith_server.errors import TinsmithError, WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.background.inspection import Inspection
+from tinsmith_server.services.background.leases import Leases
+from tinsmith_server.services.background.reaper import LostWorkers, Reaper
+from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.checkpoints.worker_events import Events
+from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.errors import StoreError
+
+log = get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+REAP_SECONDS = 15.0
+RELEASE_SECONDS = 15.0
+SWEEP_SECONDS = 60.0
+TAKE_UP_SECONDS = 15.0
+WRITE_OFF_SECONDS = 60.0
+FOLLOW_SECONDS = 10.0
+
+MaintenanceTask = Callable[[], Awaitable[None]]
+
+
+class Background:
+    """Started with the server, cancelled with it."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        fleet: Fleet,
+        leases: Leases,
+        sessions: Sessions,
+        binding: Binding,
+        events: Events,
+        reaper: Reaper,
+        lost_workers: LostWorkers,
+        retention: Retention,
+        inspection: Inspection,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._leases = leases
+        self._sessions = sessions
+        self._binding = binding
+        self._events = events
+        self._reaper = reaper
+        self._lost_workers = lost_workers
+        self._retention = retention
+        self._inspection = inspection
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Returns when clients' silence counts from here on."""
+        await self._reaper.listen()
+        chores = [
+            self._leases.keep(),
+            self._every(LOOK_SECONDS, self._inspection.look),
+            self._by_one(REAP_SECONDS, "reaper", self._reaper.reap),
+            self._by_one(RELEASE_SECONDS, "releaser", self._release),
+            self._by_one(SWEEP_SECONDS, "sweeper", self._sweep),
+            self._by_one(TAKE_UP_SECONDS, "binder", self._binding.resume),
+            self._by_one(WRITE_OFF_SECONDS, "writer-off", self._lost_workers.write_off),
+            self._release_finished_here(),
+            self._follow_workers(),
+        ]
+        self._tasks = [asyncio.create_task(chore) for chore in chores]
+
+    async def stop(self) -> None:
+        """Leaves the chores to others at once."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(StoreError):
+            await self._leases.leave()
+
+    # ---- one round each, whoever holds the lease: any of them may run twice
+
+    async def reap_now(self) -> None:
+        """Everything that ends sessions and frees what they held."""
+        await self._reaper.reap()
+        await self._release()
+
+    async def sweep_now(self) -> None:
+        """Removing what is past its time."""
+        await self._sweep()
+
+    async def write_off_now(self) -> None:
+        """Ending models whose worker cannot come back."""
+        await self._lost_workers.write_off()
+
+    async def _sweep(self) -> None:
+        await self._retention.sweep()
+        await self._store.forget_the_gone()
+
+    async def _release(self) -> None:
+        await self._reaper.release()
+        await self._reaper.evacuate()
+
+    async def _release_finished_here(self) -> None:
+        """At once, whoever holds the lease: others would notice with their next round only."""
+        while True:
+            await self._sessions.finished.wait()
+            self._sessions.finished.clear()
+            await self._guarded(self._reaper.release)
+
+    async def _follow_workers(self) -> None:
+        """One task for each worker that is there."""
+        following: dict[str, asyncio.Task[None]] = {}
+
+        async def until_changed() -> None:
+            seen = self._fleet.changes.count
+            present = {worker.worker_id for worker in self._fleet.workers}
+            for worker_id in following.keys() - present:
+                following.pop(worker_id).cancel()
+            for worker_id in present - following.keys():
+                following[worker_id] = asyncio.create_task(self._follow(worker_id))
+            await self._fleet.changes.beyond(seen)
+
+        try:
+            while True:
+                await self._guarded(until_changed)
+        finally:
+            for task in following.values():
+                task.cancel()
+            await asyncio.gather(*following.values(), return_exceptions=True)
+
+    async def _follow(self, worker_id: str) -> None:
+        """While the worker runs. A model that lives there may have work or news, so that wakes the worker."""
+        await self._guarded(lambda: self._wake(worker_id))
+        async with self._share(f"events of {worker_id}") as held:
+            while True:
+                await held()
+                await self._guarded(lambda: self._follow_on(worker_id))
+
+    async def _follow_on(self, worker_id: str) -> None:
+        if self._runs(worker_id):
+            await self._events.follow(worker_id, FOLLOW_SECONDS)
+        else:
+            await asyncio.sleep(1)
+
+    def _runs(self, worker_id: str) -> bool:
+        # Looked up each time: one that goes and comes back between two looks has another handle.
+        return any(worker.worker_id == worker_id and worker.running() for worker in self._fleet.workers)
+
+    async def _wake(self, worker_id: str) -> None:
+        if await self._store.models_of_worker(worker_id, ["accepted", "bound"]):
+            await self._events.drain(worker_id)
+
+    async def _every(self, seconds: float, chore: MaintenanceTask) -> None:
+        while True:
+            await self._guarded(chore)
+            await asyncio.sleep(seconds)
+
+    async def _by_one(self, seconds: float, name: str, chore: MaintenanceTask) -> None:
+        """Round after round here while the lease is; a replica that gets it starts at once."""
+        async with self._share(name) as held:
+            while True:
+                await held()
+                await self._guarded(chore)
+                await asyncio.sleep(seconds)
+
+    @contextlib.asynccontextmanager
+    async def _share(self, name: str) -> AsyncIterator[MaintenanceTask]:
+        """While it is entered the chore is wanted here; what is yielded waits until it is ours."""
+        self._leases.want(name)
+        try:
+            yield lambda: self._leases.until_held(name)
+        finally:
+            self._leases.unwant(name)
+
+    @staticmethod
+    async def _guarded(chore: MaintenanceTask) -> None:
+        """A chore that fails is tried again next round; the others go on."""
+        try:
+            await chore()
+        except WorkerUnavailable:
+            await asyncio.sleep(1)
+        except TinsmithError as error:
+            log.warning("background chore failed", reason=str(error))
+            await asyncio.sleep(1)
+        except Exception:
+            log.exception("background chore failed")
+            await asyncio.sleep(1)

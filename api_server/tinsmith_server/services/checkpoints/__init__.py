@@ -1,0 +1,1 @@
+"""Checkpoints: reported by workers, found, kept, downloaded and deleted."""

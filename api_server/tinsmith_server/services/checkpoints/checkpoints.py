@@ -1,0 +1,100 @@
+"""Training runs and their checkpoints: list, get, delete, publish, expire, describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tinsmith_server.errors import NotFound, Unprocessable
+from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
+from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.training.models import Models
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, utc_now
+from tinsmith_server.wire.ids import TinkerPath
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A model with its newest checkpoints."""
+
+    model: Model
+    last_checkpoint: Checkpoint | None
+    last_sampler_checkpoint: Checkpoint | None
+
+
+class Checkpoints:
+    """Only the owner changes a checkpoint; everybody reads a public one."""
+
+    def __init__(
+        self,
+        store: Store,
+        models: Models,
+        lookup: CheckpointLookup,
+        retention: Retention,
+        clock: Clock = utc_now,
+    ) -> None:
+        self._store = store
+        self._models = models
+        self._lookup = lookup
+        self._retention = retention
+        self._clock = clock
+
+    async def runs(self, tenant: str, limit: int, offset: int) -> Page[TrainingRun]:
+        page = await self._store.list_models(tenant, limit, offset)
+        return Page(tuple([await self._run(model) for model in page.rows]), page.total)
+
+    async def run(self, tenant: str, run_id: str) -> TrainingRun:
+        return await self._run(await self._models.owned(tenant, run_id))
+
+    async def of_run(self, tenant: str, run_id: str) -> list[Checkpoint]:
+        await self._models.owned(tenant, run_id)
+        return self._unexpired(await self._store.checkpoints_of_run(run_id))
+
+    async def all(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
+        page = await self._store.list_checkpoints(tenant, limit, offset)
+        return Page(tuple(self._unexpired(page.rows)), page.total)
+
+    async def readable(self, tenant: str, path: str) -> Checkpoint:
+        """Raises NotFound with the reason."""
+        try:
+            return await self._lookup.readable(tenant, path)
+        except CheckpointRefused as error:
+            raise NotFound(str(error)) from error
+
+    async def delete(self, tenant: str, path: TinkerPath) -> None:
+        checkpoint = await self._owned(tenant, path)
+        deleted = await self._retention.forget(checkpoint)
+        if deleted is not None:
+            await self._retention.remove_files(deleted.directory)
+
+    async def publish(self, tenant: str, path: TinkerPath, public: bool) -> None:
+        """Raises Unprocessable when it is so already: 409 would be repeated for minutes by the SDK."""
+        checkpoint = await self._owned(tenant, path)
+        if checkpoint.public is public:
+            raise Unprocessable(f"{path} is {'already' if public else 'not'} public")
+        await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public)
+
+    async def set_ttl(self, tenant: str, path: TinkerPath, ttl_seconds: int | None) -> None:
+        await self._owned(tenant, path)
+        expires_at = None if ttl_seconds is None else self._clock() + timedelta(seconds=ttl_seconds)
+        await self._store.set_checkpoint_expiry(path.run_id, path.type, path.name, expires_at)
+
+    async def _owned(self, tenant: str, path: TinkerPath) -> Checkpoint:
+        checkpoint = await self.readable(tenant, str(path))
+        if checkpoint.tenant != tenant:
+            raise NotFound(f"there is no checkpoint {path} of yours")
+        return checkpoint
+
+    async def _run(self, model: Model) -> TrainingRun:
+        checkpoints = self._unexpired(await self._store.checkpoints_of_run(model.model_id))
+        return TrainingRun(
+            model,
+            next((checkpoint for checkpoint in checkpoints if checkpoint.type == "training"), None),
+            next((checkpoint for checkpoint in checkpoints if checkpoint.type == "sampler"), None),
+        )
+
+    def _unexpired(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+        now = self._clock()
+        return [one for one in checkpoints if one.expires_at is None or one.expires_at > now]

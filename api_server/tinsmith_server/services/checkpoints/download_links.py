@@ -1,0 +1,107 @@
+"""Download links of external checkpoints: signed, expiring, readable by a plain GET without a key."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+import orjson
+
+from tinsmith_server.errors import NotFound
+from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
+from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Clock, utc_now
+from tinsmith_server.wire.ids import TinkerPath
+
+SECRET_NAME = "external-urls"
+DOWNLOAD_PATH = "/api/v1/downloads"
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """URLs by the files' paths inside the checkpoint."""
+
+    urls: dict[str, str]
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    size_bytes: int
+    parts: Iterator[bytes]
+
+
+class DownloadLinks:
+    """A link holds the directory and its end of life under an HMAC that every replica can check."""
+
+    def __init__(
+        self, store: Store, checkpoints: Checkpoints, files: CheckpointFiles, ttl_seconds: float, clock: Clock = utc_now
+    ) -> None:
+        self._store = store
+        self._checkpoints = checkpoints
+        self._files = files
+        self._ttl = timedelta(seconds=ttl_seconds)
+        self._clock = clock
+
+    async def links(self, tenant: str, run_id: str, name: str, base_url: str) -> Links:
+        path = TinkerPath(run_id, "external_weights", name)
+        checkpoint = await self._checkpoints.readable(tenant, str(path))
+        expires = self._clock() + self._ttl
+        if checkpoint.expires_at is not None:
+            expires = min(expires, checkpoint.expires_at)
+        token = sign(await self._secret(), checkpoint.directory, expires)
+        files = await asyncio.to_thread(self._files.list, checkpoint.directory)
+        prefix = f"{base_url.rstrip('/')}{DOWNLOAD_PATH}/{token}"
+        return Links({file: f"{prefix}/{quote(file)}" for file in sorted(files)}, expires)
+
+    async def download(self, token: str, path: str) -> Download:
+        """Raises NotFound for a forged or expired link, and once the checkpoint's files are gone."""
+        directory = verify(await self._secret(), token, self._clock())
+        if directory is None:
+            raise NotFound("this download link is not valid, or no longer; ask for a new one")
+        try:
+            size = (await asyncio.to_thread(self._files.list, directory))[path]
+            return Download(size, await asyncio.to_thread(self._files.read, directory, path))
+        except (KeyError, FileNotFoundError):
+            raise NotFound(f"the checkpoint has no file {path}, or is no longer kept") from None
+
+    async def _secret(self) -> bytes:
+        return await self._store.secret(SECRET_NAME)
+
+
+def sign(secret: bytes, directory: str, expires: datetime) -> str:
+    """One URL segment that says which directory may be read until when."""
+    claim = orjson.dumps([directory, int(expires.timestamp())])
+    return f"{_encode(claim)}.{_encode(_mac(secret, claim))}"
+
+
+def verify(secret: bytes, token: str, now: datetime) -> str | None:
+    """The directory of a valid token; None for anything else."""
+    try:
+        claim, mac = (_decode(part) for part in token.split("."))
+        if not hmac.compare_digest(mac, _mac(secret, claim)):
+            return None
+        directory, expires = orjson.loads(claim)
+    except (ValueError, binascii.Error):
+        return None
+    return str(directory) if now < datetime.fromtimestamp(expires, UTC) else None
+
+
+def _mac(secret: bytes, claim: bytes) -> bytes:
+    return hmac.new(secret, claim, hashlib.sha256).digest()
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _decode(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

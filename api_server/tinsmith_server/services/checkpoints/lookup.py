@@ -1,0 +1,58 @@
+"""From a `tinker://` path to the checkpoint it names, for those who may read it."""
+
+from __future__ import annotations
+
+from tinsmith_server.errors import TinsmithError, WorkerError
+from tinsmith_server.services.checkpoints.worker_events import Events
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Checkpoint, CheckpointType, Clock, utc_now
+from tinsmith_server.wire.ids import parse_tinker_path
+
+MADE_BY = {"training": "save_state", "sampler": "save_weights_for_sampler", "external": "save_weights_external"}
+
+
+class CheckpointRefused(TinsmithError):
+    """There is no such checkpoint for this reader, or it is of the wrong kind."""
+
+
+class CheckpointLookup:
+    """Own checkpoints and public ones; a path that is too fresh for the store is looked for at its worker."""
+
+    def __init__(self, store: Store, events: Events, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._events = events
+        self._clock = clock
+
+    async def readable(self, tenant: str, path: str, wanted: CheckpointType | None = None) -> Checkpoint:
+        """Raises CheckpointRefused with a sentence; another tenant's private checkpoint does not exist."""
+        try:
+            parsed = parse_tinker_path(path)
+        except ValueError as error:
+            raise CheckpointRefused(str(error)) from error
+        if wanted is not None and parsed.type != wanted:
+            raise CheckpointRefused(f"{path} is a {parsed.type} checkpoint; this needs one made by {MADE_BY[wanted]}")
+        checkpoint = await self._find(parsed.run_id, parsed.type, parsed.name)
+        if checkpoint is None or not (checkpoint.public or checkpoint.tenant == tenant):
+            raise CheckpointRefused(f"there is no checkpoint {path}")
+        return checkpoint
+
+    async def _find(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
+        found = await self.live(run_id, type, name)
+        if found is not None:
+            return found
+        run = await self._store.get_model(run_id)
+        if run is None or not run.worker_id:
+            return None
+        try:
+            # Without waiting for a worker that is away: a save was shown only after its record was here.
+            await self._events.drain(run.worker_id, connect_seconds=0)
+        except WorkerError:
+            return None
+        return await self.live(run_id, type, name)
+
+    async def live(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
+        """The record, unless its time is over and only the sweeper has not come by yet."""
+        checkpoint = await self._store.get_checkpoint(run_id, type, name)
+        if checkpoint is None or (checkpoint.expires_at is not None and checkpoint.expires_at <= self._clock()):
+            return None
+        return checkpoint

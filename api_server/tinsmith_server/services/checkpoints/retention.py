@@ -1,0 +1,77 @@
+"""What is kept for how long. Records go first, their files after them: a crash between leaves garbage, never a
+record without files."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from tinsmith_server.errors import CheckpointRootUnavailable
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Checkpoint, Clock, utc_now
+
+log = get_logger(__name__)
+
+# For whoever looks for what became of a checkpoint; that no event can bring it back is the store's own care.
+TOMBSTONE_RETENTION = timedelta(days=7)
+
+
+class Retention:
+    """Expired checkpoints, ephemeral weights past their session, and files that no name points to."""
+
+    def __init__(self, store: Store, files: CheckpointFiles, settings: Settings, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._files = files
+        self._ephemeral_retention = timedelta(seconds=settings.ephemeral_retention_seconds)
+        self._ephemeral_per_tenant = settings.ephemeral_per_tenant
+        self._clock = clock
+
+    async def sweep(self) -> None:
+        now = self._clock()
+        for one in await self._store.expired_checkpoints(now):
+            # Meanwhile its owner may have given it more time, or saved again under its name.
+            self._note(await self._store.delete_expired_checkpoint(one.run_id, one.type, one.name, now))
+        for checkpoint in await self._store.ephemeral_of_finished_sessions(now - self._ephemeral_retention):
+            await self.forget(checkpoint)
+        await self.collect_garbage()
+        await self._store.forget_deleted_checkpoints(now - TOMBSTONE_RETENTION)
+
+    async def enforce_ephemeral_cap(self, tenant: str) -> None:
+        """The oldest go first; sampling from them answers 410 from then on.
+
+        But the newest of each model stays: a program that saves often must not take another's current weights.
+        """
+        kept = await self._store.ephemeral_checkpoints(tenant)
+        newest = {checkpoint.run_id: checkpoint for checkpoint in kept}
+        older = [checkpoint for checkpoint in kept if checkpoint is not newest[checkpoint.run_id]]
+        for checkpoint in older[: max(0, len(kept) - self._ephemeral_per_tenant)]:
+            await self.forget(checkpoint)
+
+    async def forget(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """Deletes the record; its files follow with the next collection. None when somebody was faster."""
+        deleted = await self._store.delete_checkpoint(
+            checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock()
+        )
+        self._note(deleted)
+        return deleted
+
+    @staticmethod
+    def _note(deleted: Checkpoint | None) -> None:
+        if deleted is not None:
+            log.info("checkpoint deleted", model_id=deleted.run_id, type=deleted.type, name=deleted.name)
+
+    async def collect_garbage(self) -> None:
+        for directory in await self._store.list_garbage():
+            await self.remove_files(directory)
+
+    async def remove_files(self, directory: str) -> None:
+        """Of a checkpoint that has no record any more. Where the root refuses, the next collection tries again."""
+        try:
+            await asyncio.to_thread(self._files.remove, directory)
+        except (CheckpointRootUnavailable, FileNotFoundError) as error:
+            log.warning("files cannot be removed", directory=directory, error=str(error))
+        else:
+            await self._store.remove_garbage(directory)

@@ -1,0 +1,161 @@
+"""What workers report, written into the store. Nothing depends on somebody polling for a result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
+
+from tinsmith_server.errors import ModelNotAtWorker
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.delivery import Delivery
+from tinsmith_server.services.failures import Failure
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Checkpoint, CheckpointType, FinalState, Model, SamplingSession
+from tinsmith_server.wire.ids import parse_sampling_session_id
+
+log = get_logger(__name__)
+
+# As long as a submit may wait for a worker that restarts.
+CONNECT_SECONDS = 20.0
+
+_TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
+    worker_pb2.TRAINING: "training",
+    worker_pb2.SAMPLER: "sampler",
+    worker_pb2.EXTERNAL: "external",
+    worker_pb2.EPHEMERAL: "ephemeral",
+}
+
+
+class Events:
+    """Applying an event twice changes nothing, so any replica may drain at any time."""
+
+    def __init__(self, store: Store, fleet: Fleet, retention: Retention, delivery: Delivery) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._retention = retention
+        self._delivery = delivery
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
+        """Applies everything that the worker has reported so far; returns the cursor. Raises WorkerUnavailable."""
+        async with self._turns[worker_id]:
+            while await self._apply_next(worker_id, hold_seconds=0, connect_seconds=connect_seconds):
+                pass
+            return (await self._store.get_worker(worker_id)).event_cursor
+
+    async def follow(self, worker_id: str, hold_seconds: float) -> None:
+        """Waits for the worker's next events and applies them. Raises WorkerUnavailable."""
+        await self._apply_next(worker_id, hold_seconds, CONNECT_SECONDS)
+
+    async def _apply_next(self, worker_id: str, hold_seconds: float, connect_seconds: float) -> int:
+        worker = await self._fleet.worker(worker_id).connection(connect_seconds)
+        cursor = (await self._store.get_worker(worker_id)).event_cursor
+        events = await worker.events(cursor, hold_seconds)
+        for event in events:
+            await self._apply(worker_id, event)
+        if events:
+            await self._store.advance_cursor(worker_id, events[-1].event_id)
+        return len(events)
+
+    async def _apply(self, worker_id: str, event: worker_pb2.Event) -> None:
+        match event.WhichOneof("what"):
+            case "checkpoint_saved":
+                await self._checkpoint_saved(event)
+            case "model_corrupted":
+                corrupted = event.model_corrupted
+                log.error("model corrupted", model_id=corrupted.model_id, reason=corrupted.reason)
+                failure = Failure("server", corrupted.reason).to_row()
+                await self._end(worker_id, corrupted.model_id, "corrupted", failure)
+            case "model_released":
+                await self._end(worker_id, event.model_released.model_id, "released")
+            case "model_created":
+                await self._model_created(worker_id, event.model_created.model_id)
+
+    async def _model_created(self, worker_id: str, model_id: str) -> None:
+        """Binds a model whose acknowledgement got lost, and frees what nobody will use: one that was bound
+        elsewhere, or ended, while this worker was silent.
+
+        One that nobody else has made yet is at home here, wherever it is on its way to: released here it could
+        come back, and find a model that has ended. And this is said once, so that it must not be displaced again.
+        """
+        slots = self._fleet.worker(worker_id).slots
+        if await self._store.bind_where_made(model_id, worker_id, slots):
+            return
+        if await self._store.get_model(model_id) is None:
+            log.error("report of an unknown model", model_id=model_id, worker_id=worker_id)
+            return
+        log.warning("model released where it does not live", model_id=model_id, worker_id=worker_id)
+        request = worker_pb2.SubmitRequest(
+            model_id=model_id,
+            seq_id=RELEASE_SEQ_ID,
+            kind=worker_pb2.RELEASE_MODEL,
+            payload=worker_pb2.ReleaseModel().SerializeToString(),
+        )
+        with contextlib.suppress(ModelNotAtWorker):
+            await self._delivery.submit(worker_id, request)
+
+    async def _end(self, worker_id: str, model_id: str, state: FinalState, failure: str | None = None) -> None:
+        """Only the worker at which a model lives says when it ends."""
+        model = await self._store.get_model(model_id)
+        if model is not None and model.worker_id == worker_id:
+            await self._store.end_model(model_id, state, failure)
+
+    async def _checkpoint_saved(self, event: worker_pb2.Event) -> None:
+        saved = event.checkpoint_saved
+        model = await self._store.get_model(saved.model_id)
+        if model is None:
+            log.error("checkpoint of an unknown model", model_id=saved.model_id, directory=saved.directory)
+            return
+        await self._store.put_checkpoint(_checkpoint(event, model))
+        if saved.kind == worker_pb2.EPHEMERAL:
+            await self._store.add_sampling_session(_sampling_session(event, model))
+            await self._retention.enforce_ephemeral_cap(model.tenant)
+
+
+def _checkpoint(event: worker_pb2.Event, model: Model) -> Checkpoint:
+    saved = event.checkpoint_saved
+    created_at = datetime.fromtimestamp(event.time, UTC)
+    return Checkpoint(
+        run_id=saved.model_id,
+        type=_TYPES[saved.kind],
+        name=saved.sampling_session_id if saved.kind == worker_pb2.EPHEMERAL else saved.name,
+        tenant=model.tenant,
+        base_model=model.base_model,
+        directory=saved.directory,
+        manifest_digest=saved.manifest_digest,
+        size_bytes=saved.size_bytes,
+        epoch=event.epoch,
+        event_id=event.event_id,
+        seq_id=saved.seq_id,
+        lora_rank=saved.lora.rank,
+        lora_alpha=saved.lora.alpha,
+        train_attn=saved.lora.train_attn,
+        train_mlp=saved.lora.train_mlp,
+        train_unembed=saved.lora.train_unembed,
+        created_at=created_at,
+        expires_at=created_at + timedelta(seconds=saved.ttl_seconds) if saved.HasField("ttl_seconds") else None,
+        user_metadata=dict(saved.user_metadata) if saved.has_user_metadata else None,
+    )
+
+
+def _sampling_session(event: worker_pb2.Event, model: Model) -> SamplingSession:
+    saved = event.checkpoint_saved
+    name = parse_sampling_session_id(saved.sampling_session_id)
+    return SamplingSession(
+        sampling_session_id=saved.sampling_session_id,
+        session_id=name.session_id,
+        sampling_session_seq_id=name.seq_id,
+        tenant=model.tenant,
+        base_model=model.base_model,
+        created_at=datetime.fromtimestamp(event.time, UTC),
+        model_id=model.model_id,
+        inflight=name.inflight,
+        checkpoint_directory=saved.directory,
+        manifest_digest=saved.manifest_digest,
+    )

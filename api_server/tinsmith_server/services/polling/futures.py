@@ -1,0 +1,212 @@
+"""`retrieve_future`: what has become of an operation or a sample, held until there is an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import Gone, NotFound, WorkerAbsent, WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.services.checkpoints.worker_events import Events
+from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.sampling.sampling import Sampling
+from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.services.training.models import Models
+from tinsmith_server.store.records import Model
+from tinsmith_server.wire.ids import OperationId, SampleId, parse_request_id
+
+# Above this size a client that allows it hears the size first, and fetches when it has room.
+METADATA_THRESHOLD_BYTES = 64 * 1024
+# A worker that answers "pending" early must not turn a hold into a busy loop.
+PAUSE_SECONDS = 0.2
+SAVE_MARKERS = (b'"path"', b'"sampling_session_id"')
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Not yet. `paused`: something is in the way that a human will want to hear of."""
+
+    reason: str | None = None
+    paused: bool = False
+
+    @classmethod
+    def from_worker(cls, pending: worker_pb2.Pending) -> Pending:
+        return cls(pending.reason or None, pending.paused_capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    payload: bytes
+    protobuf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    size_bytes: int
+
+
+ENDED = frozenset({"released", "corrupted"})
+STOPPING = Pending("the server is stopping")
+
+Answer = Pending | Ready | Metadata | Failure
+Ask = Callable[[], Awaitable[worker_pb2.AwaitReply]]
+"""Waits for an answer until the hold is over."""
+
+
+class Futures:
+    """Results are read any number of times; nothing here forgets one."""
+
+    def __init__(
+        self,
+        models: Models,
+        sampling: Sampling,
+        binding: Binding,
+        fleet: Fleet,
+        events: Events,
+        long_polls: LongPolls,
+        hold_seconds: float,
+    ) -> None:
+        self._models = models
+        self._sampling = sampling
+        self._binding = binding
+        self._fleet = fleet
+        self._events = events
+        self._long_polls = long_polls
+        self._hold_seconds = hold_seconds
+
+    async def retrieve(self, tenant: str, request_id: str, *, allow_metadata_only: bool) -> Answer:
+        """Raises NotFound for what never existed, Gone for what is no longer kept."""
+        answer = await self._long_polls.hold(self._retrieve(tenant, request_id), released=STOPPING)
+        if allow_metadata_only and isinstance(answer, Ready) and len(answer.payload) > METADATA_THRESHOLD_BYTES:
+            return Metadata(len(answer.payload))
+        return answer
+
+    async def cancel(self, tenant: str, request_id: str) -> bool:
+        """Stops a sample; False for a training operation, which is not for cancelling."""
+        match parse_request_id(request_id):
+            case SampleId() as sample:
+                await self._sampling.cancel(tenant, sample)
+                return True
+            case OperationId() as operation:
+                await self._models.owned(tenant, operation.model_id)
+                return False
+        raise NotFound(f"there is no future {request_id}")
+
+    async def _retrieve(self, tenant: str, request_id: str) -> Answer:
+        deadline = asyncio.get_running_loop().time() + self._hold_seconds
+        match parse_request_id(request_id):
+            case OperationId() as operation:
+                model = await self._models.at_work(tenant, operation.model_id)
+                return await self._operation(model, operation.seq_id, deadline)
+            case SampleId() as sample:
+                return await self._sample(tenant, sample, deadline)
+        raise NotFound(f"there is no future {request_id}")
+
+    async def _operation(self, model: Model, seq_id: int, deadline: float) -> Answer:
+        model = await self._binding.until_bound(model, _remaining(deadline))
+        if model.state == "accepted":
+            reason = self._binding.reason(model)
+            return Pending(reason, paused=reason is not None)
+        if model.state == "failed" or self._outlives_its_worker(model):
+            return _ended(model)
+        reply = await self._ask_worker_of(model, seq_id, deadline)
+        return await self._answer(model, seq_id, reply, deadline)
+
+    async def _answer(self, model: Model, seq_id: int, reply: worker_pb2.AwaitReply, deadline: float) -> Answer:
+        match reply.WhichOneof("state"):
+            case "result":
+                return await self._finished(model, reply.result, deadline)
+            case "failure":
+                failure = Failure.from_worker(reply.failure)
+                if seq_id == 0:
+                    await self._models.fail(model, failure)
+                return failure
+            case "gone":
+                raise Gone(reply.gone.reason or f"the result of {model.model_id}:op:{seq_id} is no longer kept")
+            case "not_found":
+                return await self._unknown(model, seq_id, deadline)
+        return Pending.from_worker(reply.pending)
+
+    async def _finished(self, model: Model, result: worker_pb2.Result, deadline: float) -> Answer:
+        """A save is shown once its record is in the store, so that whoever sees it can list and load it."""
+        if not result.protobuf and any(marker in result.payload for marker in SAVE_MARKERS):
+            try:
+                await self._events.drain(model.worker_id, _remaining(deadline))
+            except WorkerUnavailable as error:
+                await asyncio.sleep(_remaining(deadline))
+                return Pending(str(error), paused=True)
+        return Ready(result.payload, result.protobuf)
+
+    async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
+        """The worker has never heard of it, or no longer knows the model at all."""
+        model = await self._models.owned(model.tenant, model.model_id)
+        if model.state in ENDED:
+            return _ended(model)
+        creation = await self._ask_worker_of(model, 0, deadline)
+        if creation.WhichOneof("state") in {"not_found", "failure"}:
+            settled = await self._models.settle_missing(model, creation)
+            return Failure.from_row(settled.failure)
+        raise NotFound(f"there is no future {OperationId(model.model_id, seq_id)}")
+
+    async def _sample(self, tenant: str, sample: SampleId, deadline: float) -> Answer:
+        async def ask() -> worker_pb2.AwaitReply:
+            return await self._sampling.await_result(tenant, sample, deadline)
+
+        reply = await self._ask(ask, deadline)
+        match reply.WhichOneof("state"):
+            case "result":
+                return Ready(reply.result.payload, reply.result.protobuf)
+            case "failure":
+                return Failure.from_worker(reply.failure)
+            case "gone" | "not_found":
+                # Samples live in their sampler's memory; 410 makes the SDK submit this one anew.
+                raise Gone(f"the sampler has been restarted since {sample} was submitted, or its result is too old")
+        return Pending.from_worker(reply.pending)
+
+    def _outlives_its_worker(self, model: Model) -> bool:
+        """It has ended, and the results that its worker kept have gone with the worker."""
+        if model.state not in ENDED:
+            return False
+        try:
+            self._fleet.worker(model.worker_id)
+        except WorkerAbsent:
+            return True
+        return False
+
+    async def _ask_worker_of(self, model: Model, seq_id: int, deadline: float) -> worker_pb2.AwaitReply:
+        async def ask() -> worker_pb2.AwaitReply:
+            worker = await self._fleet.worker(model.worker_id).connection(_remaining(deadline))
+            return await worker.await_result(model.model_id, seq_id, _remaining(deadline))
+
+        return await self._ask(ask, deadline)
+
+    async def _ask(self, ask: Ask, deadline: float) -> worker_pb2.AwaitReply:
+        """Asks until there is more to say than "pending", or the hold is over.
+
+        An unreachable worker is a pending answer with a reason, after the full hold: the SDK repeats
+        a poll that got a 5xx at once.
+        """
+        while True:
+            remaining = _remaining(deadline)
+            try:
+                reply = await ask()
+            except WorkerUnavailable as error:
+                reply = worker_pb2.AwaitReply(pending=worker_pb2.Pending(reason=str(error), paused_capacity=True))
+            if reply.WhichOneof("state") != "pending" or remaining <= 0:
+                return reply
+            await asyncio.sleep(min(PAUSE_SECONDS, _remaining(deadline)))
+
+
+def _ended(model: Model) -> Failure:
+    """Raises Gone for a released model."""
+    if model.state == "released":
+        raise Gone(f"{model.model_id} has been released, and its results with it; load its last checkpoint")
+    return Failure.from_row(model.failure)
+
+
+def _remaining(deadline: float) -> float:
+    return max(0.0, deadline - asyncio.get_running_loop().time())

@@ -1,0 +1,1 @@
+"""Sampling sessions, and samples on their way to a sampler."""

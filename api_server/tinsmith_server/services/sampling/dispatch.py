@@ -1,0 +1,190 @@
+"""Gives a sample to one of the samplers of its base model, and finds it there again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerUnavailable, WorkerUnstartable
+from tinsmith_server.fleet.base import Fleet, SamplerClient, SamplerHandle, SamplerKind
+from tinsmith_server.metrics.server import SamplingFigures
+from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
+from tinsmith_server.wire.ids import SampleId, sampler_token
+
+# Short: the SDK waits out a 503 of a submission only for 300 s, but a 429 without limit.
+CONNECT_SECONDS = 20.0
+# One that hangs leaves time to ask others. A worker beside its training may be slow, and is the last to be asked.
+POOL_SAMPLE_SECONDS = 5.0
+# Another server may hear a moment earlier of a new replica, and give it a sample that is asked for here.
+UNSEEN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a sample is to be made from. `worker_id` is who made the weights; empty: nobody, or it is not known."""
+
+    base_model: str
+    rank: int = 0
+    worker_id: str = ""
+
+
+class Dispatch:
+    """Pools go before workers that also train."""
+
+    def __init__(self, fleet: Fleet, loads: SamplerLoads) -> None:
+        self._fleet = fleet
+        self._loads = loads
+        self._given: Counter[tuple[str, str]] = Counter()
+        self._passed_on: Counter[str] = Counter()
+
+    def figures(self) -> SamplingFigures:
+        """For metrics. A base model of which nothing samples just now counts as 0."""
+        served = [model.name for model in self._fleet.models if model.sampling]
+        accepting = {
+            (name, kind): sum(one.kind == kind and one.accepting for one in self._fleet.samplers(name))
+            for name in served
+            for kind in get_args(SamplerKind)
+        }
+        return SamplingFigures(self._given, self._passed_on, accepting)
+
+    async def give(self, need: Need, seq_id: int, request: worker_pb2.SampleRequest) -> SampleId:
+        """Returns once a sampler has taken it, with the id that says which.
+
+        Raises TooManySamples while nobody takes it, which the SDK waits out without limit.
+        """
+        samplers = self._fleet.samplers(need.base_model, need.rank)
+        deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
+        trouble: WorkerUnavailable | None = None
+        for kind in get_args(SamplerKind):
+            ordered = self._in_order([one for one in samplers if one.kind == kind], need, request)
+            try:
+                taken = await self._offer(ordered, seq_id, request, deadline)
+            except WorkerUnavailable as error:
+                trouble = error
+                continue
+            if taken is not None:
+                return taken
+        raise await self._refusal(need, trouble)
+
+    async def await_result(self, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
+        """Raises Gone when nobody can have the sample any more, WorkerUnavailable while that is not certain."""
+        holder = await self._holder(sample)
+        client = await holder.connection(_remaining(deadline))
+        reply = await client.await_sample(str(sample), _remaining(deadline))
+        if reply.WhichOneof("state") != "pending":
+            self._loads.note_ended(holder.sampler_id, str(sample))
+        return reply
+
+    async def cancel(self, sample: SampleId) -> None:
+        """A sampler that is not there has no sample to stop."""
+        holder = self._find(sample)
+        client = holder.running() if holder is not None else None
+        if client is not None:
+            await client.cancel_sample(str(sample))
+
+    def _in_order(
+        self, samplers: Sequence[SamplerHandle], need: Need, request: worker_pb2.SampleRequest
+    ) -> list[SamplerHandle]:
+        """Those that run and answer first; and first of these who made the weights, since it has them in memory."""
+        key = cache_key(request.adapter.manifest_digest, request.prompt_tokens)
+        by_id = {one.sampler_id: one for one in samplers}
+        ordered = [by_id[sampler_id] for sampler_id in preference(key, self._loads.of(samplers))]
+
+        def put_off(one: SamplerHandle) -> tuple[bool, bool, bool]:
+            return one.running() is None, not self._loads.answers(one.sampler_id), one.sampler_id != need.worker_id
+
+        return sorted(ordered, key=put_off)
+
+    async def _offer(
+        self, samplers: Sequence[SamplerHandle], seq_id: int, request: worker_pb2.SampleRequest, deadline: float
+    ) -> SampleId | None:
+        """To one after the other until one takes it; None when there are none.
+
+        Raises TooManySamples when all that can be reached are full, and WorkerUnavailable when none can.
+        """
+        full: TooManySamples | None = None
+        trouble: WorkerUnavailable | None = None
+        for sampler in samplers:
+            if trouble is not None and _remaining(deadline) == 0:
+                break  # several that do not answer must not hold one request for minutes
+            if full or trouble:
+                self._passed_on[sampler.base_model] += 1
+            try:
+                return await self._submit(sampler, seq_id, request, deadline)
+            except TooManySamples as error:
+                full = error
+            except WorkerUnavailable as error:
+                trouble = error
+        if full is not None:
+            raise full
+        if trouble is not None:
+            raise trouble
+        return None
+
+    async def _submit(
+        self, sampler: SamplerHandle, seq_id: int, request: worker_pb2.SampleRequest, deadline: float
+    ) -> SampleId:
+        client = await sampler.connection(_remaining(deadline))
+        sample = SampleId(request.sampling_session_id, seq_id, sampler_token(sampler.sampler_id))
+        request.request_id = str(sample)
+        try:
+            await _sample(client, request, POOL_SAMPLE_SECONDS if sampler.kind == "pool" else None)
+        except WorkerUnavailable:
+            self._loads.note_silent(sampler.sampler_id)
+            raise
+        self._loads.note_taken(sampler.sampler_id, request.request_id)
+        self._given[sampler.base_model, sampler.kind] += 1
+        return sample
+
+    async def _refusal(self, need: Need, trouble: WorkerUnavailable | None) -> Exception:
+        if isinstance(trouble, WorkerUnstartable):
+            # Final, so not the 5xx or 429 that a sample repeats without end.
+            return Unprocessable(str(trouble))
+        if trouble is not None:
+            return TooManySamples(str(trouble))
+        return TooManySamples(await self._fleet.provide(need.base_model, rank=need.rank, sampling=True))
+
+    async def _holder(self, sample: SampleId) -> SamplerHandle:
+        until = asyncio.get_running_loop().time() + UNSEEN_SECONDS
+        while True:
+            seen = self._fleet.changes.count
+            holder = self._find(sample)
+            if holder is not None:
+                return holder
+            if self._fleet.problem is not None:
+                raise WorkerUnavailable(self._fleet.problem)
+            if _remaining(until) == 0:
+                return await self._look_for(sample)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_remaining(until)):
+                    await self._fleet.changes.beyond(seen)
+
+    async def _look_for(self, sample: SampleId) -> SamplerHandle:
+        """Before it is given up: else one server would give samples where another never finds them."""
+        await self._fleet.look_again()
+        holder = self._find(sample)
+        if holder is None:
+            raise Gone(f"the sampler that had {sample} is no more; submit it again")
+        return holder
+
+    def _find(self, sample: SampleId) -> SamplerHandle | None:
+        token = sample.sampler_token
+        return next((one for one in self._fleet.all_samplers if sampler_token(one.sampler_id) == token), None)
+
+
+async def _sample(client: SamplerClient, request: worker_pb2.SampleRequest, timeout_seconds: float | None) -> None:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await client.sample(request)
+    except TimeoutError:
+        raise WorkerUnavailable(f"the sampler has not answered for {timeout_seconds:g} s") from None
+
+
+def _remaining(deadline: float) -> float:
+    return max(0.0, deadline - asyncio.get_running_loop().time())

@@ -1,0 +1,97 @@
+"""Which sampler gets a sample: the one that has most of it in its caches, unless that is far busier than the others."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.fleet.base import SamplerHandle
+
+# What a sampler's prefix cache shares is whole blocks of this many tokens.
+FIRST_BLOCK_TOKENS = 64
+TOKEN_BYTES = 4
+# A sampler is passed over above this many times the mean of all, but never for a handful of samples: those of one
+# prompt, asked for one by one, belong together.
+BUSIER_FACTOR = 1.5
+FEW_SAMPLES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A sampler, and the samples that it has not finished."""
+
+    sampler_id: str
+    unfinished: int
+
+
+def cache_key(manifest_digest: str, prompt_tokens: bytes) -> bytes:
+    """Equal for samples that share what a sampler caches: the adapter (none: empty) and the prompt's first block."""
+    return manifest_digest.encode() + b"/" + prompt_tokens[: FIRST_BLOCK_TOKENS * TOKEN_BYTES]
+
+
+def preference(key: bytes, loads: Sequence[Load]) -> list[str]:
+    """The samplers' ids in the order in which to ask them; those that are far busier than the others come last.
+
+    Rendezvous hashing: a sampler that comes or goes moves only the keys that are its own.
+    """
+    bound = busy_bound([load.unfinished for load in loads])
+    ranked = sorted(loads, key=lambda load: _weight(key, load.sampler_id), reverse=True)
+    return [load.sampler_id for load in sorted(ranked, key=lambda load: load.unfinished >= bound)]
+
+
+def busy_bound(unfinished: Sequence[int]) -> int:
+    """So many unfinished samples are too many; at least one sampler always has fewer."""
+    if not unfinished:
+        return FEW_SAMPLES
+    return max(FEW_SAMPLES, math.ceil(BUSIER_FACTOR * (sum(unfinished) + 1) / len(unfinished)))
+
+
+def _weight(key: bytes, sampler_id: str) -> bytes:
+    return hashlib.sha256(sampler_id.encode() + b" " + key).digest()
+
+
+class SamplerLoads:
+    """What other servers give shows with the next look, and so does what ended unseen here: no error lasts."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, int] = {}
+        self._given: defaultdict[str, set[str]] = defaultdict(set)
+        self._silent: set[str] = set()
+
+    def of(self, samplers: Iterable[SamplerHandle]) -> list[Load]:
+        return [Load(one.sampler_id, self._unfinished(one.sampler_id)) for one in samplers]
+
+    def look(self, descriptions: Mapping[str, worker_pb2.DescribeReply], silent: Collection[str] = ()) -> None:
+        """What the samplers said just now, by their ids; those that were asked in vain are `silent`."""
+        self._said = {
+            sampler_id: reply.metrics.samples_active + reply.metrics.samples_waiting
+            for sampler_id, reply in descriptions.items()
+        }
+        self._given.clear()
+        self._silent = set(silent)
+
+    def answers(self, sampler_id: str) -> bool:
+        """Whether it took or said something when it was last asked; of one that never was, that is assumed."""
+        return sampler_id not in self._silent
+
+    def note_silent(self, sampler_id: str) -> None:
+        """It did not take a sample, and did not say that it is full."""
+        self._silent.add(sampler_id)
+
+    def note_taken(self, sampler_id: str, request_id: str) -> None:
+        self._given[sampler_id].add(request_id)
+        self._silent.discard(sampler_id)
+
+    def note_ended(self, sampler_id: str, request_id: str) -> None:
+        """Its result was seen here. Repeated reads count once."""
+        if sampler_id in self._given:
+            self._given[sampler_id].discard(request_id)
+
+    def _unfinished(self, sampler_id: str) -> int:
+        given = self._given.get(sampler_id)
+        return self._said.get(sampler_id, 0) + (len(given) if given is not None else 0)

@@ -1,0 +1,109 @@
+"""From an `asample` body to the worker's request. What is wrong with it becomes a rejection."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+from tinsmith_rpc import wire_pb2, worker_pb2
+
+from tinsmith_server.services.failures import rejection
+from tinsmith_server.wire.requests import MAX_SAMPLES, ModelInput, SampleRequest, SamplingParams, TokenTensor, sentence
+
+TOKEN_LIMIT = 2**31
+
+
+class InvalidSampleRequest(Exception):
+    """The message is for the user."""
+
+
+def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2.SampleRequest:
+    """Without its adapter, which the store knows, and without its id, which depends on who takes it."""
+    try:
+        request = SampleRequest.model_validate(body)
+        return _request(sampling_session_id, request)
+    except ValidationError as error:
+        return _rejected(sampling_session_id, body, sentence(error))
+    except InvalidSampleRequest as error:
+        return _rejected(sampling_session_id, body, str(error))
+
+
+def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.SampleRequest:
+    params, targets = request.sampling_params, request.target_prompt_logprobs
+    message = worker_pb2.SampleRequest(
+        sampling_session_id=sampling_session_id,
+        prompt_tokens=_prompt_bytes(request.prompt),
+        num_samples=request.num_samples,
+        max_tokens=params.max_tokens,
+        seed=None if params.seed is None else params.seed % 2**64,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        prompt_logprobs=request.prompt_logprobs,
+        prompt_logprobs_last_n=request.prompt_logprobs_last_n,
+        topk_prompt_logprobs=request.topk_prompt_logprobs,
+        topk_sample_logprobs=request.topk_sample_logprobs,
+        target_prompt_logprobs=None if targets is None else _tensor(targets),
+        prompt_alt_tokens_k=request.prompt_alt_tokens_k,
+    )
+    _set_stop(message, params)
+    return message
+
+
+def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None:
+    """An absent stop means the end-of-sequence tokens; an empty list means that nothing stops."""
+    message.has_stop = params.stop is not None
+    for stop in [params.stop] if isinstance(params.stop, str) else params.stop or []:
+        if isinstance(stop, str):
+            message.stop_strings.append(stop)
+        elif 0 <= stop < TOKEN_LIMIT:
+            message.stop_tokens.append(stop)
+        else:
+            raise InvalidSampleRequest(f"sampling_params.stop: {stop} is no token id")
+
+
+def _prompt_bytes(prompt: ModelInput) -> bytes:
+    """int32, all chunks in a row."""
+    for chunk in prompt.chunks:
+        if chunk.type != "encoded_text":
+            raise InvalidSampleRequest(
+                f"prompt chunks of type {chunk.type!r} are not supported yet by this server, only text"
+            )
+    try:
+        return _packed("i", itertools.chain.from_iterable(chunk.tokens or [] for chunk in prompt.chunks))
+    except OverflowError:
+        raise InvalidSampleRequest("the prompt holds token ids outside 32 bits") from None
+
+
+def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
+    """In the layout it came in, which is the layout of its answer."""
+    tensor = wire_pb2.Tensor(dtype=wire_pb2.INT64, shape=tokens.shape)
+    if tokens.sparse_crow_indices is None or tokens.sparse_col_indices is None:
+        tensor.dense = _packed("q", tokens.data)
+    else:
+        tensor.sparse_csr.values = _packed("q", tokens.data)
+        tensor.sparse_csr.crow_indices = _packed("q", tokens.sparse_crow_indices)
+        tensor.sparse_csr.col_indices = _packed("q", tokens.sparse_col_indices)
+    return tensor
+
+
+def _packed(type_code: str, numbers: Iterable[int]) -> bytes:
+    """Little-endian. Raises OverflowError if a number does not fit its type."""
+    packed = array(type_code, numbers)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _rejected(sampling_session_id: str, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:
+    """Still answered with as many sequence ids as were asked for, within reason."""
+    count: object = body.get("num_samples", 1)
+    return worker_pb2.SampleRequest(
+        sampling_session_id=sampling_session_id,
+        num_samples=count if type(count) is int and 0 <= count <= MAX_SAMPLES else 0,
+        rejection=rejection(message),
+    )

@@ -1,0 +1,229 @@
+"""Sampling sessions and samples."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import Gone, NotFound, TooManySamples, Unprocessable
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.logs import bind_ids
+from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
+from tinsmith_server.services.failures import training_only
+from tinsmith_server.services.sampling.dispatch import Dispatch, Need
+from tinsmith_server.services.sampling.sample_requests import sample_request
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Checkpoint, Clock, SamplingSession, utc_now
+from tinsmith_server.wire.ids import SampleId, is_sample_number, parse_tinker_path, sampling_session_id_of
+from tinsmith_server.wire.requests import CreateSamplingSessionRequest
+
+K = TypeVar("K", bound=Hashable)
+
+
+class MissingTracker(Generic[K]):
+    """A thing is missing since it was first missed, until it is there; what nobody missed for as long begins anew."""
+
+    def __init__(self, length: timedelta, clock: Callable[[], datetime]) -> None:
+        self._length = length
+        self._clock = clock
+        # Since when, and when last.
+        self._missed: dict[K, tuple[datetime, datetime]] = {}
+
+    def is_over(self, thing: K) -> bool:
+        """It is missed now; True when it has been for longer than the grace."""
+        now = self._clock()
+        since, last = self._missed.get(thing, (now, now))
+        if now - last > self._length:
+            since = now
+        self._missed[thing] = (since, now)
+        return now - since > self._length
+
+    def note_there(self, thing: K) -> None:
+        self._missed.pop(thing, None)
+
+
+# Sampling sessions never change, and a burst names the same one hundreds of times a second.
+CACHED_SESSIONS = 4096
+# A model that somebody makes again, with other settings or from another manifest, is away for a moment.
+AWAY_GRACE = timedelta(seconds=300)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A sample and the ids of its sequences, in the order in which they will come."""
+
+    sample: SampleId
+    sequence_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """A sampling session, and the worker that made its weights: empty for the base model's own."""
+
+    session: SamplingSession
+    worker_id: str
+
+
+class Sampling:
+    """A sample's future lives in its sampler's memory; its id says what was submitted, and who took it."""
+
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet,
+        sessions: Sessions,
+        lookup: CheckpointLookup,
+        dispatch: Dispatch,
+        clock: Clock = utc_now,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._sessions = sessions
+        self._lookup = lookup
+        self._dispatch = dispatch
+        self._clock = clock
+        self._known: OrderedDict[str, Sampler] = OrderedDict()
+        # By base model and the adapter's rank.
+        self._away: MissingTracker[tuple[str, int]] = MissingTracker(AWAY_GRACE, clock)
+
+    async def open(self, tenant: str, request: CreateSamplingSessionRequest) -> SamplingSession:
+        """Raises NotFound for a checkpoint, Unprocessable for a base model that is not there."""
+        await self._sessions.active(tenant, request.session_id)
+        session = SamplingSession(
+            sampling_session_id=sampling_session_id_of(request.session_id, request.sampling_session_seq_id),
+            session_id=request.session_id,
+            sampling_session_seq_id=request.sampling_session_seq_id,
+            tenant=tenant,
+            base_model=request.base_model or "",
+            created_at=self._clock(),
+        )
+        if request.model_path is not None:
+            session = await self._on_checkpoint(session, request.model_path)
+        self._check_served(session.base_model)
+        return await self._store.add_sampling_session(session)
+
+    async def _on_checkpoint(self, session: SamplingSession, path: str) -> SamplingSession:
+        try:
+            checkpoint = await self._lookup.readable(session.tenant, path, "sampler")
+        except CheckpointRefused as error:
+            raise NotFound(str(error)) from error
+        return replace(
+            session,
+            base_model=checkpoint.base_model,
+            model_path=path,
+            checkpoint_directory=checkpoint.directory,
+            manifest_digest=checkpoint.manifest_digest,
+        )
+
+    async def owned(self, tenant: str, sampling_session_id: str) -> SamplingSession:
+        """Raises NotFound, also for another tenant's sampling session."""
+        return (await self._sampler(tenant, sampling_session_id)).session
+
+    async def submit(self, tenant: str, body: dict[str, Any]) -> Submission:
+        """Bad parameters fail the future.
+
+        Raises TooManySamples, which the SDK waits out without limit, and Unprocessable for a model that has not
+        been served for longer than the grace.
+        """
+        session_id, seq_id = body.get("sampling_session_id"), body.get("seq_id")
+        if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
+            raise Unprocessable("sampling_session_id and seq_id are needed to know which sample this is")
+        sampler = await self._sampler(tenant, session_id)
+        session = sampler.session
+        await self._sessions.active(tenant, session.session_id)
+        need = Need(session.base_model, worker_id=sampler.worker_id)
+        request = sample_request(session_id, body)
+        if not request.HasField("rejection") and _has_adapter(session):
+            checkpoint = await self._checkpoint(session)
+            request.adapter.directory = checkpoint.directory
+            request.adapter.manifest_digest = checkpoint.manifest_digest
+            need = replace(need, rank=checkpoint.lora_rank)
+        try:
+            sample = await self._dispatch.give(need, seq_id, request)
+        except TooManySamples:
+            self._check_still_served(need)
+            raise
+        self._away.note_there((need.base_model, need.rank))
+        return Submission(sample, sample.sequence_ids(request.num_samples))
+
+    async def await_result(self, tenant: str, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
+        """Raises NotFound for another tenant's sample; for the rest see `Dispatch.await_result`."""
+        await self._sampler(tenant, sample.sampling_session_id)
+        return await self._dispatch.await_result(sample, deadline)
+
+    async def cancel(self, tenant: str, sample: SampleId) -> None:
+        await self._sampler(tenant, sample.sampling_session_id)
+        await self._dispatch.cancel(sample)
+
+    async def _sampler(self, tenant: str, sampling_session_id: str) -> Sampler:
+        sampler = self._known.get(sampling_session_id) or await self._read(sampling_session_id)
+        if sampler is None or sampler.session.tenant != tenant:
+            raise NotFound(f"there is no sampling session {sampling_session_id}")
+        self._known[sampling_session_id] = sampler
+        self._known.move_to_end(sampling_session_id)
+        if len(self._known) > CACHED_SESSIONS:
+            self._known.popitem(last=False)
+        bind_ids(session_id=sampler.session.session_id, sampling_session_id=sampling_session_id)
+        return sampler
+
+    async def _read(self, sampling_session_id: str) -> Sampler | None:
+        session = await self._store.get_sampling_session(sampling_session_id)
+        if session is None:
+            return None
+        run_id = session.model_id or (parse_tinker_path(session.model_path).run_id if session.model_path else None)
+        model = await self._store.get_model(run_id) if run_id else None
+        return Sampler(session, model.worker_id if model else "")
+
+    def _check_still_served(self, need: Need) -> None:
+        """Of a sampling session that could be opened: raises TooManySamples during the grace, Unprocessable after."""
+        model = (need.base_model, need.rank)
+        try:
+            self._check_served(*model)
+        except Unprocessable as error:
+            if self._away.is_over(model):
+                raise
+            raise TooManySamples(str(error)) from error
+        self._away.note_there(model)
+
+    def _check_served(self, base_model: str, rank: int = 0) -> None:
+        """Raises Unprocessable for what would be waited for without end."""
+        served = self._fleet.model(base_model)
+        if served is None:
+            names = ", ".join(model.name for model in self._fleet.models)
+            raise Unprocessable(f"this server does not serve the base model {base_model!r}; it serves {names}")
+        if not served.sampling:
+            raise Unprocessable(training_only(base_model))
+        limit = served.max_sampling_rank
+        if limit is not None and rank > limit:
+            raise Unprocessable(
+                f"the adapter has LoRA rank {rank}, and {base_model} is sampled from up to rank {limit}; "
+                "an administrator can raise maxRank of its SamplerPool"
+            )
+
+    async def _checkpoint(self, session: SamplingSession) -> Checkpoint:
+        """The weights to sample from. Raises Gone when they are no longer kept."""
+        source = session
+        if session.inflight and session.model_id is not None:
+            source = await self._store.newest_inflight(session.model_id) or session
+        checkpoint = await self._weights(source)
+        if checkpoint is None or checkpoint.directory != source.checkpoint_directory:
+            raise Gone(f"the weights of sampling session {session.sampling_session_id} are no longer kept")
+        return checkpoint
+
+    async def _weights(self, session: SamplingSession) -> Checkpoint | None:
+        if session.model_path is None:
+            return await self._lookup.live(session.model_id or "", "ephemeral", session.sampling_session_id)
+        try:
+            return await self._lookup.readable(session.tenant, session.model_path, "sampler")
+        except CheckpointRefused:
+            return None
+
+
+def _has_adapter(session: SamplingSession) -> bool:
+    return session.model_path is not None or session.model_id is not None

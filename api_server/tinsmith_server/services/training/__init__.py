@@ -1,0 +1,1 @@
+"""Models and their training operations, on their way to a worker."""

@@ -1,0 +1,125 @@
+"""Accepted models and their way to a worker: the store is their journal until the worker has them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from dataclasses import replace
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import ModelNotAtWorker, StorageFull, TinsmithError, WorkerUnstartable
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.delivery import Delivery
+from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.training.placement import Placement
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Model
+
+log = get_logger(__name__)
+
+RETRY_SECONDS = 1.0
+# How long one attempt waits for a worker, before another one is looked for.
+ATTEMPT_SECONDS = 5.0
+
+
+class Binding:
+    """One task per accepted model, until it is bound or has failed."""
+
+    def __init__(self, store: Store, placement: Placement, delivery: Delivery) -> None:
+        self._store = store
+        self._placement = placement
+        self._delivery = delivery
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._reasons: dict[str, str] = {}
+
+    async def resume(self) -> None:
+        """Takes up what an earlier run of the server, or another replica, had accepted."""
+        for model in await self._store.accepted_models():
+            self.start(model)
+
+    def start(self, model: Model) -> None:
+        """Idempotent."""
+        _ = self._task(model)
+
+    def _task(self, model: Model) -> asyncio.Task[None]:
+        task = self._tasks.get(model.model_id)
+        if task is None:
+            task = asyncio.create_task(self._bind(model), name=f"bind {model.model_id}", context=contextvars.Context())
+            self._tasks[model.model_id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(model.model_id, None))
+        return task
+
+    async def until_bound(self, model: Model, timeout_seconds: float) -> Model:
+        """The model as it is when the worker has it, or has not in time."""
+        if model.state == "accepted":
+            await asyncio.wait({self._task(model)}, timeout=max(timeout_seconds, 0))
+            return await self._store.get_model(model.model_id) or model
+        return model
+
+    def reason(self, model: Model) -> str | None:
+        """Why a model is not bound yet, for the one who waits for it."""
+        return self._placement.reason(model) or self._reasons.get(model.model_id)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _bind(self, model: Model) -> None:
+        refused_by: set[str] = set()
+        try:
+            while model.state == "accepted":
+                model = await self._step(model, refused_by)
+        finally:
+            self._reasons.pop(model.model_id, None)
+
+    async def _step(self, model: Model, refused_by: set[str]) -> Model:
+        """Brings the model one step further; returns it as it is then."""
+        try:
+            if not model.worker_id:
+                return await self._placement.until_placed(model, refused_by)
+            if self._placement.may_stay(model):
+                return await self._bring(model, refused_by)
+            return await self._displace(model)
+        except TinsmithError as error:
+            self._reasons[model.model_id] = str(error)
+            await asyncio.sleep(RETRY_SECONDS)
+            # Whether it still has its place, the store says in the next step.
+            return replace(model, worker_id="")
+
+    async def _bring(self, model: Model, refused_by: set[str]) -> Model:
+        """Raises TinsmithError where another attempt may help."""
+        try:
+            await self._delivery.submit(model.worker_id, _creation(model), ATTEMPT_SECONDS)
+        except (WorkerUnstartable, ModelNotAtWorker) as error:
+            return await self._fail(model, f"{model.base_model} cannot be served: {error}")
+        except StorageFull:
+            refused_by.add(model.worker_id)
+            await self._displace(model)
+            raise
+        if not await self._store.bind_model(model.model_id, model.worker_id):
+            return replace(model, worker_id="")
+        log.info("model bound", model_id=model.model_id, worker_id=model.worker_id)
+        return replace(model, state="bound")
+
+    async def _displace(self, model: Model) -> Model:
+        """What the worker may have accepted all the same, it will report (`services/checkpoints/worker_events.py`)."""
+        log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id)
+        await self._store.displace_model(model.model_id, model.worker_id)
+        return replace(model, worker_id="")
+
+    async def _fail(self, model: Model, reason: str) -> Model:
+        """Unless another worker has turned out to have made it."""
+        await self._store.displace_model(model.model_id, model.worker_id)
+        failure = Failure("server", reason).to_row()
+        if not await self._store.end_model(model.model_id, "failed", failure, only_unplaced=True):
+            return replace(model, worker_id="")
+        log.error("model failed", model_id=model.model_id, reason=reason)
+        return replace(model, state="failed")
+
+
+def _creation(model: Model) -> worker_pb2.SubmitRequest:
+    kind = worker_pb2.CREATE_MODEL if model.create_kind == "create" else worker_pb2.LOAD_MODEL
+    return worker_pb2.SubmitRequest(model_id=model.model_id, seq_id=0, kind=kind, payload=model.create_payload)

@@ -1,0 +1,122 @@
+"""What a new model will be, read from the request that asks for it. Failures are values here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.fleet.base import Fleet, ServedModel
+from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
+from tinsmith_server.services.failures import Failure, sampling_only
+from tinsmith_server.store.records import Checkpoint
+from tinsmith_server.wire.requests import CreateModelRequest, LoadWeightsRequest, OptimizerConfig, sentence
+
+OPTIMIZERS = ("adamw",)
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """The model to make; with `failure` set, only a row that says why there is none."""
+
+    kind: Literal["create", "load"]
+    base_model: str
+    payload: bytes = b""
+    lora: worker_pb2.LoraConfig = field(default_factory=worker_pb2.LoraConfig)
+    user_metadata: Mapping[str, str] | None = None
+    failure: Failure | None = None
+
+
+class InvalidModelRequest(Exception):
+    """The message is for the user."""
+
+
+def creation_from_scratch(body: dict[str, Any], fleet: Fleet, alpha: float) -> Creation:
+    base_model = _text(body.get("base_model"))
+    try:
+        request = CreateModelRequest.model_validate(body)
+        check_rank(find_served(fleet, request.base_model), request.lora_config.rank)
+        check_optimizer(request.optimizer_config)
+    except ValidationError as error:
+        return Creation("create", base_model, failure=Failure("user", sentence(error)))
+    except InvalidModelRequest as error:
+        return Creation("create", base_model, failure=Failure("user", str(error)))
+    lora = worker_pb2.LoraConfig(alpha=alpha, **request.lora_config.model_dump(exclude_none=True))
+    payload = worker_pb2.CreateModel(lora=lora).SerializeToString()
+    return Creation("create", base_model, payload, lora, request.user_metadata)
+
+
+async def creation_by_load(tenant: str, body: dict[str, Any], fleet: Fleet, lookup: CheckpointLookup) -> Creation:
+    base_model = _text(body.get("base_model"))
+    try:
+        request = LoadWeightsRequest.model_validate(body)
+        check_optimizer(request.optimizer_config)
+        checkpoint = await lookup.readable(tenant, request.path, "training")
+        base_model = base_model or checkpoint.base_model
+        served = _compatible(fleet, checkpoint, request.base_model)
+        check_rank(served, checkpoint.lora_rank)
+    except ValidationError as error:
+        return Creation("load", base_model, failure=Failure("user", sentence(error)))
+    except (InvalidModelRequest, CheckpointRefused) as error:
+        return Creation("load", base_model, failure=Failure("user", str(error)))
+    payload = load_payload(checkpoint, request, create=True).SerializeToString()
+    lora = worker_pb2.LoraConfig(
+        rank=checkpoint.lora_rank,
+        alpha=checkpoint.lora_alpha,
+        train_attn=checkpoint.train_attn,
+        train_mlp=checkpoint.train_mlp,
+        train_unembed=checkpoint.train_unembed,
+    )
+    return Creation("load", served.name, payload, lora, request.user_metadata)
+
+
+def load_payload(checkpoint: Checkpoint, request: LoadWeightsRequest, *, create: bool) -> worker_pb2.LoadWeights:
+    return worker_pb2.LoadWeights(
+        tinker_path=request.path,
+        directory=checkpoint.directory,
+        manifest_digest=checkpoint.manifest_digest,
+        with_optimizer=request.optimizer,
+        create=create,
+    )
+
+
+def find_served(fleet: Fleet, name: str) -> ServedModel:
+    """Raises InvalidModelRequest naming what is served."""
+    served = fleet.model(name)
+    if served is None:
+        names = ", ".join(model.name for model in fleet.models) or "no model at all"
+        raise InvalidModelRequest(f"this server does not serve the base model {name!r}; it serves {names}")
+    if not served.training:
+        raise InvalidModelRequest(sampling_only(name))
+    return served
+
+
+def share_weights(fleet: Fleet, one: str, other: str) -> bool:
+    """Whether two names stand for the same base weights, so that an adapter of one fits the other."""
+    first, second = fleet.model(one), fleet.model(other)
+    return one == other or (first is not None and second is not None and first.weights == second.weights)
+
+
+def check_rank(served: ServedModel, rank: int) -> None:
+    if served.max_rank is not None and rank > served.max_rank:
+        raise InvalidModelRequest(f"lora_config.rank: {rank} is above {served.max_rank}, the highest for {served.name}")
+
+
+def check_optimizer(config: OptimizerConfig) -> None:
+    if config.type not in OPTIMIZERS:
+        raise InvalidModelRequest(f"the optimizer {config.type!r} is not supported; there is {', '.join(OPTIMIZERS)}")
+
+
+def _compatible(fleet: Fleet, checkpoint: Checkpoint, wanted: str | None) -> ServedModel:
+    """The base model to load onto: that of the checkpoint, or another name of the same weights."""
+    served = find_served(fleet, wanted or checkpoint.base_model)
+    if not share_weights(fleet, served.name, checkpoint.base_model):
+        raise InvalidModelRequest(f"the checkpoint is of {checkpoint.base_model}; it cannot be loaded onto {wanted}")
+    return served
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

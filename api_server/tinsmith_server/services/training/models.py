@@ -1,0 +1,153 @@
+"""Models: one adapter, one optimizer, one queue of operations each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import NotFound, Unprocessable
+from tinsmith_server.fleet.base import Fleet, ServedModel
+from tinsmith_server.logs import bind_ids, get_logger
+from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
+from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.row_cache import RowCache
+from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.services.training.model_creation import Creation, creation_by_load, creation_from_scratch
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Clock, Model, utc_now
+from tinsmith_server.wire.ids import OperationId, is_client_counter, model_id_of
+
+log = get_logger(__name__)
+
+TOUCH_SECONDS = 30.0
+# A worker that no longer holds a model says so itself, whatever this server still believes.
+BOUND_SECONDS = 1.0
+
+
+class Models:
+    """Creation is kept in the store before it is acknowledged, then brought to the worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet,
+        sessions: Sessions,
+        binding: Binding,
+        lookup: CheckpointLookup,
+        settings: Settings,
+        clock: Clock = utc_now,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._sessions = sessions
+        self._binding = binding
+        self._lookup = lookup
+        self._lora_alpha = settings.lora_alpha
+        self._clock = clock
+        self._touched: RowCache[str, bool] = RowCache(TOUCH_SECONDS)
+        self._bound: RowCache[str, Model] = RowCache(BOUND_SECONDS)
+
+    async def create(self, tenant: str, body: dict[str, Any]) -> OperationId:
+        """`create_model`: whatever is wrong behind the ids is the future's business."""
+        session_id, number = await self._place(tenant, body)
+        creation = creation_from_scratch(body, self._fleet, self._lora_alpha)
+        return await self._accept(tenant, session_id, number, creation)
+
+    async def create_by_load(self, tenant: str, body: dict[str, Any]) -> OperationId:
+        """`load_weights` without a model: LoRA settings come from the checkpoint."""
+        session_id, number = await self._place(tenant, body)
+        creation = await creation_by_load(tenant, body, self._fleet, self._lookup)
+        return await self._accept(tenant, session_id, number, creation)
+
+    async def owned(self, tenant: str, model_id: str) -> Model:
+        """Raises NotFound, also for another tenant's model."""
+        model = await self._store.get_model(model_id)
+        if model is None or model.tenant != tenant:
+            raise NotFound(f"there is no model {model_id}")
+        bind_ids(session_id=model.session_id, model_id=model_id)
+        return model
+
+    async def at_work(self, tenant: str, model_id: str) -> Model:
+        """Like `owned`, but a bound model may be as it was a second ago."""
+        model = self._bound.get(model_id)
+        if model is not None and model.tenant == tenant:
+            bind_ids(session_id=model.session_id, model_id=model_id)
+            return model
+        model = await self.owned(tenant, model_id)
+        if model.state == "bound":
+            self._bound.put(model_id, model)
+        return model
+
+    def served_as(self, model: Model) -> ServedModel | None:
+        return self._fleet.model(model.base_model)
+
+    async def touch(self, model_id: str) -> None:
+        """Notes the last request, at most each TOUCH_SECONDS: a pipelined run sends hundreds a second."""
+        if not self._touched.get(model_id):
+            self._touched.put(model_id, True)
+            await self._store.touch_model(model_id, self._clock())
+
+    async def fail(self, model: Model, failure: Failure) -> None:
+        """The model could not be made."""
+        await self._store.end_model(model.model_id, "failed", failure.to_row())
+
+    async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
+        """The worker does not hold a bound model: its creation failed, or its volume is lost.
+
+        `creation` is what the worker says of operation 0. Any other answer, and any other state of
+        the model than bound, settles nothing. Returns the model as it is then.
+        """
+        model = await self._store.get_model(model.model_id) or model
+        if model.state != "bound":
+            return model
+        state = creation.WhichOneof("state")
+        if state == "failure":
+            await self.fail(model, Failure.from_worker(creation.failure))
+        elif state == "not_found":
+            message = f"the worker of {model.model_id} has lost its volume; load the model's last checkpoint"
+            log.error("model corrupted", model_id=model.model_id, reason=message)
+            await self._store.end_model(model.model_id, "corrupted", Failure("server", message).to_row())
+        return await self._store.get_model(model.model_id) or model
+
+    async def _place(self, tenant: str, body: dict[str, Any]) -> tuple[str, int]:
+        session_id, number = body.get("session_id"), body.get("model_seq_id")
+        if not isinstance(session_id, str) or not isinstance(number, int) or not is_client_counter(number):
+            raise Unprocessable("session_id and model_seq_id are needed to know which model this is")
+        await self._sessions.active(tenant, session_id)
+        return session_id, number
+
+    async def _accept(self, tenant: str, session_id: str, number: int, creation: Creation) -> OperationId:
+        now = self._clock()
+        model = Model(
+            model_id=model_id_of(session_id, number),
+            session_id=session_id,
+            model_seq_id=number,
+            tenant=tenant,
+            base_model=creation.base_model,
+            worker_id="",
+            state="failed" if creation.failure else "accepted",
+            create_kind=creation.kind,
+            create_payload=creation.payload,
+            lora_rank=creation.lora.rank,
+            lora_alpha=creation.lora.alpha,
+            train_attn=creation.lora.train_attn,
+            train_mlp=creation.lora.train_mlp,
+            train_unembed=creation.lora.train_unembed,
+            optimizer={"type": "adamw"},
+            user_metadata=creation.user_metadata,
+            created_at=now,
+            last_request_at=now,
+            failure=creation.failure.to_row() if creation.failure else None,
+        )
+        made = await self._store.add_model(model)
+        if made.state == "failed":
+            reason = Failure.from_row(made.failure).message
+            log.info("model refused", model_id=made.model_id, base_model=made.base_model, reason=reason)
+        else:
+            log.info("model accepted", model_id=made.model_id, base_model=made.base_model, state=made.state)
+        if made.state == "accepted":
+            self._binding.start(made)
+        return OperationId(made.model_id, 0)

@@ -1,0 +1,1 @@
+"""The store's areas, one class of queries each."""

@@ -1,0 +1,126 @@
+"""What the areas of the store share: records to rows and back, and one transaction per call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Column, ColumnElement, Delete, Row, Select, Table, Update, func, literal, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.database import Database
+from tinsmith_server.store.records import Page
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+_INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+def values(record: DataclassInstance) -> dict[str, Any]:
+    """One value per field, not copied."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def to_record(record: type[R], row: Row[Any]) -> R:
+    """`row` has a column for every field, more are ignored."""
+    return record(**{field.name: row._mapping[field.name] for field in fields(record)})
+
+
+def select_records(table: Table, record: type[R]) -> Select[Any]:
+    """Selects the columns of `table` that hold the record's fields."""
+    return select(*(table.c[field.name] for field in fields(record)))
+
+
+async def fetch_one(connection: AsyncConnection, record: type[R], query: Select[Any]) -> R | None:
+    row = (await connection.execute(query)).one_or_none()
+    return None if row is None else to_record(record, row)
+
+
+async def fetch_made(connection: AsyncConnection, record: type[R], query: Select[Any]) -> R:
+    """The row that must be there, because this transaction inserted it or was told that it exists."""
+    return to_record(record, (await connection.execute(query)).one())
+
+
+async def fetch_all(connection: AsyncConnection, record: type[R], query: Select[Any]) -> list[R]:
+    return [to_record(record, row) for row in await connection.execute(query)]
+
+
+async def fetch_page(
+    connection: AsyncConnection, record: type[R], query: Select[Any], limit: int, offset: int
+) -> Page[R]:
+    """`query` is ordered and without limit; `total` counts all of its rows."""
+    total = await connection.scalar(select(func.count()).select_from(query.order_by(None).subquery()))
+    rows = await fetch_all(connection, record, query.limit(limit).offset(offset))
+    return Page(rows=tuple(rows), total=total or 0)
+
+
+def newest_first(time: Column[Any], *ties: Column[Any]) -> list[ColumnElement[Any]]:
+    """A total order: rows of equal times must not appear twice or never across pages."""
+    return [time.desc(), *(column.desc() for column in ties)]
+
+
+def insert_into(
+    connection: AsyncConnection, table: Table, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> postgresql.Insert:
+    """The dialect's own insert, which has ON CONFLICT. SQLite's class has the same methods as PostgreSQL's."""
+    insert: Any = _INSERT[connection.dialect.name]
+    statement: postgresql.Insert = insert(table).values(rows)
+    return statement
+
+
+async def insert_unless_there(connection: AsyncConnection, table: Table, row: Mapping[str, Any]) -> bool:
+    """Inserts, or returns False where any unique constraint of the table has such a row.
+
+    Of two that insert at once one waits for the other's commit and then sees False, so a select that
+    follows in the same transaction finds the winner's row.
+    """
+    return await inserts_row(connection, insert_into(connection, table, row).on_conflict_do_nothing())
+
+
+async def inserts_row(connection: AsyncConnection, statement: postgresql.Insert) -> bool:
+    """Runs an insert with ON CONFLICT; False when it neither inserted nor updated.
+
+    By RETURNING: SQLAlchemy promises a rowcount for UPDATE and DELETE only.
+    """
+    return (await connection.execute(statement.returning(literal(1)))).one_or_none() is not None
+
+
+async def changes_rows(connection: AsyncConnection, statement: Update | Delete) -> bool:
+    """Runs an update or delete; False when it touched no row."""
+    return (await connection.execute(statement)).rowcount > 0
+
+
+R = TypeVar("R", bound="DataclassInstance")
+
+
+class Queries:
+    """Base of each area: one transaction per call."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def _read_one(self, record: type[R], query: Select[Any]) -> R | None:
+        return await self._database.read(lambda connection: fetch_one(connection, record, query))
+
+    async def _read_all(self, record: type[R], query: Select[Any]) -> list[R]:
+        return await self._database.read(lambda connection: fetch_all(connection, record, query))
+
+    async def _read_page(self, record: type[R], query: Select[Any], limit: int, offset: int) -> Page[R]:
+        return await self._database.read(lambda connection: fetch_page(connection, record, query, limit, offset))
+
+    async def _write(self, statement: Update | Delete) -> bool:
+        """False when the statement touched no row."""
+        return await self._database.write(lambda connection: changes_rows(connection, statement))
+
+    async def _insert_or_find(self, record: type[R], table: Table, row: Mapping[str, Any], query: Select[Any]) -> R:
+        """Inserts `row` unless a constraint of the table knows it already, and returns what `query` then finds."""
+
+        async def insert_or_find(connection: AsyncConnection) -> R:
+            await insert_unless_there(connection, table, row)
+            return await fetch_made(connection, record, query)
+
+        return await self._database.write(insert_or_find)

@@ -1,0 +1,157 @@
+"""Checkpoints: names that point to immutable directories, and move only forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, delete, exists, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.queries.base import (
+    Queries,
+    insert_unless_there,
+    newest_first,
+    select_records,
+    to_record,
+    values,
+)
+from tinsmith_server.store.records import LIVE, Checkpoint, CheckpointType, Page
+from tinsmith_server.store.tables import (
+    TOMBSTONE,
+    UNNAMED,
+    checkpoints,
+    garbage,
+    models,
+    sampling_sessions,
+    sessions,
+    workers,
+)
+
+# So many that nobody waits long for the write lock of SQLite.
+TOMBSTONES_AT_ONCE = 1000
+
+_NOT_DELETED = checkpoints.c.deleted_at.is_(None)
+_EPHEMERAL = checkpoints.c.type == "ephemeral"
+_NAME = (checkpoints.c.run_id, checkpoints.c.type, checkpoints.c.name)
+_AGE = (checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, checkpoints.c.run_id)
+
+
+class CheckpointQueries(Queries):
+    """The part of `Store` about checkpoints."""
+
+    async def put_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        return await self._database.write(lambda connection: _put(connection, checkpoint))
+
+    async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
+        return await self._read_one(Checkpoint, _select().where(_named(run_id, type, name)))
+
+    async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
+        query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
+        return await self._read_all(Checkpoint, query.order_by(*newest_first(*_AGE)))
+
+    async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
+        query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
+        return await self._read_page(Checkpoint, query, limit, offset)
+
+    async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
+        return await self._entomb(_named(run_id, type, name), now)
+
+    async def delete_expired_checkpoint(
+        self, run_id: str, type: CheckpointType, name: str, now: datetime
+    ) -> Checkpoint | None:
+        return await self._entomb(_named(run_id, type, name) & (checkpoints.c.expires_at <= now), now)
+
+    async def _entomb(self, which: ColumnElement[bool], now: datetime) -> Checkpoint | None:
+        entomb = update(checkpoints).where(which, _NOT_DELETED).values(deleted_at=now).returning(*checkpoints.c)
+
+        async def bury(connection: AsyncConnection) -> Checkpoint | None:
+            row = (await connection.execute(entomb)).one_or_none()
+            if row is None:
+                return None
+            await _discard(connection, row.directory)
+            return to_record(Checkpoint, row)
+
+        return await self._database.write(bury)
+
+    async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None:
+        present = _named(run_id, type, name) & _NOT_DELETED
+        await self._write(update(checkpoints).where(present).values(public=public))
+
+    async def set_checkpoint_expiry(
+        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None
+    ) -> None:
+        present = _named(run_id, type, name) & _NOT_DELETED
+        await self._write(update(checkpoints).where(present).values(expires_at=expires_at))
+
+    async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
+        query = _select().where(checkpoints.c.expires_at <= now).order_by(checkpoints.c.expires_at)
+        return await self._read_all(Checkpoint, query)
+
+    async def ephemeral_checkpoints(self, tenant: str) -> Sequence[Checkpoint]:
+        query = select_records(checkpoints, Checkpoint).where(checkpoints.c.tenant == tenant, UNNAMED)
+        return await self._read_all(Checkpoint, query.order_by(*_AGE))
+
+    async def ephemeral_of_finished_sessions(self, finished_before: datetime) -> Sequence[Checkpoint]:
+        # By the model and not by the sampling session: its row is missing when nobody asked for the save's result.
+        query = (
+            _select()
+            .join(models, models.c.model_id == checkpoints.c.run_id)
+            .join(sessions, sessions.c.session_id == models.c.session_id)
+            .where(_EPHEMERAL, sessions.c.finished_at < finished_before)
+            .order_by(*_AGE)
+        )
+        return await self._read_all(Checkpoint, query)
+
+    async def forget_deleted_checkpoints(self, deleted_before: datetime) -> None:
+        heard = exists().where(
+            models.c.model_id == checkpoints.c.run_id,
+            models.c.state.not_in(LIVE),
+            workers.c.worker_id == models.c.worker_id,
+            workers.c.event_cursor >= checkpoints.c.event_id,
+        )
+        old = (
+            select(*_NAME).where(TOMBSTONE, checkpoints.c.deleted_at < deleted_before, heard).limit(TOMBSTONES_AT_ONCE)
+        )
+        bury = delete(checkpoints).where(tuple_(*_NAME).in_(old)).returning(checkpoints.c.type, checkpoints.c.name)
+
+        async def forget(connection: AsyncConnection) -> bool:
+            buried = (await connection.execute(bury)).all()
+            opened = [row.name for row in buried if row.type == "ephemeral"]
+            by_saves = sampling_sessions.c.sampling_session_id.in_(opened)
+            await connection.execute(delete(sampling_sessions).where(by_saves))
+            return bool(buried)
+
+        while await self._database.write(forget):
+            pass
+
+
+def _select() -> Select[Any]:
+    return select_records(checkpoints, Checkpoint).where(_NOT_DELETED)
+
+
+def _named(run_id: str, type: CheckpointType, name: str) -> ColumnElement[bool]:
+    return (checkpoints.c.run_id == run_id) & (checkpoints.c.type == type) & (checkpoints.c.name == name)
+
+
+async def _put(connection: AsyncConnection, checkpoint: Checkpoint) -> Checkpoint | None:
+    row = {**values(checkpoint), "deleted_at": None}
+    if await insert_unless_there(connection, checkpoints, row):
+        return None
+    named = _named(checkpoint.run_id, checkpoint.type, checkpoint.name)
+    # Deleted or not, and locked until the commit. On SQLite the whole transaction holds the write lock.
+    present = (await connection.execute(select(checkpoints).where(named).with_for_update())).one()
+    if (present.epoch, present.event_id) >= (checkpoint.epoch, checkpoint.event_id):
+        return None
+    await connection.execute(update(checkpoints).where(named).values(row))
+    # A deleted one was handed out at its deletion; a directory that the name still points to is no garbage.
+    if present.deleted_at is not None or present.directory == checkpoint.directory:
+        return None
+    await _discard(connection, present.directory)
+    return to_record(Checkpoint, present)
+
+
+async def _discard(connection: AsyncConnection, directory: str) -> None:
+    """In the transaction that takes the name away: a crash in between would leave files that nobody knows."""
+    await insert_unless_there(connection, garbage, {"directory": directory})

@@ -1,0 +1,99 @@
+"""Which replicas there are and what each of them does, by the database's clock: those of replicas may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import ColumnElement, case, delete, func, literal, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.columns import UtcTime
+from tinsmith_server.store.queries.base import Queries, insert_into
+from tinsmith_server.store.tables import leases, replicas, rounds
+
+# A row of somebody who is long gone tells nobody anything.
+_FORGET_SECONDS = 3600.0
+
+
+class LeaseQueries(Queries):
+    """The part of `Store` by which replicas share the work that no request does."""
+
+    async def attend(self, replica: str, seconds: float) -> Sequence[str]:
+        async def attend(connection: AsyncConnection) -> Sequence[str]:
+            until = _from_now(connection, seconds)
+            insert = insert_into(connection, replicas, {"replica": replica, "expires_at": until})
+            await connection.execute(
+                insert.on_conflict_do_update(index_elements=["replica"], set_={"expires_at": until})
+            )
+            return await _attending(connection)
+
+        return await self._database.write(attend)
+
+    async def attending(self) -> Sequence[str]:
+        return await self._database.read(_attending)
+
+    async def hold_leases(self, replica: str, names: Collection[str], seconds: float) -> frozenset[str]:
+        if not names:
+            return frozenset()
+
+        async def hold(connection: AsyncConnection) -> frozenset[str]:
+            now, until = _from_now(connection, 0), _from_now(connection, seconds)
+            # In one order for all: two replicas that lock the same rows crosswise would stop each other.
+            rows = [{"name": name, "owner": replica, "expires_at": until} for name in sorted(names)]
+            insert = insert_into(connection, leases, rows)
+            free = (leases.c.owner == replica) | (leases.c.expires_at <= now)
+            renewed = {"owner": replica, "expires_at": until}
+            taken = insert.on_conflict_do_update(index_elements=["name"], set_=renewed, where=free)
+            return frozenset((await connection.scalars(taken.returning(leases.c.name))).all())
+
+        return await self._database.write(hold)
+
+    async def give_up_leases(self, replica: str, names: Collection[str]) -> None:
+        async def give_up(connection: AsyncConnection) -> None:
+            own = (leases.c.owner == replica) & leases.c.name.in_(names)
+            locked = select(leases.c.name).where(own).order_by(leases.c.name).with_for_update()
+            await connection.execute(delete(leases).where(leases.c.name.in_(locked)))
+
+        await self._database.write(give_up)
+
+    async def leave(self, replica: str) -> None:
+        await self._write(delete(leases).where(leases.c.owner == replica))
+        await self._write(delete(replicas).where(replicas.c.replica == replica))
+
+    async def forget_the_gone(self) -> None:
+        async def forget(connection: AsyncConnection) -> None:
+            long_ago = _from_now(connection, -_FORGET_SECONDS)
+            await connection.execute(delete(leases).where(leases.c.expires_at <= long_ago))
+            await connection.execute(delete(replicas).where(replicas.c.expires_at <= long_ago))
+
+        await self._database.write(forget)
+
+    async def note_round(self, name: str, now: datetime, absence: timedelta) -> datetime:
+        gap = rounds.c.last_at < now - absence
+
+        async def note(connection: AsyncConnection) -> datetime:
+            insert = insert_into(connection, rounds, {"name": name, "since": now, "last_at": now})
+            noted = insert.on_conflict_do_update(
+                index_elements=["name"],
+                set_={
+                    "since": case((gap, now), else_=rounds.c.since),
+                    "last_at": case((rounds.c.last_at < now, now), else_=rounds.c.last_at),
+                },
+            )
+            since: datetime = (await connection.execute(noted.returning(rounds.c.since))).scalar_one()
+            return since
+
+        return await self._database.write(note)
+
+
+async def _attending(connection: AsyncConnection) -> Sequence[str]:
+    there = replicas.c.expires_at > _from_now(connection, 0)
+    return (await connection.scalars(select(replicas.c.replica).where(there).order_by(replicas.c.replica))).all()
+
+
+def _from_now(connection: AsyncConnection, seconds: float) -> ColumnElement[datetime]:
+    """A SQLite file lies on this machine, so this machine's clock is the database's."""
+    if connection.dialect.name == "sqlite":
+        return literal(datetime.now(UTC) + timedelta(seconds=seconds), UtcTime())
+    return func.clock_timestamp(type_=UtcTime()) + func.make_interval(0, 0, 0, 0, 0, 0, seconds)

@@ -1,0 +1,75 @@
+"""Models: the adapters that clients train, and the worker each lives at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import delete, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.queries.base import Queries, changes_rows, newest_first, select_records, values
+from tinsmith_server.store.records import LIVE, FinalState, Model, ModelState, Page
+from tinsmith_server.store.tables import models, placements
+
+
+class ModelQueries(Queries):
+    """The part of `Store` about models."""
+
+    async def add_model(self, model: Model) -> Model:
+        numbered = (models.c.session_id == model.session_id) & (models.c.model_seq_id == model.model_seq_id)
+        made = select_records(models, Model).where(numbered)
+        return await self._insert_or_find(Model, models, values(model), made)
+
+    async def get_model(self, model_id: str) -> Model | None:
+        return await self._read_one(Model, select_records(models, Model).where(models.c.model_id == model_id))
+
+    async def bind_model(self, model_id: str, worker_id: str) -> bool:
+        there = (models.c.model_id == model_id) & (models.c.worker_id == worker_id) & models.c.state.in_(LIVE)
+        return await self._write(update(models).where(there).values(state="bound"))
+
+    async def end_model(
+        self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
+    ) -> bool:
+        living = (models.c.model_id == model_id) & models.c.state.in_(LIVE)
+        if only_unplaced:
+            living &= models.c.worker_id == ""
+
+        async def end(connection: AsyncConnection) -> bool:
+            ended = await changes_rows(connection, update(models).where(living).values(state=state, failure=failure))
+            if ended:
+                await connection.execute(delete(placements).where(placements.c.model_id == model_id))
+            return ended
+
+        return await self._database.write(end)
+
+    async def touch_model(self, model_id: str, now: datetime) -> None:
+        older = (models.c.model_id == model_id) & (models.c.last_request_at < now)
+        await self._write(update(models).where(older).values(last_request_at=now))
+
+    async def list_models(self, tenant: str, limit: int, offset: int) -> Page[Model]:
+        query = (
+            select_records(models, Model)
+            .where(models.c.tenant == tenant, models.c.state != "failed")
+            .order_by(*newest_first(models.c.created_at, models.c.model_id))
+        )
+        return await self._read_page(Model, query, limit, offset)
+
+    async def models_of_session(self, session_id: str) -> Sequence[Model]:
+        query = select_records(models, Model).where(models.c.session_id == session_id)
+        return await self._read_all(Model, query.order_by(models.c.model_seq_id))
+
+    async def models_of_worker(self, worker_id: str, states: Sequence[ModelState]) -> Sequence[Model]:
+        placed = (models.c.worker_id == worker_id) & models.c.state.in_(states)
+        query = select_records(models, Model).where(placed).order_by(models.c.created_at, models.c.model_id)
+        return await self._read_all(Model, query)
+
+    async def accepted_models(self) -> Sequence[Model]:
+        query = select_records(models, Model).where(models.c.state == "accepted")
+        return await self._read_all(Model, query.order_by(models.c.created_at, models.c.model_id))
+
+    async def first_without_place(self, base_model: str, lora_rank: int) -> Model | None:
+        alike = (models.c.base_model == base_model) & (models.c.lora_rank == lora_rank)
+        waiting = alike & (models.c.state == "accepted") & (models.c.worker_id == "")
+        oldest = select_records(models, Model).where(waiting).order_by(models.c.created_at, models.c.model_id)
+        return await self._read_one(Model, oldest.limit(1))

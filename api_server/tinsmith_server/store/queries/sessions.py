@@ -1,0 +1,112 @@
+"""Client sessions, one run of a client program each, and the sampling sessions within them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Update, exists, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first, select_records, values
+from tinsmith_server.store.records import FinishType, Page, SamplingSession, Session
+from tinsmith_server.store.tables import models, sessions
+from tinsmith_server.store.tables import sampling_sessions as table
+
+
+class SessionQueries(Queries):
+    """The part of `Store` about sessions."""
+
+    async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
+        made = _by_id(session.session_id)
+        if idempotency_key is not None:
+            same_key = (sessions.c.tenant == session.tenant) & (sessions.c.idempotency_key == idempotency_key)
+            made = select_records(sessions, Session).where(same_key)
+        row = {**values(session), "idempotency_key": idempotency_key}
+        return await self._insert_or_find(Session, sessions, row, made)
+
+    async def get_session(self, session_id: str) -> Session | None:
+        return await self._read_one(Session, _by_id(session_id))
+
+    async def list_sessions(self, tenant: str, limit: int, offset: int) -> Page[Session]:
+        query = (
+            select_records(sessions, Session)
+            .where(sessions.c.tenant == tenant)
+            .order_by(*newest_first(sessions.c.created_at, sessions.c.session_id))
+        )
+        return await self._read_page(Session, query, limit, offset)
+
+    async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
+        alive = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
+        beat = update(sessions).where(alive, sessions.c.last_heartbeat_at < now).values(last_heartbeat_at=now)
+
+        async def beat_and_look(connection: AsyncConnection) -> Session | None:
+            await connection.execute(beat)
+            return await fetch_one(connection, Session, _by_id(session_id))
+
+        return await self._database.write(beat_and_look)
+
+    async def finish_session(self, session_id: str, type: FinishType, detail: str | None, now: datetime) -> bool:
+        return await self._write(_finish(session_id, type, detail, now))
+
+    async def finish_silent_session(
+        self, session_id: str, type: FinishType, detail: str | None, now: datetime, last_heartbeat_before: datetime
+    ) -> bool:
+        return await self._write(_finish(session_id, type, detail, now).where(_silent(last_heartbeat_before)))
+
+    async def silent_sessions(self, last_heartbeat_before: datetime) -> Sequence[Session]:
+        silent = sessions.c.finished_at.is_(None) & _silent(last_heartbeat_before)
+        query = select_records(sessions, Session).where(silent).order_by(sessions.c.last_heartbeat_at)
+        return await self._read_all(Session, query)
+
+    async def finished_sessions_with_live_models(self) -> Sequence[Session]:
+        live = models.c.state.in_(("accepted", "bound"))
+        with_live_model = exists().where(models.c.session_id == sessions.c.session_id, live)
+        query = (
+            select_records(sessions, Session)
+            .where(sessions.c.finished_at.is_not(None), with_live_model)
+            .order_by(sessions.c.finished_at)
+        )
+        return await self._read_all(Session, query)
+
+
+def _finish(session_id: str, type: FinishType, detail: str | None, now: datetime) -> Update:
+    unfinished = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
+    return update(sessions).where(unfinished).values(finished_at=now, finish_type=type, finish_detail=detail)
+
+
+def _silent(last_heartbeat_before: datetime) -> ColumnElement[bool]:
+    return sessions.c.last_heartbeat_at < last_heartbeat_before
+
+
+def _by_id(session_id: str) -> Select[Any]:
+    return select_records(sessions, Session).where(sessions.c.session_id == session_id)
+
+
+class SamplingSessionQueries(Queries):
+    """The part of `Store` about sampling sessions."""
+
+    async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
+        numbered = (table.c.session_id == session.session_id) & (
+            table.c.sampling_session_seq_id == session.sampling_session_seq_id
+        )
+        return await self._insert_or_find(SamplingSession, table, values(session), _select().where(numbered))
+
+    async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None:
+        query = _select().where(table.c.sampling_session_id == sampling_session_id)
+        return await self._read_one(SamplingSession, query)
+
+    async def sampling_sessions_of(self, session_id: str) -> Sequence[SamplingSession]:
+        query = _select().where(table.c.session_id == session_id).order_by(table.c.sampling_session_seq_id)
+        return await self._read_all(SamplingSession, query)
+
+    async def newest_inflight(self, model_id: str) -> SamplingSession | None:
+        # By the client's own numbers: clocks of two replicas could turn two saves around.
+        inflight = (table.c.model_id == model_id) & table.c.inflight
+        query = _select().where(inflight).order_by(table.c.sampling_session_seq_id.desc()).limit(1)
+        return await self._read_one(SamplingSession, query)
+
+
+def _select() -> Select[Any]:
+    return select_records(table, SamplingSession)

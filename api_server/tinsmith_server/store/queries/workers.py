@@ -1,0 +1,61 @@
+"""Workers: the epoch that fences older servers out, and how far a worker's events are drained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tinsmith_server.store.queries.base import (
+    Queries,
+    changes_rows,
+    fetch_made,
+    insert_unless_there,
+    select_records,
+    values,
+)
+from tinsmith_server.store.records import Worker
+from tinsmith_server.store.tables import models, workers
+
+
+class WorkerQueries(Queries):
+    """The part of `Store` about workers."""
+
+    async def get_worker(self, worker_id: str) -> Worker:
+        known = await self._read_one(Worker, _by_id(worker_id))
+        return known or await self._insert_or_find(Worker, workers, unseen_worker(worker_id), _by_id(worker_id))
+
+    async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
+        unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
+        raised = update(workers).where(unchanged).values(epoch=expected_epoch + 1, instance_id=instance_id)
+
+        async def compare_and_swap(connection: AsyncConnection) -> Worker | None:
+            await insert_unless_there(connection, workers, unseen_worker(worker_id))
+            if not await changes_rows(connection, raised):
+                return None
+            return await fetch_made(connection, Worker, _by_id(worker_id))
+
+        return await self._database.write(compare_and_swap)
+
+    async def advance_cursor(self, worker_id: str, event_id: int) -> None:
+        behind = (workers.c.worker_id == worker_id) & (workers.c.event_cursor < event_id)
+        await self._write(update(workers).where(behind).values(event_cursor=event_id))
+
+    async def note_home(self, worker_id: str, home: str) -> None:
+        elsewhere = (workers.c.worker_id == worker_id) & (workers.c.home != home)
+        await self._write(update(workers).where(elsewhere).values(home=home))
+
+    async def workers_with_live_models(self) -> Sequence[Worker]:
+        living = select(models.c.worker_id).where(models.c.state.in_(("accepted", "bound")))
+        query = select_records(workers, Worker).where(workers.c.worker_id.in_(living))
+        return await self._read_all(Worker, query.order_by(workers.c.worker_id))
+
+
+def unseen_worker(worker_id: str) -> dict[str, Any]:
+    return values(Worker(worker_id=worker_id, epoch=0, instance_id="", event_cursor=0))
+
+
+def _by_id(worker_id: str) -> Select[Any]:
+    return select_records(workers, Worker).where(workers.c.worker_id == worker_id)

@@ -1,0 +1,104 @@
+"""`why`: one answer, and under it only what speaks to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.kubernetes import families as made
+from tinsmith.cluster.families import Family, assemble
+from tinsmith.cluster.names import Kind
+from tinsmith.cluster.tree import draw
+from tinsmith.cluster.why import MOST_EVENTS, NamespaceFacts, explain
+
+Manifest = dict[str, Any]
+
+
+def family_of(owner: Manifest, *children: Manifest) -> Family:
+    [family] = assemble({kind: [owner] if owner["kind"] == kind.kind else [] for kind in Kind}, children)
+    return family
+
+
+def answer(family: Family, **namespace_facts: Any) -> str:
+    branches = explain(family, NamespaceFacts(**namespace_facts), made.NOW)
+    return "".join(f"{line.plain}\n" for line in draw(branches))
+
+
+def test_a_pod_without_a_node_is_explained_by_the_scheduler() -> None:
+    cure = "The scheduler finds no node: 0/3 nodes are available; add a node that fits."
+    session = made.session(conditions=made.unready("Unschedulable", cure, moving=True))
+    pod = made.pod("qwen-0", of=session, node=None, is_ready=False)
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes available"}
+    pod["status"]["conditions"] = [scheduled]
+    events = (
+        made.event(pod, "FailedScheduling", "0/3 nodes available", count=4, minutes=3),
+        made.event(session, "Unschedulable", cure, type_="Normal", minutes=4),
+        made.event(made.session("other"), "CrashLoop", "not ours", minutes=1),
+    )
+    assert answer(family_of(session, pod, made.claim(session, phase="Pending")), events=events) == (
+        "TrainingSession qwen is not ready: Unschedulable\n"
+        f"{cure}\n"
+        "persistentvolumeclaim/qwen-journal is Pending, of fast\n"
+        "pod/qwen-0 on no node\n"
+        "└─ not PodScheduled: Unschedulable: 0/3 nodes available\n"
+        "events, newest first\n"
+        "├─ 3m ago, 4 times, warning FailedScheduling of pod/qwen-0: 0/3 nodes available\n"
+        f"└─ 4m ago, Unschedulable of trainingsession/qwen: {cure}\n"
+    )
+
+
+def test_a_worker_that_keeps_ending_shows_how_it_ended() -> None:
+    session = made.session(conditions=made.unready("CrashLoop", "It ended with 1; read its log.", stalled=True))
+    ending = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": made.time_ago(minutes=1)}
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}
+    pod = made.pod("qwen-0", of=session, is_ready=False, state={"waiting": waiting}, lastState={"terminated": ending})
+    assert (
+        "pod/qwen-0 on node-1\n"
+        "├─ container worker: waiting, CrashLoopBackOff: back-off 5m0s\n"
+        "└─ container worker, the run before: ended 1m ago with status 137, OOMKilled\n"
+    ) in answer(family_of(session, pod))
+
+
+def test_a_quota_is_evidence_where_no_pod_could_be_made() -> None:
+    session = made.session(conditions=made.unready("QuotaExceeded", "The pod cannot be created.", stalled=True))
+    quota = {
+        "kind": "ResourceQuota",
+        "metadata": {"name": "small", "namespace": made.NAMESPACE},
+        "status": {"hard": {"limits.memory": "64Gi"}, "used": {"limits.memory": "60Gi"}},
+    }
+    assert "resourcequota/small\n└─ limits.memory: 60Gi of 64Gi\n" in answer(family_of(session), quotas=(quota,))
+    with_pod = family_of(session, made.pod("qwen-0", of=session))
+    assert "resourcequota" not in answer(with_pod, quotas=(quota,))
+
+
+def test_a_ready_session_has_one_answer_and_nothing_to_prove() -> None:
+    session = made.session(conditions=made.ready())
+    family = family_of(session, made.pod("qwen-0", of=session), made.claim(session), made.workload(session))
+    assert answer(family) == "TrainingSession qwen is ready\nThe worker serves Qwen/Qwen3-8B.\n"
+
+
+def test_a_ready_session_that_is_threatened_says_so_first() -> None:
+    conditions = made.ready()
+    conditions[-1] = made.condition("Degraded", "True", "ClaimTerminating", "The claim is being deleted.")
+    shown = answer(family_of(made.session(conditions=conditions)))
+    assert shown.splitlines()[:2] == ["TrainingSession qwen is ready: ClaimTerminating", "The claim is being deleted."]
+
+
+def test_of_many_events_the_newest_are_shown() -> None:
+    session = made.session(conditions=made.unready("CrashLoop"))
+    events = tuple(made.event(session, f"E{minutes}", "again", minutes=minutes) for minutes in range(MOST_EVENTS + 5))
+    shown = answer(family_of(session), events=events)
+    assert [f"E{minutes} of" in shown for minutes in (0, MOST_EVENTS - 1, MOST_EVENTS)] == [True, True, False]
+
+
+def test_a_pod_that_is_gone_still_has_its_events_by_the_name_of_its_successor() -> None:
+    session = made.session(conditions=made.unready("LoadingModel", moving=True))
+    before, now = made.pod("qwen-0", of=session, uid="old"), made.pod("qwen-0", of=session, uid="new")
+    assert "Killing of pod/qwen-0" in answer(
+        family_of(session, now), events=(made.event(before, "Killing", "stopped", minutes=1),)
+    )
+
+
+def test_what_could_not_be_read_is_said_at_the_end() -> None:
+    session = made.session(conditions=made.unready("CrashLoop"))
+    shown = answer(family_of(session), unread=("events not shown: Your rights do not allow it.",))
+    assert shown.endswith("events not shown: Your rights do not allow it.\n")

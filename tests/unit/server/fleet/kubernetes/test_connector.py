@@ -1,0 +1,75 @@
+"""A connection goes where its target is, also when that has moved while it held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.certificates import CLIENT, Authority, mount_secret
+from support.server.operator_stand_in import API_SERVER_NAME
+from tinsmith_server.fleet.channels import TlsDirectory
+from tinsmith_server.fleet.kubernetes.connector import Connector
+
+PATIENCE_SECONDS = 20.0
+
+
+class Client:
+    """A connection that never breaks by itself, as to a machine that vanished."""
+
+    def __init__(self, target: str, _tls: object) -> None:
+        self.target = target
+        self.closed = False
+
+    async def until_broken(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Place:
+    """Where the other end is."""
+
+    target: str | None = "10.0.0.1:7443"
+
+
+async def greet(_client: object) -> None: ...
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest.fixture
+async def connector(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connector]:
+    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.GrpcWorkerClient", Client)
+    authority = Authority()
+    mount_secret(tmp_path, authority.leaf(API_SERVER_NAME, usages=(CLIENT,)), authority)
+    connector = Connector("tiny", "uid-1", TlsDirectory(tmp_path), lambda: place.target, greet)
+    yield connector
+    await connector.close()
+
+
+async def test_a_target_that_moves_is_followed_at_once(connector: Connector, place: Place) -> None:
+    first = await connector.connection(PATIENCE_SECONDS)
+    place.target = "10.0.0.2:7443"
+    connector.look_again()
+    async with asyncio.timeout(PATIENCE_SECONDS / 4):
+        while (second := await connector.connection(PATIENCE_SECONDS)) is first:
+            await asyncio.sleep(0.001)
+    assert (first.closed, second.target) == (True, "10.0.0.2:7443")  # type: ignore[union-attr]
+
+
+async def test_a_connection_that_holds_is_kept_while_nobody_says_where_its_end_is(
+    connector: Connector, place: Place
+) -> None:
+    """A worker that is not ready for a moment is still the same one."""
+    first = await connector.connection(PATIENCE_SECONDS)
+    place.target = None
+    connector.look_again()
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+    assert connector.client is first

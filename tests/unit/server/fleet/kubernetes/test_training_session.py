@@ -1,0 +1,76 @@
+"""What a server reads of a TrainingSession, and what it says of one that is not at work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from support.server.operator_stand_in import spec_of
+from tinsmith_server.fleet.kubernetes.training_session import Session, parse_session
+
+
+def session(*conditions: tuple[str, str, str], deleted: bool = False, **spec: Any) -> Session:
+    metadata = {"name": "tiny", "namespace": "team"} | (
+        {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}
+    )
+    said = [{"type": type, "status": status, "message": message} for type, status, message in conditions]
+    return parse_session({"metadata": metadata, "spec": spec_of(**spec), "status": {"conditions": said}})
+
+
+READY = ("Ready", "True", "The worker answers.")
+LOADING = ("Ready", "False", "The worker loads the model.")
+STALLED = ("Stalled", "True", "There is no such model.")
+
+
+@pytest.mark.parametrize(
+    ("given", "at_work", "coming"),
+    [
+        (session(), False, True),
+        (session(READY), True, False),
+        (session(LOADING), False, True),
+        (session(LOADING, STALLED), False, False),
+        (session(READY, suspend=True), False, False),
+        (session(LOADING, suspend=True), False, False),
+        (session(READY, deleted=True), False, False),
+        (session(("Ready", "Unknown", "The node does not answer.")), False, True),
+    ],
+)
+def test_a_session_is_at_work_or_coming_or_neither(given: Session, at_work: bool, coming: bool) -> None:
+    assert (given.at_work, given.coming) == (at_work, coming)
+
+
+def test_a_session_leaves_for_ever_only_with_its_volume() -> None:
+    delete = {"retentionPolicy": {"whenDeleted": "Delete"}}
+    assert session(READY, deleted=True, storage=delete).leaving
+    assert not session(READY, deleted=True).leaving
+    assert not session(READY, storage=delete).leaving
+
+
+def test_a_rank_or_a_use_that_a_session_does_not_have_does_not_suit_it() -> None:
+    trains = session(READY, adapters={"maxRank": 16}, sampling="None")
+    assert trains.suits(16, sampling=False)
+    assert not trains.suits(17, sampling=False)
+    assert not trains.suits(0, sampling=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (session(), "TrainingSession team/tiny is not ready: its operator has not looked at it yet"),
+        (session(LOADING), "TrainingSession team/tiny is not ready: The worker loads the model"),
+        (session(READY, deleted=True), "TrainingSession team/tiny is being deleted"),
+        (session(READY, suspend=True), "kubectl --namespace team patch trainingsession tiny --type merge"),
+    ],
+)
+def test_a_session_that_is_not_at_work_says_what_is_in_the_way(given: Session, sentence: str) -> None:
+    assert sentence in given.why_not_at_work()
+
+
+def test_fields_of_a_newer_operator_are_passed_over() -> None:
+    assert session(READY, parallelism={"nodes": 4}).ready
+
+
+def test_something_else_under_the_name_of_a_session_is_not_understood() -> None:
+    with pytest.raises(ValidationError):
+        parse_session({"metadata": {"name": "tiny", "namespace": "team"}, "spec": {}})

@@ -1,0 +1,75 @@
+"""Which replica requests are sent to, when the fleet or the store cannot be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from tinsmith_server.services.background import readiness
+from tinsmith_server.services.background.readiness import Readiness
+from tinsmith_server.store.errors import StoreUnavailable
+
+LOST = "the sessions cannot be read"
+
+
+class Rows:
+    """What replicas share."""
+
+    def __init__(self, *attending: str) -> None:
+        self.there = list(attending)
+        self.down = False
+
+    async def check(self) -> None:
+        if self.down:
+            raise StoreUnavailable("the database does not answer")
+
+    async def attending(self) -> Sequence[str]:
+        return self.there
+
+
+class Workers:
+    """A fleet that knows where its workers are, or says why not."""
+
+    problem: str | None = None
+
+
+def readiness_of(rows: Rows, fleet: Workers) -> Readiness:
+    return Readiness(rows, fleet, "a")  # type: ignore[arg-type]
+
+
+async def test_a_replica_whose_store_and_fleet_answer_is_ready() -> None:
+    assert await readiness_of(Rows("a", "b"), Workers()).problem() is None
+
+
+async def test_a_replica_that_does_not_know_its_workers_leaves_requests_to_one_that_does() -> None:
+    fleet = Workers()
+    fleet.problem = LOST
+    assert await readiness_of(Rows("a", "b"), fleet).problem() == LOST
+
+
+@pytest.mark.parametrize("attending", [[], ["a"]])
+async def test_requests_are_never_left_to_nobody(attending: list[str]) -> None:
+    fleet, rows = Workers(), Rows(*attending)
+    replica = readiness_of(rows, fleet)
+    fleet.problem = LOST
+    assert await replica.problem() is None
+    rows.there = ["b"]
+    assert await replica.problem() == LOST
+
+
+async def test_a_replica_whose_store_is_away_is_not_ready_whoever_else_is_there() -> None:
+    rows = Rows()
+    rows.down = True
+    assert await readiness_of(rows, Workers()).problem() == "the database does not answer"
+
+
+async def test_a_store_that_does_not_answer_in_time_is_as_good_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "STORE_SECONDS", 0.0)
+    rows = Rows()
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(rows, "check", hang)
+    assert await readiness_of(rows, Workers()).problem() == "the store has not answered for 0 s"

@@ -1,0 +1,60 @@
+"""How busy a sampler is thought to be."""
+
+from __future__ import annotations
+
+import pytest
+from support.server.fake_fleet import FakeReplica
+from tinsmith_rpc import worker_pb2
+from tinsmith_server.services.sampling.routing import SamplerLoads
+
+
+def said(active: int, waiting: int) -> worker_pb2.DescribeReply:
+    metrics = worker_pb2.WorkerMetrics(samples_active=active, samples_waiting=waiting)
+    return worker_pb2.DescribeReply(metrics=metrics)
+
+
+def unfinished(loads: SamplerLoads) -> dict[str, int]:
+    samplers = [FakeReplica(name, "tiny-1") for name in ("a", "b")]
+    return {load.sampler_id: load.unfinished for load in loads.of(samplers)}
+
+
+def test_it_is_what_the_sampler_said_and_what_was_given_to_it_since() -> None:
+    loads = SamplerLoads()
+    assert unfinished(loads) == {"a": 0, "b": 0}
+    loads.look({"a": said(3, 4)})
+    loads.note_taken("a", "one")
+    loads.note_taken("b", "two")
+    assert unfinished(loads) == {"a": 8, "b": 1}
+
+
+def test_a_look_replaces_what_was_counted_here() -> None:
+    loads = SamplerLoads()
+    loads.note_taken("a", "one")
+    loads.look({"a": said(0, 5)})
+    assert unfinished(loads) == {"a": 5, "b": 0}
+    loads.look({})
+    assert unfinished(loads) == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("reads", [1, 3])
+def test_a_sample_that_ended_counts_no_more_however_often_it_is_read(reads: int) -> None:
+    loads = SamplerLoads()
+    loads.note_taken("a", "one")
+    loads.note_taken("a", "two")
+    for _ in range(reads):
+        loads.note_ended("a", "one")
+        loads.note_ended("b", "never here")
+    assert unfinished(loads) == {"a": 1, "b": 0}
+
+
+def test_who_did_not_answer_last_is_known_until_it_does() -> None:
+    loads = SamplerLoads()
+    assert loads.answers("a")
+    loads.note_silent("a")
+    assert not loads.answers("a")
+    loads.note_taken("a", "one")
+    assert loads.answers("a")
+    loads.look({"a": said(0, 0)}, silent={"b"})
+    assert (loads.answers("a"), loads.answers("b")) == (True, False)
+    loads.look({"b": said(0, 0)})
+    assert loads.answers("b")

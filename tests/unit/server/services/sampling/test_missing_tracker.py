@@ -1,0 +1,61 @@
+"""What is missing for a moment is not missing for good."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tinsmith_server.services.sampling.sampling import MissingTracker
+
+LENGTH = timedelta(seconds=300)
+
+
+class Clock:
+    """Goes on when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def go_on(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def missed(grace: MissingTracker[str], clock: Clock, seconds: int) -> bool:
+    """Whether its grace is over after so many seconds in which it was missed again and again."""
+    for _ in range(seconds // 10):
+        grace.is_over("a")
+        clock.go_on(10)
+    return grace.is_over("a")
+
+
+@pytest.mark.parametrize(("seconds", "over"), [(0, False), (300, False), (310, True)])
+def test_it_is_over_after_its_length(clock: Clock, seconds: int, over: bool) -> None:
+    assert missed(MissingTracker(LENGTH, clock), clock, seconds) is over
+
+
+def test_what_was_there_meanwhile_begins_anew(clock: Clock) -> None:
+    grace: MissingTracker[str] = MissingTracker(LENGTH, clock)
+    assert missed(grace, clock, 310)
+    grace.note_there("a")
+    assert not grace.is_over("a")
+
+
+def test_what_nobody_missed_for_long_may_have_been_there(clock: Clock) -> None:
+    grace: MissingTracker[str] = MissingTracker(LENGTH, clock)
+    assert not grace.is_over("a")
+    clock.go_on(301)
+    assert not grace.is_over("a")
+
+
+def test_things_have_a_grace_each(clock: Clock) -> None:
+    grace: MissingTracker[str] = MissingTracker(LENGTH, clock)
+    assert missed(grace, clock, 310)
+    assert not grace.is_over("b")

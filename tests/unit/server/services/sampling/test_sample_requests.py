@@ -1,0 +1,53 @@
+"""Whatever a client sends as a sample becomes a request for the worker, if only a refused one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_server.services.sampling.sample_requests import sample_request
+
+SESSION = "sess-1:sample:0"
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = [
+    "prompt",
+    "num_samples",
+    "sampling_params",
+    "prompt_logprobs",
+    "topk_sample_logprobs",
+    "target_prompt_logprobs",
+    "prompt_logprobs_last_n",
+]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values))
+def test_no_body_breaks_the_translation(body: dict[str, object]) -> None:
+    request = sample_request(SESSION, {"sampling_session_id": "sess-1:sample:0", "seq_id": 3, **body})
+    assert request.sampling_session_id == SESSION
+    assert request.HasField("rejection") or request.num_samples >= 1
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20), st.integers(1, 4))
+def test_chunks_are_joined_in_order(tokens: list[int], pieces: int) -> None:
+    size = max(1, len(tokens) // pieces)
+    chunks = [{"type": "encoded_text", "tokens": tokens[at : at + size]} for at in range(0, len(tokens), size)]
+    body = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": chunks}}
+    assert memoryview(sample_request(SESSION, body).prompt_tokens).cast("i").tolist() == tokens
+
+
+def test_a_negative_seed_is_one_of_64_bits() -> None:
+    body = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}, "sampling_params": {"seed": -1}}
+    assert sample_request(SESSION, body).seed == 2**64 - 1
+
+
+def test_any_numbers_of_a_tensor_reach_the_worker_or_are_refused() -> None:
+    """What is wrong with a tensor is for the worker to say, which knows the prompt and the vocabulary."""
+    tensor = {"data": [-(2**63)], "dtype": "int64", "shape": [2**63 - 1], "sparse_crow_indices": []}
+    body = {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": []}, "target_prompt_logprobs": tensor}
+    assert "only make sense together" in sample_request(SESSION, body).rejection.message
+    tensor["sparse_col_indices"] = [-1]
+    assert sample_request(SESSION, body).target_prompt_logprobs.shape == [2**63 - 1]

@@ -1,0 +1,37 @@
+"""A cache by time."""
+
+from __future__ import annotations
+
+from tinsmith_server.services.row_cache import RowCache
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_row_is_kept_for_its_time_and_no_longer() -> None:
+    clock = Clock()
+    recent: RowCache[str, int] = RowCache(seconds=2.0, clock=clock)
+    recent.put("a", 1)
+    assert (recent.get("a"), recent.get("b")) == (1, None)
+    clock.now += 2.0
+    assert recent.get("a") is None
+
+
+def test_a_row_can_be_forgotten_before_its_time() -> None:
+    recent: RowCache[str, int] = RowCache(seconds=2.0)
+    recent.put("a", 1)
+    recent.forget("a")
+    recent.forget("never there")
+    assert recent.get("a") is None
+
+
+def test_a_cache_never_grows_over_its_limit() -> None:
+    recent: RowCache[int, int] = RowCache(seconds=100.0, entries=3)
+    for key in range(10):
+        recent.put(key, key)
+    assert sum(recent.get(key) is not None for key in range(10)) <= 3
+    assert recent.get(9) == 9
