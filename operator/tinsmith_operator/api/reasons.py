@@ -293,6 +293,7 @@ class Reason(StrEnum):
     CRASH_LOOP = (
         "CrashLoop",
         Progress.STUCK,
-        "The worker keeps ending soon after its start, and the kubelet waits longer each time.",
+        "The worker keeps ending soon after its start, and the kubelet waits longer each time. "
+        "The message quotes its last words.",
         "Read the log of its last run: `kubectl logs --previous`.",
     )

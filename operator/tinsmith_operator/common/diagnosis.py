@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from unicodedata import category
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import Finding
@@ -11,6 +12,9 @@ from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.common.observed import Surroundings
 
 LONGEST_QUOTE = 600
+NO_TEXT = {"Cc", "Cs", "Cn"}
+"""Unicode's control characters, halves of pairs, and what is no character."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def found(reason: Reason, what: str) -> Finding:
@@ -20,8 +24,10 @@ def found(reason: Reason, what: str) -> Finding:
 
 
 def quoted(message: str) -> str:
-    """Somebody else's words on one line, without their last full stop."""
-    words = " ".join(message.split()).rstrip(".")
+    """Somebody else's words on one line, without their last full stop. The API server reads what is applied as YAML,
+    which has no place for control characters."""
+    line = " ".join(message.split()).rstrip(".")
+    words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
     return words if len(words) <= LONGEST_QUOTE else words[: LONGEST_QUOTE - 1] + "…"
 
 

@@ -23,11 +23,12 @@ class TerminationRecord:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run of the worker's container ended."""
+    """How a run of the worker's container ended. words: its termination message, whoever wrote it."""
 
     exit_code: int
     out_of_memory: bool
     record: TerminationRecord | None
+    words: str
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Pod:
             exit_code=int(terminated.get("exitCode", 0)),
             out_of_memory=terminated.get("reason") == "OOMKilled",
             record=parse_record(terminated.get("message")),
+            words=str(terminated.get("message") or ""),
         )
 
     def condition(self, type_: str) -> Manifest:
@@ -151,14 +153,15 @@ def parse_record(message: Any) -> TerminationRecord | None:
     """Of a termination message, which may also be nothing, or somebody else's words."""
     try:
         record = json.loads(message or "")
-    except ValueError:
+    except (ValueError, RecursionError):
+        # 4096 bytes are enough to nest lists deeper than the parser goes.
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("reason"), str):
+    if not isinstance(record, dict):
         return None
-    image = record.get("image")
-    return TerminationRecord(
-        record["reason"], str(record.get("message", "")), image if isinstance(image, str) else None
-    )
+    reason, words, image = record.get("reason"), record.get("message", ""), record.get("image")
+    if not isinstance(reason, str) or not isinstance(words, str):
+        return None
+    return TerminationRecord(reason, words, image if isinstance(image, str) else None)
 
 
 OVERDUE_AFTER = timedelta(seconds=60)

@@ -124,9 +124,10 @@ def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
 def _crash(pod: Pod, ending: Ending) -> Finding | None:
     if pod.waiting is None:
         return None
+    said = f", and said: {quoted(ending.words)}" if ending.words else ""
     return found(
         Reason.CRASH_LOOP,
-        f"The worker ended with status {ending.exit_code}, after {pod.restarts} restarts of this pod.",
+        f"The worker ended with status {ending.exit_code}, after {pod.restarts} restarts of this pod{said}.",
     )
 
 

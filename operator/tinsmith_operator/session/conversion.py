@@ -127,6 +127,8 @@ def _last_words(pod: Pod) -> str:
         return quoted(ending.record.message)
     if ending.out_of_memory:
         return "it was killed for want of memory; it gets as much as spec.resources says of each of the session's pods"
+    if ending.words:
+        return f"it ended with status {ending.exit_code} and said: {quoted(ending.words)}"
     return f"it ended with status {ending.exit_code}; read kubectl logs {pod.name}"
 
 

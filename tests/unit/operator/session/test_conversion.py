@@ -238,9 +238,11 @@ def test_a_model_that_is_not_there_is_told_as_a_worker_would_tell_it() -> None:
     [
         ({"exitCode": 137, "reason": "OOMKilled"}, "killed for want of memory; it gets as much as spec.resources says"),
         ({"exitCode": 3}, "ended with status 3; read kubectl logs qwen-conversion"),
+        ({"exitCode": 3, "message": "[" * 4000}, "ended with status 3 and said: [[[["),
     ],
+    ids=["memory", "no words", "words of another form"],
 )
-def test_an_end_without_words_is_told_by_how_it_ended(terminated: Manifest, says: str) -> None:
+def test_an_end_without_words_of_ours_is_told_by_how_it_ended(terminated: Manifest, says: str) -> None:
     world = converting()
     world.conversion_ends("Failed", **terminated)
     assert says in said(world)[1]

@@ -107,6 +107,38 @@ def test_the_pod_says_why_it_is_not_ready(status: Manifest, reason: str, quote: 
     assert quote in ready.message
 
 
+NESTED = "[" * 4000
+"""As long as the kubelet lets a termination message be, and too deep for a parser that calls itself."""
+
+
+@pytest.mark.parametrize(
+    ("words", "quote"),
+    [
+        (NESTED, "[[[["),
+        ('{"reason":' * 400, '{"reason":{"reason":'),
+        (json.dumps({"reason": "ModelNotFound", "message": ["not", "a", "sentence"]}), '["not", "a", "sentence"]'),
+        ("Killed by the sidecar.\nGood bye.", "Killed by the sidecar. Good bye"),
+        ("\x1b[31mred\x7f\x00", "\N{REPLACEMENT CHARACTER}[31mred"),
+    ],
+    ids=["lists in lists", "cut off in the middle", "a record of another form", "text", "control characters"],
+)
+def test_last_words_that_are_no_record_of_ours_are_quoted_as_text_and_cut(words: str, quote: str) -> None:
+    status = ended(1)
+    status["containerStatuses"][0]["lastState"]["terminated"]["message"] = words
+    ready = conditions(starting_world(status, "node-1"))["Ready"]
+    assert (ready.reason, quote in ready.message) == ("CrashLoop", True)
+    assert "ended with status 1, after 3 restarts of this pod, and said:" in ready.message
+    assert len(ready.message) < 1000
+    assert ready.message.isprintable()
+
+
+def test_a_refusal_with_half_a_character_is_told_with_what_can_be_written() -> None:
+    """JSON can escape half of a pair, which is no character: no status could hold it."""
+    ready = conditions(starting_world(refused("ModelNotFound", "No model in /models/\ud800."), "node-1"))["Ready"]
+    assert ready.reason == "ModelNotFound"
+    assert "No model in /models/\N{REPLACEMENT CHARACTER}" in ready.message
+
+
 def test_a_stuck_session_is_stalled_and_a_moving_one_reconciles() -> None:
     stuck = conditions(starting_world(refused("ModelNotFound"), "node-1"))
     moving = conditions(starting_world(unscheduled(NO_GPU)))
