@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import GROUP, MANAGED_BY_LABEL, MANAGER
@@ -45,12 +46,16 @@ SEEN_FOR_THEIR_NAMES = frozenset(
 LARGE_METADATA = frozenset({"annotations", "managedFields"})
 
 
+Said = TypeVar("Said")
+
+
 class Cache:
     """`enqueue` hears of every owner that a change may concern: itself, and those that looked at the place."""
 
     def __init__(self, enqueue: Callable[[Key], None]) -> None:
         self._enqueue = enqueue
         self._objects: dict[Ref, Manifest] = {}
+        self._said: dict[Ref, dict[Callable[[Manifest], Any], Any]] = {}
         self._members: dict[Group, set[Ref]] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._readers: dict[Ref | Group, set[Key]] = {}
@@ -70,6 +75,17 @@ class Cache:
 
     def peek(self, ref: Ref) -> Manifest | None:
         return self._objects.get(ref)
+
+    def ask(self, ref: Ref, say: Callable[[Manifest], Said]) -> Said | None:
+        """What a function says of the object: asked once for each version of it, and forgotten with it."""
+        manifest = self._objects.get(ref)
+        if manifest is None:
+            return None
+        said = self._said.setdefault(ref, {})
+        if say not in said:
+            said[say] = say(manifest)
+        answer: Said = said[say]
+        return answer
 
     def forget_reader(self, reader: Key) -> None:
         """Before it reads anew, or when it is gone."""
@@ -135,6 +151,7 @@ class Cache:
             self._members.setdefault(group, set()).add(ref)
 
     def _remove(self, ref: Ref) -> None:
+        self._said.pop(ref, None)
         for group in groups_of(self._objects.pop(ref)):
             self._members[group].discard(ref)
             if not self._members[group]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
     CONVERSION_APPLICATION,
@@ -44,6 +42,11 @@ RAY_LABEL = "ray.io/cluster"
 """On every pod that KubeRay makes, with the name of its RayCluster."""
 
 
+def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
+    """Parsed once for each version of the Secret, and not at every scrape."""
+    return cache.ask(secret, read_facts)
+
+
 class _Reading:
     """From now on a change at any place that it reads enqueues the owner."""
 
@@ -55,6 +58,11 @@ class _Reading:
 
     def one(self, resource: Resource, name: str) -> Manifest | None:
         return self._cache.read(Ref(resource.kind, self._owner.namespace, name), self._reader)
+
+    def certificate(self, workload_name: str) -> CertificateFacts | None:
+        return certificate_at(
+            self._cache, Ref(SECRETS.kind, self._owner.namespace, certificate_secret_name(workload_name))
+        )
 
     def labelled(self, resource: Resource) -> list[Manifest]:
         """All with the owner's label."""
@@ -88,7 +96,7 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
         converters=tuple(pod for pod in labelled if _is_converter(session, pod)),
         pod=_worker_pod(session, reading.one(PODS, pod_name(session.name)), group),
         members=tuple(pod for pod in group if _is_member(pod)),
-        certificate=facts_of(secret) if secret is not None else None,
+        certificate=reading.certificate(name),
     )
 
 
@@ -153,7 +161,7 @@ def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerp
         budget=reading.one(BUDGETS, name),
         certificate_secret=secret,
         pods=tuple(pod for pod in reading.labelled(PODS) if _is_made_for(name, pod)),
-        certificate=facts_of(secret) if secret is not None else None,
+        certificate=reading.certificate(name),
     )
 
 
@@ -161,14 +169,3 @@ def _is_made_for(deployment_name: str, pod: Manifest) -> bool:
     """By the name of its ReplicaSet, which ends with a hash: those are not watched."""
     controller = controller_of(pod)
     return controller is not None and controller["name"].rpartition("-")[0] == deployment_name
-
-
-def facts_of(secret: Manifest) -> CertificateFacts | None:
-    """Of a Secret's leaf; the same contents are parsed once."""
-    data = secret.get("data") or {}
-    return _facts(data.get("tls.crt", ""), data.get("tls.key", ""), data.get("ca.crt", ""))
-
-
-@lru_cache(maxsize=1024)
-def _facts(certificate: str, key: str, authority: str) -> CertificateFacts | None:
-    return read_facts({"data": {"tls.crt": certificate, "tls.key": key, "ca.crt": authority}})

@@ -38,7 +38,7 @@ from tinsmith_operator.runtime.health import HealthServer
 from tinsmith_operator.runtime.informer import Informer
 from tinsmith_operator.runtime.kinds import PoolKind, SessionKind
 from tinsmith_operator.runtime.leader import Leader
-from tinsmith_operator.runtime.observe import facts_of
+from tinsmith_operator.runtime.observe import certificate_at
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.reconcile import Kind, Reconciler
 from tinsmith_operator.runtime.snapshots import Snapshots
@@ -324,8 +324,10 @@ class Operator:
             for name, end in self._issuer.ends.items():
                 yield self._settings.namespace, name, end
         for secret in self._cache.of_kind(SECRETS.kind):
-            facts, ref = facts_of(secret), ref_of(secret)
-            if facts is not None and not self._is_the_installations(ref):
+            ref = ref_of(secret)
+            if self._is_the_installations(ref):
+                continue
+            if (facts := certificate_at(self._cache, ref)) is not None:
                 yield ref.namespace, ref.name, facts.not_after
 
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import weakref
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -272,3 +273,34 @@ def test_a_child_that_lost_our_label_or_its_owner_is_kept_whole(cache: Cache) ->
     cache.note(owned)
     assert cache.peek(place(DEPLOYMENTS)) == labelled
     assert cache.peek(place(SERVICES)) == owned
+
+
+def test_what_was_said_of_an_object_is_remembered_for_that_version_of_it_alone(cache: Cache) -> None:
+    asked: list[str] = []
+
+    def say(shown: dict[str, Any]) -> str:
+        asked.append(shown["metadata"]["resourceVersion"])
+        return f"version {asked[-1]}"
+
+    for version in (5, 5, 6):
+        cache.note(manifest(SERVICES, uid="u1", version=version))
+        assert [cache.ask(place(SERVICES), say) for _ in range(2)] == [f"version {version}"] * 2
+    assert asked == ["5", "6"]
+
+
+class Saying:
+    """Something that is seen to be gone."""
+
+    def __init__(self, shown: dict[str, Any]) -> None:
+        self.uid = shown["metadata"]["uid"]
+
+
+def test_what_was_said_of_an_object_goes_with_it(cache: Cache) -> None:
+    cache.note(manifest(SERVICES, uid="u1", version=5))
+    said = weakref.ref(cast(Saying, cache.ask(place(SERVICES), Saying)))
+    assert said() is not None
+    cache.note_end(place(SERVICES), "u1", 6)
+    assert said() is None
+    assert cache.ask(place(SERVICES), Saying) is None
+    cache.note(manifest(SERVICES, uid="u2", version=7))
+    assert cast(Saying, cache.ask(place(SERVICES), Saying)).uid == "u2"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from support.operator.fake_cluster import FakeCluster
 from support.operator.operators import settings_for
 from support.simulated_time import simulated_time
+from tinsmith_operator.ca.certificates import Use, new_authority, read_facts
 from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.kube.client import Heard
 from tinsmith_operator.kube.resources import Ref, Resource
-from tinsmith_operator.runtime import running
+from tinsmith_operator.runtime import observe, running
 from tinsmith_operator.runtime.running import UNWATCHED_LOOK_SECONDS, Operator
 from tinsmith_operator.scope import Scope
 from tinsmith_operator.settings import Settings
@@ -148,3 +151,43 @@ def test_the_installations_secrets_are_looked_at_every_minute_where_no_watch_tel
             assert FIRST_KEY in cluster.objects
 
     live()
+
+
+MANY = 5000
+
+
+def worker_secret(name: str, data: dict[str, str]) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/managed-by": "tinsmith-operator"}
+    metadata = {"name": name, "namespace": "tin", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+
+
+def leaf_data(now: datetime) -> dict[str, str]:
+    return new_authority("tinsmith", now).issue(("uid.worker.tinsmith.internal",), Use.SERVER, now).secret_data()
+
+
+def test_a_secret_of_thousands_is_parsed_once_and_not_at_every_scrape(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = leaf_data(datetime.now(UTC))
+    # No two are alike, as in a cluster: what is before a PEM block is read by nobody.
+    padded = [base64.b64encode(b"%d\n" % n + base64.b64decode(data["tls.crt"])).decode() for n in range(MANY)]
+    parsed = 0
+
+    def count(*arguments: Any) -> Any:
+        nonlocal parsed
+        parsed += 1
+        return read_facts(*arguments)
+
+    monkeypatch.setattr(observe, "read_facts", count)
+
+    @simulated_time
+    async def live() -> None:
+        for n, certificate in enumerate(padded):
+            cluster.put(worker_secret(f"worker-{n}", {**data, "tls.crt": certificate}))
+        async with operator_over(cluster, settings_for("tin", lease_seconds=15), monkeypatch) as operator:
+            for _ in range(3):
+                assert len(told(operator, f'{ENDS}{{namespace="tin",secret="worker-')) == MANY
+
+    live()
+    assert parsed == MANY
