@@ -52,3 +52,7 @@ class SecretTaken(OperatorError):
 
 class AuthorityInvalid(OperatorError):
     """The Secret of the certificate authority holds something else than a certificate and its key."""
+
+
+class CertificateUnreadable(OperatorError):
+    """A Secret of the operator's holds something else than a certificate, its key and its authority."""

@@ -7,7 +7,6 @@ act as a client, nor the API server as a worker.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,13 +18,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tinsmith_operator.api.base import Manifest, format_time
+from tinsmith_operator.api.names import MANAGED_BY_LABEL
 from tinsmith_operator.common.observed import CertificateFacts
-from tinsmith_operator.errors import AuthorityInvalid
+from tinsmith_operator.errors import AuthorityInvalid, CertificateUnreadable
 
 AUTHORITY_LIFETIME = timedelta(days=3650)
 LEAF_LIFETIME = timedelta(days=30)
 # Clocks of nodes differ.
 BACKDATED = timedelta(minutes=5)
+# In bytes of PEM. One of an elliptic curve has a few hundred; an RSA key of 8192 bits takes 4 s to check, in which the
+# operator does nothing else.
+LONGEST_KEY = 1024
+LONGEST_CERTIFICATE = 65536
 
 API_SERVER_NAME = "api-server.tinsmith.internal"
 OPERATOR_NAME = "operator.tinsmith.internal"
@@ -114,46 +118,71 @@ def new_authority(release: str, now: datetime) -> Authority:
 def read_authority(secret: Manifest) -> Authority:
     """Raises AuthorityInvalid."""
     try:
-        data = _decoded(secret)
-        certificate = x509.load_pem_x509_certificate(data["tls.crt"])
-        key = serialization.load_pem_private_key(data["tls.key"], password=None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ValueError("its key is not one of an elliptic curve")
+        certificate, key = _certificate(secret, "tls.crt"), _key(secret)
         if key.public_key() != certificate.public_key():
             raise ValueError("its key does not belong to its certificate")
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
             raise ValueError("its certificate is not an authority's")
-    except (KeyError, ValueError, TypeError, x509.ExtensionNotFound) as error:
-        name = f"{secret['metadata']['namespace']}/{secret['metadata']['name']}"
+        _ = certificate.subject, certificate.not_valid_after_utc  # read when asked for: each leaf is made with them
+    except Exception as error:  # see _why_not
         raise AuthorityInvalid(
-            f"The Secret {name} holds no certificate authority ({error}). Put back its backup; or delete it, and the "
-            "operator makes a new authority and new certificates for every worker."
+            f"The Secret {_place(secret)} holds no certificate authority ({_why_not(error)}). Put back its backup; or "
+            "delete it, and the operator makes a new authority and new certificates for every worker."
         ) from error
     return Authority(certificate, key)
 
 
 def read_facts(secret: Manifest) -> CertificateFacts | None:
-    """Of the leaf in a Secret; None when there is none, or its key is another one's.
+    """None where `parse_facts` raises."""
+    try:
+        return parse_facts(secret)
+    except CertificateUnreadable:
+        return None
+
+
+def parse_facts(secret: Manifest) -> CertificateFacts:
+    """Of the leaf in a Secret. Raises CertificateUnreadable when there is none, or its key is another one's.
 
     authority_fingerprint: of the `ca.crt` beside it, and empty when that one did not sign the leaf.
     """
     try:
-        data = _decoded(secret)
-        leaf = x509.load_pem_x509_certificate(data["tls.crt"])
-        key = serialization.load_pem_private_key(data["tls.key"], password=None)
-        authority = x509.load_pem_x509_certificate(data["ca.crt"])
+        leaf, authority, key = _certificate(secret, "tls.crt"), _certificate(secret, "ca.crt"), _key(secret)
+        if key.public_key() != leaf.public_key():
+            raise ValueError("its key does not belong to its certificate")
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (KeyError, ValueError, TypeError, x509.ExtensionNotFound):
-        return None
-    if key.public_key() != leaf.public_key():
-        return None
-    return CertificateFacts(
-        not_before=leaf.not_valid_before_utc,
-        not_after=leaf.not_valid_after_utc,
-        dns_names=tuple(names.get_values_for_type(x509.DNSName)),
-        authority_fingerprint=fingerprint(authority) if _signed(leaf, authority) else "",
-        authority_not_after=authority.not_valid_after_utc,
-    )
+        return CertificateFacts(
+            not_before=leaf.not_valid_before_utc,
+            not_after=leaf.not_valid_after_utc,
+            dns_names=tuple(names.get_values_for_type(x509.DNSName)),
+            authority_fingerprint=fingerprint(authority) if _signed(leaf, authority) else "",
+            authority_not_after=authority.not_valid_after_utc,
+        )
+    except Exception as error:  # see _why_not
+        raise CertificateUnreadable(
+            f"The Secret {_place(secret)} holds no certificate of the operator's ({_why_not(error)}). If it belongs to "
+            f"a session or pool, it is issued anew; if not, take its label {MANAGED_BY_LABEL} away."
+        ) from error
+
+
+def _certificate(secret: Manifest, name: str) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(_decoded(secret, name, LONGEST_CERTIFICATE))
+
+
+def _key(secret: Manifest) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(_decoded(secret, "tls.key", LONGEST_KEY), password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("its key is not one of an elliptic curve")
+    return key
+
+
+def _why_not(error: Exception) -> str:
+    """A reader of certificates raises what it likes. Beside ValueError it has a dozen exceptions without a common base:
+    for a curve that it does not know, an extension that is there twice, a version that was never defined."""
+    return str(error) or type(error).__name__
+
+
+def _place(secret: Manifest) -> str:
+    return f"{secret['metadata']['namespace']}/{secret['metadata']['name']}"
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -211,9 +240,15 @@ def _encoded(data: Mapping[str, bytes]) -> SecretData:
     return {name: base64.b64encode(content).decode() for name, content in data.items()}
 
 
-def _decoded(secret: Manifest) -> dict[str, bytes]:
+def _decoded(secret: Manifest, name: str, longest: int) -> bytes:
     """Raises ValueError."""
+    text = (secret.get("data") or {}).get(name)
+    if not text:
+        raise ValueError(f"it has no {name}")
     try:
-        return {name: base64.b64decode(text) for name, text in (secret.get("data") or {}).items()}
-    except binascii.Error as error:
-        raise ValueError("its data is not base64") from error
+        content = base64.b64decode(text)
+    except ValueError as error:
+        raise ValueError(f"its {name} is not base64") from error
+    if len(content) > longest:
+        raise ValueError(f"its {name} is longer than {longest} bytes")
+    return content

@@ -14,9 +14,10 @@ from tinsmith_operator.api.names import (
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.pool import SamplerPool
 from tinsmith_operator.api.session import TrainingSession
-from tinsmith_operator.ca.certificates import read_facts
+from tinsmith_operator.ca.certificates import parse_facts
 from tinsmith_operator.common.observed import CertificateFacts, Observed, ObservedPool
 from tinsmith_operator.common.ownership import controller_of, has_foreign_owner
+from tinsmith_operator.errors import CertificateUnreadable
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.resources import (
     BUDGETS,
@@ -37,6 +38,9 @@ from tinsmith_operator.kube.resources import (
     Resource,
     labels_of,
 )
+from tinsmith_operator.logs import get_logger
+
+log = get_logger(__name__)
 
 RAY_LABEL = "ray.io/cluster"
 """On every pod that KubeRay makes, with the name of its RayCluster."""
@@ -44,7 +48,16 @@ RAY_LABEL = "ray.io/cluster"
 
 def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
     """Parsed once for each version of the Secret, and not at every scrape."""
-    return cache.ask(secret, read_facts)
+    return cache.ask(secret, _facts_of)
+
+
+def _facts_of(secret: Manifest) -> CertificateFacts | None:
+    """None where it is odd, which the log says once: what it is a metric of, or who could be asked, is not known."""
+    try:
+        return parse_facts(secret)
+    except CertificateUnreadable as error:
+        log.warning("certificate not read", error=str(error))
+        return None
 
 
 class _Reading:

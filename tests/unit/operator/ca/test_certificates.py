@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from support.odd_certificates import authority_of_a_name_that_is_no_text, odd_leaves
 from tinsmith_operator.ca.certificates import (
     LEAF_LIFETIME,
     Authority,
     Leaf,
     Use,
     new_authority,
+    parse_facts,
     read_authority,
     read_facts,
 )
 from tinsmith_operator.common.certificate import is_fresh
-from tinsmith_operator.errors import AuthorityInvalid
+from tinsmith_operator.errors import AuthorityInvalid, CertificateUnreadable
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NAMES = ("uid.worker.tinsmith.internal",)
@@ -119,6 +121,34 @@ def test_there_are_no_facts_about_an_incomplete_secret(leaf: Leaf, missing: str)
 def test_there_are_no_facts_about_a_leaf_with_another_ones_key(authority: Authority, leaf: Leaf) -> None:
     other = authority.issue(NAMES, Use.SERVER, NOW)
     assert read_facts(secret({**leaf.secret_data(), "tls.key": encoded(other.key)})) is None
+
+
+@pytest.mark.parametrize("oddity", odd_leaves())
+def test_an_odd_certificate_is_no_leaf_and_no_authority(oddity: str) -> None:
+    """For some, a reader has exceptions of its own that are no ValueError."""
+    data = odd_leaves()[oddity].secret_data()
+    assert read_facts(secret(data)) is None
+    with pytest.raises(AuthorityInvalid, match=r"Secret tin/some holds no certificate authority \(.+\)"):
+        read_authority(secret(data))
+
+
+@pytest.mark.parametrize("text", [None, 5, "", "!", "\N{SNOWMAN}"], ids=str)
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
+def test_what_is_no_base64_is_no_certificate(leaf: Leaf, name: str, text: object) -> None:
+    with pytest.raises(CertificateUnreadable, match="Secret tin/some holds no certificate"):
+        parse_facts({**secret({}), "data": {**leaf.secret_data(), name: text}})
+
+
+def test_a_key_that_would_take_seconds_to_check_is_not_read(leaf: Leaf) -> None:
+    """Of RSA, which nothing here uses: the Lease is not renewed meanwhile."""
+    long = b"-----BEGIN PRIVATE KEY-----\n" + b"A" * 6000 + b"\n-----END PRIVATE KEY-----\n"
+    with pytest.raises(CertificateUnreadable, match=r"tls.key is longer than 1024 bytes"):
+        parse_facts(secret({**leaf.secret_data(), "tls.key": encoded(long)}))
+
+
+def test_an_authority_with_a_name_that_no_leaf_could_bear_is_not_taken() -> None:
+    with pytest.raises(AuthorityInvalid, match="tin/some"):
+        read_authority(secret(authority_of_a_name_that_is_no_text().secret_data()))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import structlog
+from support.odd_certificates import odd_leaves
 from support.operator.fake_cluster import FakeCluster
 from support.operator.operators import settings_for
 from support.simulated_time import simulated_time
-from tinsmith_operator.ca.certificates import Use, new_authority, read_facts
+from tinsmith_operator.ca.certificates import Use, new_authority, parse_facts
 from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.kube.client import Heard
@@ -177,9 +179,9 @@ def test_a_secret_of_thousands_is_parsed_once_and_not_at_every_scrape(
     def count(*arguments: Any) -> Any:
         nonlocal parsed
         parsed += 1
-        return read_facts(*arguments)
+        return parse_facts(*arguments)
 
-    monkeypatch.setattr(observe, "read_facts", count)
+    monkeypatch.setattr(observe, "parse_facts", count)
 
     @simulated_time
     async def live() -> None:
@@ -191,3 +193,40 @@ def test_a_secret_of_thousands_is_parsed_once_and_not_at_every_scrape(
 
     live()
     assert parsed == MANY
+
+
+def test_metrics_go_on_beside_an_odd_secret_which_the_log_names_once(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody who may write Secrets in a namespace can give one the operator's label."""
+    good, odd = leaf_data(datetime.now(UTC)), odd_leaves()
+
+    @simulated_time
+    async def live() -> None:
+        cluster.put(worker_secret("good", good))
+        for name, leaf in odd.items():
+            cluster.put(worker_secret(name, leaf.secret_data()))
+        async with operator_over(cluster, settings_for("tin", lease_seconds=15), monkeypatch) as operator:
+            with structlog.testing.capture_logs() as logs:
+                scrapes = [told(operator, f'{ENDS}{{namespace="tin",secret="') for _ in range(3)]
+        assert [len(each) for each in scrapes] == [3, 3, 3], "its own two, and the good one"
+        said = [str(entry["error"]) for entry in logs if entry["event"] == "certificate not read"]
+        assert sorted(sentence.split()[2] for sentence in said) == sorted(f"tin/{name}" for name in odd)
+        assert all("take its label app.kubernetes.io/managed-by away" in sentence for sentence in said)
+
+    live()
+
+
+def test_an_odd_authority_stops_no_operator_and_certificates_are_not_kept(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoiled = odd_leaves()["twice-an-extension"].secret_data()
+
+    @simulated_time
+    async def live() -> None:
+        cluster.put({"kind": "Secret", "metadata": {"name": AUTHORITY.name, "namespace": "tin"}, "data": spoiled})
+        async with operator_over(cluster, settings_for("tin", lease_seconds=15), monkeypatch) as operator:
+            await asyncio.sleep(60)
+            assert told(operator, KEPT) == [f"{KEPT} 0.0"]
+
+    live()
