@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import tinsmith_operator.runtime.handlers as doors
+from packaging.specifiers import SpecifierSet
 from tinsmith_operator.kube.client import WatchSession
 from tinsmith_operator.runtime.handlers import LONGEST_BACKOFF_SECONDS, EndlessBackoff, Watch, watch_settings
 from tinsmith_operator.scope import Scope
@@ -30,6 +32,14 @@ def test_kopf_neither_scans_nor_posts_nor_kills() -> None:
     assert not settings.posting.enabled
     assert settings.process.ultimate_exiting_timeout is None
     assert settings.persistence.finalizer != type(settings.persistence)().finalizer
+
+
+def test_no_kopf_is_asked_for_that_cannot_leave_the_filtering_to_the_api_server() -> None:
+    """1.44 has no label selectors, and would bring every Secret and pod of the cluster into memory."""
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    [kopf] = [each for each in project["optional-dependencies"]["operator"] if each.startswith("kopf")]
+    assert not SpecifierSet(kopf.removeprefix("kopf")).contains("1.44.6")
+    assert len(list(watch_settings().watching.label_selectors)) == 3, "Jobs, Secrets and pods"
 
 
 def test_an_api_server_that_is_away_for_long_is_asked_for_ever() -> None:
