@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from tinsmith_trainer.engines.nemo_rl.nemo.preparation import (
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, RanksLost, agreed
 from tinsmith_trainer.engines.nemo_rl.ranks.ray_answers import collect, start_error
+from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import require_token
 from tinsmith_trainer.errors import ServerError, TrainerError
 
 log = structlog.get_logger(__name__)
@@ -82,8 +82,7 @@ def _joined_ray(address: str | None) -> Iterator[None]:
 def _join_ray(address: str | None) -> None:
     """Not by NeMo RL's `init_ray`, which attaches to whatever cluster it finds, and starts one with a dashboard."""
     if address is None:
-        # Whoever may speak to Ray may run any program: only this machine can, and only with the token.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        require_token()
     import ray
 
     ray.init(

@@ -143,13 +143,9 @@ def _clear_away(folder: str) -> None:
 def _start(folder: str, cpus: int) -> None:
     # Ray says that it leaves SIGTERM alone in a thread like ours, where it is the worker's.
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Whoever may speak to Ray may run any program: only this machine can, and only with the token.
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_token())
+    require_token()
     import ray
-    from ray._raylet import Config  # type: ignore[attr-defined]
 
-    # Where Ray was imported before, it has read its settings already.
-    Config.initialize("")
     with _only_passed_on():
         ray.init(
             num_cpus=cpus,
@@ -164,6 +160,15 @@ def _start(folder: str, cpus: int) -> None:
             # Ray's workers give way to all else by default; ranks are what this machine is for.
             _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_HEAD_SECONDS, "worker_niceness": 0},
         )
+
+
+def require_token() -> None:
+    """Of all who speak to a Ray that this process starts: whoever may do so may run any program."""
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=_token())
+    from ray._raylet import Config  # type: ignore[attr-defined]
+
+    # Ray reads its settings when it is imported, which it may have been before.
+    Config.initialize("")
 
 
 @functools.cache
