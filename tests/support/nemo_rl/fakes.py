@@ -232,10 +232,16 @@ PEFT_ARGUMENTS: Mapping[str, Any] = {
 """Those that `setup_model_and_optimizer` gives to LoRA."""
 
 
+def compile_helpers() -> None:
+    """As where the package is of another user, or the image has no compiler."""
+    raise SystemExit(1)
+
+
 class MegatronPolicyWorkerImpl:
     """Builds what a test hands it as `parts`, after the LoRA that its setup module makes."""
 
     def __init__(self, config: Mapping[str, Any], parts: Callable[[Any], Mapping[str, Any]]) -> None:
+        sys.modules["megatron.bridge.training"].initialize.compile_helpers()  # type: ignore[attr-defined]
         setup: Any = sys.modules["nemo_rl.models.megatron"].setup  # type: ignore[attr-defined]
         self.cfg = config
         self.rank = 0
@@ -324,6 +330,7 @@ FAKES: Mapping[str, Mapping[str, Any]] = {
     "nemo_rl.models.policy.workers.megatron_policy_worker": {"MegatronPolicyWorkerImpl": MegatronPolicyWorkerImpl},
     "megatron.bridge": {"AutoBridge": AutoBridge},
     "megatron.bridge.peft.canonical_lora": {"CanonicalLoRA": CanonicalLoRA},
+    "megatron.bridge.training": {"initialize": ModuleType("megatron.bridge.training.initialize")},
     "megatron.bridge.training.model_load_save": {"temporary_distributed_context": temporary_distributed_context},
 }
 
@@ -340,4 +347,7 @@ def fake_modules() -> dict[str, ModuleType]:
     setup = modules["nemo_rl.models.megatron"].setup
     vars(setup)["LoRA"] = stock_lora
     modules[setup.__name__] = setup
+    initialize = modules["megatron.bridge.training"].initialize
+    vars(initialize)["compile_helpers"] = compile_helpers
+    modules[initialize.__name__] = initialize
     return modules

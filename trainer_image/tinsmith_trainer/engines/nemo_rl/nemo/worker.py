@@ -5,7 +5,9 @@ One method crosses the wire, because NeMo RL passes arguments by keyword alone a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import structlog
@@ -30,9 +32,10 @@ class TinsmithMegatronWorkerMixin:
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        from megatron.bridge.training import initialize
         from nemo_rl.models.megatron import setup
 
-        with canonical_lora_in(setup):
+        with canonical_lora_in(setup), no_compiler_in(initialize):
             super().__init__(*args, **kwargs)
         self._ts_rank: Rank | None = None
 
@@ -54,6 +57,21 @@ class TinsmithMegatronWorkerMixin:
     def _started(self) -> Rank:
         assert self._ts_rank is not None, "ts_start comes first"
         return self._ts_rank
+
+
+@contextmanager
+def no_compiler_in(initialize: ModuleType) -> Iterator[None]:
+    """Workers made inside compile nothing for Megatron's data sets, of which none is ever read here.
+
+    `initialize_megatron` in `initialize`, Megatron-Bridge's module, does so in the folder of the package, where a rank
+    that is not root may not write, and ends the rank when it fails.
+    """
+    stock = initialize.compile_helpers
+    vars(initialize)["compile_helpers"] = lambda: None
+    try:
+        yield
+    finally:
+        vars(initialize)["compile_helpers"] = stock
 
 
 def rank_of(worker: Any, parallelism: Parallelism) -> Rank:

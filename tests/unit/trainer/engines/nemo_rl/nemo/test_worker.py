@@ -65,6 +65,14 @@ def test_it_is_built_with_an_adapter_for_each_projection(worker: Any) -> None:
     assert isinstance(worker.peft, CanonicalLoRA)
 
 
+def test_it_compiles_nothing_where_it_may_not_write(worker: Any, fake_nemo_rl: None) -> None:
+    """The stand-in of Megatron's compiler ends the process. Others get it back."""
+    from megatron.bridge.training import initialize
+
+    with pytest.raises(SystemExit):
+        initialize.compile_helpers()
+
+
 def test_a_gradient_that_is_not_a_number_does_not_end_the_rank(worker: Any) -> None:
     assert worker.model.bucket_groups
     assert not any(bucket.ddp_config.check_for_nan_in_grad for bucket in worker.model.bucket_groups)
