@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from support.sampler.jobs import ask, ask_all, bits, full_logprobs, job, plain_m
 from support.token_server.look_alikes import StandInHand
 from support.token_server.shared import SharedStandIns
 from support.waiting import until
-from tinsmith_trainer.errors import SamplerClosed, UserError
+from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
 from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 from .conftest import TOKEN_SERVERS
@@ -184,9 +186,28 @@ def test_a_dropped_adapter_serves_the_jobs_it_has_and_leaves_the_server_after_th
 
 
 def test_what_the_server_refuses_to_load_is_the_users_error_in_its_words(sampler: Sampler, model: TorchModel) -> None:
-    with pytest.raises(UserError, match=r"Adapter wide was not loaded.* status 400: LoRA rank 65 is greater"):
+    with pytest.raises(UserError, match=r"Adapter wide was not loaded.* status [45]00: .*LoRA rank 65 is greater"):
         sampler.load_adapter("wide", random_adapter(model, rank=65))
     assert not sampler.has_adapter("wide")
+
+
+def test_an_adapter_whose_files_go_before_the_server_reads_them_is_no_fault_of_the_users_and_can_be_loaded_again(
+    sampler: Sampler, model: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = AdapterFolders.write
+
+    def lost(folders: AdapterFolders, *arguments: Any) -> ServedAdapter:
+        adapter = write(folders, *arguments)
+        folders.remove(adapter)
+        return adapter
+
+    with monkeypatch.context() as emptied:
+        emptied.setattr(AdapterFolders, "write", lost)
+        with pytest.raises(ServerError, match=r"Adapter v1 was not loaded: .* is gone.*send the request again"):
+            sampler.load_adapter("v1", random_adapter(model))
+    assert not sampler.has_adapter("v1")
+    sampler.load_adapter("v1", random_adapter(model))
+    assert ask(sampler, job(PROMPT, adapter="v1")).sequences
 
 
 def test_a_job_for_an_adapter_that_is_not_loaded_gets_one_clear_user_error(sampler: Sampler) -> None:

@@ -40,10 +40,13 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "vllm",
-        "an adapter that cannot be loaded, or whose name is known, is answered with a status from 400 on and JSON "
-        "{error: {message}}",
+        "an adapter whose name is known is answered with 400, one whose folder is missing with 404, and one that the "
+        "engine refuses with 500, as is a failure of the engine's; all in JSON {error: {message}}. Refusals say `is "
+        "greater than max_lora_rank`, `expected target modules`, `is unsupported LoRA weight` or `embedding LoRA "
+        "size`. 404, and 500 for a rank, were seen of its build for CPUs",
         "read in the source",
-        f"{VLLM_SOURCE}: vllm/entrypoints/openai/models/serving.py, vllm/entrypoints/serve/lora/api_router.py",
+        f"{VLLM_SOURCE}: vllm/entrypoints/openai/models/serving.py, vllm/lora/worker_manager.py (_load_adapter), "
+        "vllm/lora/peft_helper.py, vllm/lora/lora_model.py, vllm/lora/utils.py",
     ),
     Assumption(
         "vllm",
@@ -173,7 +176,7 @@ ASSUMPTIONS = (
     Assumption(
         "sglang",
         "POST /load_lora_adapter {lora_name, lora_path} and POST /unload_lora_adapter {lora_name} answer 200, or 400 "
-        "with {error_message}",
+        "with {error_message}, also where the folder is missing",
         "documented",
         SGLANG_LORA,
     ),

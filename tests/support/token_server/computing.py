@@ -20,6 +20,14 @@ class NotAllowed(Exception):
     """What the server would refuse, in its words."""
 
 
+class NameTaken(NotAllowed):
+    """Of an adapter that is loaded."""
+
+
+class FolderMissing(NotAllowed):
+    """There is no adapter where it should be."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """One sequence, as a request of either kind asks for it. `stop_ids` end it whatever they are."""
@@ -76,7 +84,9 @@ class Computer:
     async def load(self, name: str, folder: Path, max_rank: int) -> None:
         await self.may_go_on.wait()
         if name in self._merged:
-            raise NotAllowed(f"The lora adapter '{name}' has already been loaded.")
+            raise NameTaken(f"The lora adapter '{name}' has already been loaded.")
+        if not (folder / "adapter_config.json").is_file():
+            raise FolderMissing(f"Loading lora {name} failed: No adapter found for {folder}")
         loaded = PeftModel.from_pretrained(copy.deepcopy(self._base), str(folder))
         rank = loaded.peft_config["default"].r
         if rank > max_rank:

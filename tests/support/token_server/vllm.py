@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from .computing import Computed, Computer, NotAllowed, Wanted, top_of
+from .computing import Computed, Computer, FolderMissing, NameTaken, NotAllowed, Wanted, top_of
 from .serving import Body, Hand, UnderWay, known_fields, run
 
 REQUEST_FIELDS = {
@@ -76,8 +76,12 @@ class VllmStandIn:
         body = await request.json()
         try:
             await self._computer.load(body["lora_name"], Path(body["lora_path"]), self._options.max_lora_rank)
+        except NameTaken as refusal:
+            return _error(400, "InvalidUserInput", str(refusal))
+        except FolderMissing as missing:
+            return _error(404, "NotFoundError", str(missing))
         except NotAllowed as refusal:
-            return _error(400, "BadRequestError", str(refusal))
+            return _error(500, "InternalServerError", f"Call to add_lora method failed: {refusal}")
         return web.Response(text=f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
 
     async def unload(self, request: web.Request) -> web.Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -12,6 +12,13 @@ from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, Us
 
 HEALTH_SECONDS = 30.0
 MESSAGE_CHARACTERS = 500
+
+IsRefusal = Callable[[int, str], bool]
+"""By status and message, whether the fault is the request's."""
+
+
+def refused_by_status(status: int, message: str) -> bool:
+    return 400 <= status < 500
 
 
 class JsonCalls:
@@ -28,7 +35,7 @@ class JsonCalls:
             trust_env=False,
         )
 
-    async def post(self, path: str, body: Mapping[str, object]) -> Any:
+    async def post(self, path: str, body: Mapping[str, object], is_refusal: IsRefusal = refused_by_status) -> Any:
         """What the JSON of the answer says; None where it is not JSON. However long it takes.
 
         Raises UserError where the server finds fault with the request, ServerError where with itself, and SamplerClosed
@@ -40,7 +47,7 @@ class JsonCalls:
         except aiohttp.ClientError as error:
             raise SamplerClosed(f"{self._name} cannot be reached: {type(error).__name__}: {error}.") from error
         if response.status != 200:
-            raise self._refusal(path, response.status, content)
+            raise self._failure(path, response.status, _said(content), is_refusal)
         try:
             return json.loads(content)
         except ValueError:
@@ -57,9 +64,9 @@ class JsonCalls:
     async def close(self) -> None:
         await self._session.close()
 
-    def _refusal(self, path: str, status: int, content: str) -> TrainerError:
-        kind = UserError if 400 <= status < 500 else ServerError
-        return kind(f"{self._name} answered {path} with status {status}: {_said(content)[:MESSAGE_CHARACTERS]}")
+    def _failure(self, path: str, status: int, said: str, is_refusal: IsRefusal) -> TrainerError:
+        kind = UserError if is_refusal(status, said) else ServerError
+        return kind(f"{self._name} answered {path} with status {status}: {said[:MESSAGE_CHARACTERS]}")
 
 
 def _said(content: str) -> str:

@@ -116,12 +116,22 @@ class TokenServerSampler(Sampler):
         try:
             self._load(adapter)
         except TrainerError as error:
-            self._folders.remove(adapter)
-            raise type(error)(f"Adapter {adapter_key} was not loaded. {error}") from error
+            raise self._not_loaded(adapter_key, adapter, error) from error
         with self._guard:
             known = self._adapters.setdefault(adapter_key, adapter)
         if known is not adapter:
             self._thread.soon(self._start_unload, adapter)
+
+    def _not_loaded(self, adapter_key: str, adapter: ServedAdapter, error: TrainerError) -> TrainerError:
+        """Servers say of a folder that they do not find what they say of an adapter that they refuse."""
+        gone = not adapter.folder.exists()
+        self._folders.remove(adapter)
+        if gone and not isinstance(error, SamplerClosed):
+            return ServerError(
+                f"Adapter {adapter_key} was not loaded: {adapter.folder} is gone, in which it was for the server to "
+                f"read. Let nothing else use this sampler's scratch folder, and send the request again. {error}"
+            )
+        return type(error)(f"Adapter {adapter_key} was not loaded. {error}")
 
     def _load(self, adapter: ServedAdapter) -> None:
         """Into the server. A close ends it."""

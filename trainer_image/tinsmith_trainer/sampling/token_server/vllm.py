@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ TOKEN_ID = "token_id:"
 SPOILS = {"candidates": "top_logprobs", "head": "scored"}
 """What requests of one batch spoil for others. Its older model runner, which mixtures of experts still have, gives all
 of a batch the candidates of one; and what an adapter adds to the unembedding is added to scores of any prompt."""
+
+REFUSALS = re.compile(
+    "is greater than max_lora_rank|expected target modules|is unsupported LoRA weight|embedding LoRA size"
+)
+"""What its engine says of an adapter that it cannot serve, with the status that its own failures have, too."""
 
 
 def vllm_command(settings: ServerSettings) -> ServerCommand:
@@ -79,7 +85,8 @@ class VllmServer(TokenServer):
 
     @override
     async def load_adapter(self, name: str, folder: Path) -> None:
-        await self._calls.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        body = {"lora_name": name, "lora_path": str(folder)}
+        await self._calls.post("/v1/load_lora_adapter", body, _refuses_adapter)
 
     @override
     async def unload_adapter(self, name: str) -> None:
@@ -97,6 +104,11 @@ class VllmServer(TokenServer):
     @override
     async def close(self) -> None:
         await self._calls.close()
+
+
+def _refuses_adapter(status: int, message: str) -> bool:
+    """Not where it finds none in the folder, which is this sampler's to write."""
+    return status == 400 or REFUSALS.search(message) is not None
 
 
 def _traits(request: GenerationRequest) -> list[str]:
