@@ -248,6 +248,8 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
 
 def _check_placement(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
     """Other engines place their weights by flags of their own; a sampler beside ranks is built in."""
-    elsewhere = options.engine in TOKEN_SERVERS or (options.engine == RANKS_ENGINE and not options.sampling)
-    if elsewhere and (options.device, options.dtype) != ("auto", "auto"):
-        parser.error(f"--device and --dtype are for peft and the built-in sampler, and not for {options.engine}")
+    ranks_alone = options.engine == RANKS_ENGINE and not options.sampling
+    if (ranks_alone or options.engine in TOKEN_SERVERS) and options.device != "auto":
+        parser.error(f"--device is for peft and the built-in sampler, and not for {options.engine}")
+    if ranks_alone and options.dtype != "auto":
+        parser.error(f"--dtype is for peft and samplers, and not for {options.engine}")

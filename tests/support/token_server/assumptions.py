@@ -50,6 +50,13 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "vllm",
+        "without --dtype a checkpoint in float32 is served in the first type that the device supports, bfloat16; with "
+        "`float32` or `bfloat16` any checkpoint is served in that",
+        "read in the source",
+        f"{VLLM_SOURCE}: vllm/config/model.py (_get_and_verify_dtype)",
+    ),
+    Assumption(
+        "vllm",
         "--max-lora-rank takes 1, 8, 16, 32, 64, 128, 256, 320 or 512, and any rank up to it can be loaded",
         "read in the source",
         f"{VLLM_SOURCE}: vllm/config/lora.py",
@@ -179,6 +186,13 @@ ASSUMPTIONS = (
         "with {error_message}, also where the folder is missing",
         "documented",
         SGLANG_LORA,
+    ),
+    Assumption(
+        "sglang",
+        "without --dtype a checkpoint in float32 is served in float16; with `float32` or `bfloat16` any checkpoint is "
+        "served in that",
+        "documented",
+        f"{SGLANG_SOURCE}: docs/advanced_features/server_arguments.md",
     ),
     Assumption(
         "sglang",

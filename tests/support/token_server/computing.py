@@ -65,11 +65,11 @@ class Computer:
     Where it does not `score_heads`, prompts are scored without what an adapter adds to the unembedding.
     """
 
-    def __init__(self, directory: Path, *, scores_heads: bool = True) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, *, scores_heads: bool = True) -> None:
         self._scores_heads = scores_heads
         self.with_head: set[str] = set()
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
-        self._base: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self._base: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
         self.context: int = self._base.config.max_position_embeddings
         self.eos_ids: frozenset[int] = _as_set(self._base.generation_config.eos_token_id)
         self._merged: dict[str | None, Any] = {None: self._base}

@@ -57,6 +57,7 @@ def settings_for(model: Path, max_sequence_length: int, *extra: str) -> ServerSe
         max_sequence_length=max_sequence_length,
         max_rank=64,
         max_loaded=16,
+        dtype="float32",
         extra=extra,
     )
 

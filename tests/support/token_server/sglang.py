@@ -22,6 +22,8 @@ SAMPLING_FIELDS = {
     *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "sampling_seed"),
     *("stop", "stop_token_ids", "ignore_eos", "no_stop_trim", "skip_special_tokens"),
 }
+DTYPES = {"auto": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+"""`auto` as of a model in float32, which the tests' are."""
 GREEDY_BELOW = 1e-6
 SEED_OF_NONE = 42
 
@@ -29,7 +31,7 @@ SEED_OF_NONE = 42
 def main() -> None:
     options = _options()
     asyncio.set_event_loop(asyncio.new_event_loop())
-    computer = Computer(Path(options.model_path))
+    computer = Computer(Path(options.model_path), DTYPES[options.dtype])
     if options.context_length > computer.context and "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" not in os.environ:
         raise SystemExit(f"context_length {options.context_length} is greater than the model's {computer.context}")
     hand, server = Hand(computer), SglangStandIn(computer, options)
@@ -49,6 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--port", type=int)
     parser.add_argument("--tp-size", type=int, default=1)
     parser.add_argument("--context-length", type=int)
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--max-loras-per-batch", type=int, default=8)
     parser.add_argument("--max-loaded-loras", type=int)

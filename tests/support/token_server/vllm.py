@@ -23,13 +23,15 @@ REQUEST_FIELDS = {
 LEAST_TEMPERATURE = 0.01
 LEAST_LOGPROB = -9999.0
 MOST_TOKEN_IDS = 128
+DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+"""`auto` as of a model in float32, which the tests' are."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def main() -> None:
     options = _options()
     asyncio.set_event_loop(asyncio.new_event_loop())
-    computer = Computer(Path(options.model), scores_heads=False)
+    computer = Computer(Path(options.model), DTYPES[options.dtype], scores_heads=False)
     hand, server = Hand(computer), VllmStandIn(computer, options)
     routes = [
         web.post("/v1/completions", hand.counted(server.complete)),
@@ -52,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--served-model-name")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--max-loras", type=int, default=1)
     parser.add_argument("--max-cpu-loras", type=int, default=1)

@@ -28,6 +28,11 @@ def test_a_sampler_beside_ranks_is_placed_like_one_beside_peft() -> None:
     assert (options.device, options.dtype) == ("auto", "bfloat16")
 
 
+@pytest.mark.parametrize("engine", ["builtin", "vllm", "sglang"])
+def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
+    assert parse_options([*SAMPLER, "--engine", engine, "--dtype", "float32"]).dtype == "float32"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -54,7 +59,7 @@ def test_a_sampler_beside_ranks_is_placed_like_one_beside_peft() -> None:
         ),
         pytest.param([*WORKER, "--socket", "s", "--engine", "vllm"], "knows no engine 'vllm': peft", id="no-engine"),
         pytest.param([*WORKER, "--socket", "s", "--device", "gpu"], "invalid choice: 'gpu'", id="no-device"),
-        pytest.param([*SAMPLER, "--engine", "vllm", "--dtype", "float32"], "and not for vllm", id="vllm-places-itself"),
+        pytest.param([*SAMPLER, "--engine", "vllm", "--device", "cuda"], "and not for vllm", id="vllm-places-itself"),
         pytest.param(
             [*WORKER, "--socket", "s", "--engine", "nemo-rl", "--no-sampling", "--device", "cpu"],
             "and not for nemo-rl",

@@ -26,6 +26,7 @@ from tinsmith_trainer.sampling.token_server.served_model import ServedModel, rea
 from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, ServerProcess, until_ill
 from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC, SglangServer, sglang_command
 from tinsmith_trainer.sampling.token_server.vllm import VllmServer, vllm_command
+from tinsmith_trainer.torch_model.loading import place
 from tinsmith_trainer.worker.termination_log import write_termination_log
 
 log = structlog.get_logger(__name__)
@@ -64,6 +65,7 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
         max_sequence_length=model.info.max_sequence_length,
         max_rank=options.max_rank,
         max_loaded=options.adapter_slots,
+        dtype=_dtype(options),
         extra=tuple(options.server_argument),
     )
 
@@ -77,6 +79,12 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
         KINDS[options.engine], settings, model, options.scratch, options.server_start_timeout_seconds, end
     )
     return model.info, sampler
+
+
+def _dtype(options: WorkerOptions) -> str:
+    """As the engines that train on such a machine have it by themselves, whatever the checkpoint is saved in."""
+    _, dtype = place(options.device, options.dtype)
+    return str(dtype).removeprefix("torch.")
 
 
 def start_token_server(

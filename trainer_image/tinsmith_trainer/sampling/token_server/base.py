@@ -22,7 +22,7 @@ MOST_ADAPTERS_IN_A_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`extra` are arguments that come last, and so win over ours."""
+    """`dtype` is float32 or bfloat16. `extra` are arguments that come last, and so win over ours."""
 
     model: Path
     port: int
@@ -30,6 +30,7 @@ class ServerSettings:
     max_sequence_length: int
     max_rank: int
     max_loaded: int
+    dtype: str
     extra: tuple[str, ...] = ()
 
     @property

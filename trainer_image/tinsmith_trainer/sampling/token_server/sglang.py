@@ -41,6 +41,7 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
         "host": HOST,
         "port": settings.port,
         "tp-size": settings.gpus,
+        "dtype": settings.dtype,  # else float32 is served in another one than it is trained in
         "context-length": settings.max_sequence_length + KEPT_BACK_TOKENS,
         "max-loras-per-batch": settings.adapters_in_a_batch,
         "max-loaded-loras": settings.max_loaded,

@@ -49,6 +49,7 @@ def vllm_command(settings: ServerSettings) -> ServerCommand:
         "port": settings.port,
         "served-model-name": BASE_MODEL,
         "tensor-parallel-size": settings.gpus,
+        "dtype": settings.dtype,  # else float32 is served in another one than it is trained in
         "max-model-len": settings.max_sequence_length,
         "max-loras": settings.adapters_in_a_batch,
         "max-cpu-loras": settings.max_loaded,

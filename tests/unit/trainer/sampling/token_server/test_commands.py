@@ -16,7 +16,9 @@ from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRe
 from tinsmith_trainer.sampling.token_server.sglang import drawn_by_sglang, sglang_command, sglang_request
 from tinsmith_trainer.sampling.token_server.vllm import RANKS, allowed_rank, drawn_by_vllm, vllm_command, vllm_request
 
-SETTINGS = ServerSettings(Path("/models/m"), 1234, gpus=4, max_sequence_length=8192, max_rank=48, max_loaded=32)
+SETTINGS = ServerSettings(
+    Path("/models/m"), 1234, gpus=4, max_sequence_length=8192, max_rank=48, max_loaded=32, dtype="bfloat16"
+)
 REQUEST = GenerationRequest(
     adapter="version",
     prompt=np.array([5, 6, 7], np.int32),
@@ -53,6 +55,15 @@ def test_words_of_a_user_come_last_so_that_they_win(command_of: Callable[[Server
 def test_a_server_downloads_nothing(command_of: Callable[[ServerSettings], ServerCommand]) -> None:
     """What it serves is what its sampler has read, file by file."""
     assert command_of(SETTINGS).environment["HF_HUB_OFFLINE"] == "1"
+
+
+@COMMANDS
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_served_in_the_type_that_is_said_and_not_in_the_servers_choice(
+    command_of: Callable[[ServerSettings], ServerCommand], dtype: str
+) -> None:
+    """Which is another one for checkpoints in float32, and another one of each server."""
+    assert option(command_of(replace(SETTINGS, dtype=dtype)), "--dtype") == dtype
 
 
 def test_the_model_is_split_over_all_gpus() -> None:
