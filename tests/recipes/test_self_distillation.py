@@ -13,6 +13,7 @@ pytestmark = pytest.mark.timeout(700)
 STEPS = 3
 GROUPS = 4
 TOP_K = 4
+SYNCED_AFTER = 2
 DEMONSTRATIONS = "toolalpaca"
 
 
@@ -32,6 +33,7 @@ def run(hub: OfflineHub, recipes: RecipeRunner) -> RecipeRun:
         groups_per_batch=GROUPS,
         max_tokens=16,
         max_steps=STEPS,
+        teacher_sync_every=SYNCED_AFTER,
         learning_rate=1e-2,
         eval_every=0,
         lora_rank=8,
@@ -57,3 +59,8 @@ def test_each_group_is_sampled_by_the_student_and_scored_by_the_teacher(run: Rec
     asked = ("asample", "forward_backward", "optim_step")
 
     assert [run.requests[name] for name in asked] == [2 * GROUPS * STEPS, STEPS, STEPS]
+
+
+def test_the_teacher_takes_up_what_the_student_has_learnt(run: RecipeRun) -> None:
+    """For the synced teacher, the recipe names the saved weights and their base model."""
+    assert run.requests["create_sampling_session"] == 1 + STEPS // SYNCED_AFTER

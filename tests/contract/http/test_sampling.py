@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.server.fake_fleet import OTHER_MODEL
+from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
 from support.server.http_server import TestedServer
 from tinsmith_rpc import wire_pb2, worker_pb2
 
@@ -111,6 +111,26 @@ async def test_a_sampler_on_saved_weights_samples_from_them(server: TestedServer
     assert adapter.directory == server.worker.events[-1].checkpoint_saved.directory
 
 
+@pytest.mark.parametrize("base_model", [BASE_MODEL, ALIAS], ids=["the-same", "another-name-of-it"])
+async def test_a_sampler_on_saved_weights_may_name_their_base_model_too(server: TestedServer, base_model: str) -> None:
+    """As `sdft` of the cookbook does. What is sampled from is what was saved, not the base model."""
+    path = (await save_for_sampler(server, await server.model(), 1, path="s1"))["path"]
+    body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "model_path": path}
+    opened = (await server.post("/create_sampling_session", {**body, "base_model": base_model})).json()
+    submitted = (await server.sample(opened["sampling_session_id"])).json()["request_id"]
+    assert server.worker.samples[submitted].adapter.directory == server.worker.events[-1].checkpoint_saved.directory
+
+
+async def test_a_sampler_on_saved_weights_of_another_base_model_is_refused(server: TestedServer) -> None:
+    path = (await save_for_sampler(server, await server.model(), 1, path="s1"))["path"]
+    body = {"session_id": await server.session(), "sampling_session_seq_id": 0, "model_path": path}
+    refused = await server.post("/create_sampling_session", {**body, "base_model": OTHER_MODEL})
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == (
+        f"{path} is a checkpoint of org/tiny, and base_model is org/other; name org/tiny, or leave base_model out"
+    )
+
+
 async def test_a_sampler_whose_weights_were_deleted_is_gone(server: TestedServer) -> None:
     model_id = await server.model()
     path = (await save_for_sampler(server, model_id, 1, path="s1"))["path"]
@@ -147,7 +167,7 @@ async def test_inflight_sessions_move_to_the_newest_inflight_save(server: Tested
         ({"model_path": "tinker://sess-none:train:0/sampler_weights/x"}, 404),
         ({"model_path": "tinker://sess-none:train:0/weights/x"}, 404),
         ({}, 422),
-        ({"base_model": OTHER_MODEL, "model_path": "tinker://a/sampler_weights/b"}, 422),
+        ({"base_model": OTHER_MODEL, "model_path": "tinker://a/sampler_weights/b"}, 404),
     ],
 )
 async def test_a_sampler_on_nothing_is_refused(server: TestedServer, source: dict[str, str], status: int) -> None:

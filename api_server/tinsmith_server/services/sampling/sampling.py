@@ -18,6 +18,7 @@ from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, Checkp
 from tinsmith_server.services.failures import training_only
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
 from tinsmith_server.services.sampling.sample_requests import sample_request
+from tinsmith_server.services.training.model_creation import share_weights
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, SamplingSession, utc_now
 from tinsmith_server.wire.ids import SampleId, is_sample_number, parse_tinker_path, sampling_session_id_of
@@ -93,7 +94,7 @@ class Sampling:
         self._away: MissingTracker[tuple[str, int]] = MissingTracker(AWAY_GRACE, clock)
 
     async def open(self, tenant: str, request: CreateSamplingSessionRequest) -> SamplingSession:
-        """Raises NotFound for a checkpoint, Unprocessable for a base model that is not there."""
+        """Raises NotFound for a checkpoint, Unprocessable for a base model that is not there, or not that of both."""
         await self._sessions.active(tenant, request.session_id)
         session = SamplingSession(
             sampling_session_id=sampling_session_id_of(request.session_id, request.sampling_session_seq_id),
@@ -113,6 +114,11 @@ class Sampling:
             checkpoint = await self._lookup.readable(session.tenant, path, "sampler")
         except CheckpointRefused as error:
             raise NotFound(str(error)) from error
+        if session.base_model and not share_weights(self._fleet, session.base_model, checkpoint.base_model):
+            raise Unprocessable(
+                f"{path} is a checkpoint of {checkpoint.base_model}, and base_model is {session.base_model}; "
+                f"name {checkpoint.base_model}, or leave base_model out"
+            )
         return replace(
             session,
             base_model=checkpoint.base_model,
