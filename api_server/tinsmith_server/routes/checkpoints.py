@@ -40,9 +40,9 @@ Path = Annotated[TinkerPath, Depends(checkpoint_path)]
 
 @router.get("/training_runs", response_model_exclude_none=True)
 async def list_training_runs(
-    tenant: Tenant, services: ServicesDep, limit: Limit = 20, offset: Offset = 0
+    tenant: Tenant, services: ServicesDep, limit: Limit = 20, offset: Offset = 0, project_id: str | None = None
 ) -> TrainingRunsResponse:
-    page = await services.checkpoints.runs(tenant, limit, offset)
+    page = await services.checkpoints.runs(tenant, limit, offset, project_id)
     return TrainingRunsResponse(
         training_runs=[_run(run) for run in page.rows],
         cursor=Cursor(offset=offset, limit=limit, total_count=page.total),

@@ -82,8 +82,11 @@ class Store(Protocol):
         """
 
     async def touch_model(self, model_id: str, now: datetime) -> None: ...
-    async def list_models(self, tenant: str, limit: int, offset: int) -> Page[Model]:
-        """Newest first, without those whose creation failed: nothing was ever trained there."""
+    async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
+        """Newest first, without those whose creation failed: nothing was ever trained there.
+
+        With `project_id` only those of sessions in this project.
+        """
 
     async def models_of_session(self, session_id: str) -> Sequence[Model]: ...
     async def models_of_worker(self, worker_id: str, states: Sequence[ModelState]) -> Sequence[Model]: ...

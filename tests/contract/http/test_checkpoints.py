@@ -172,6 +172,22 @@ async def test_lists_come_in_pages_newest_first(server: TestedServer) -> None:
     assert runs["training_runs"][0]["last_checkpoint"]["checkpoint_id"] == "weights/ck5"
 
 
+async def test_training_runs_can_be_asked_for_by_project(server: TestedServer) -> None:
+    made = {}
+    for project in ("wanted", "other", None):
+        asked = {"tags": [], "user_metadata": {}, "sdk_version": "0", "project_id": project}
+        session_id = (await server.post("/create_session", asked)).json()["session_id"]
+        made[project] = (await server.create_model(session_id)).json()["model_id"]
+
+    async def listed(**params: str) -> tuple[set[str], int]:
+        runs = (await server.client.get("/training_runs", params=params)).json()
+        return {run["training_run_id"] for run in runs["training_runs"]}, runs["cursor"]["total_count"]
+
+    assert await listed(project_id="wanted") == ({made["wanted"]}, 1)
+    assert await listed(project_id="nobody's") == (set(), 0)
+    assert await listed() == (set(made.values()), 3)
+
+
 async def test_encrypted_exports_are_refused_through_the_future(server: TestedServer) -> None:
     body = {"model_id": await server.model(), "seq_id": 1, "path": "ex", "age_encryption_recipients": ["age1x"]}
     failed = await server.outcome(await server.post("/save_weights_external", body))

@@ -83,6 +83,21 @@ async def test_models_are_listed_newest_first_in_pages(store: Store) -> None:
     assert ([model.model_seq_id for model in page.rows], page.total) == ([2, 1], 4)
 
 
+async def test_the_models_of_one_project_are_those_of_its_sessions_in_pages_and_in_their_number(store: Store) -> None:
+    for session, project in (("in-1", "wanted"), ("in-2", "wanted"), ("out", "other"), ("none", None)):
+        await store.create_session(a_session(session, project_id=project), None)
+        for number in range(2):
+            await store.add_model(a_model(session, number, created_at=later(number)))
+    await store.create_session(a_session("of-grace", tenant="grace", project_id="wanted"), None)
+    await store.add_model(a_model("of-grace", tenant="grace"))
+
+    page = await store.list_models("ada", limit=2, offset=1, project_id="wanted")
+
+    assert ([model.model_id for model in page.rows], page.total) == (["in-1:train:1", "in-2:train:0"], 4)
+    assert (await store.list_models("ada", limit=2, offset=0, project_id="nobody's")).total == 0
+    assert (await store.list_models("ada", limit=2, offset=0)).total == 8
+
+
 async def test_a_model_whose_creation_failed_is_not_listed(store: Store) -> None:
     model = await store.add_model(a_model())
     await store.end_model(model.model_id, "failed", "no such base model")

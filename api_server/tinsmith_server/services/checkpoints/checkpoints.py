@@ -41,8 +41,8 @@ class Checkpoints:
         self._retention = retention
         self._clock = clock
 
-    async def runs(self, tenant: str, limit: int, offset: int) -> Page[TrainingRun]:
-        page = await self._store.list_models(tenant, limit, offset)
+    async def runs(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[TrainingRun]:
+        page = await self._store.list_models(tenant, limit, offset, project_id)
         return Page(tuple([await self._run(model) for model in page.rows]), page.total)
 
     async def run(self, tenant: str, run_id: str) -> TrainingRun:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, changes_rows, newest_first, select_records, values
 from tinsmith_server.store.records import LIVE, FinalState, Model, ModelState, Page
-from tinsmith_server.store.tables import models, placements
+from tinsmith_server.store.tables import models, placements, sessions
 
 
 class ModelQueries(Queries):
@@ -47,12 +47,18 @@ class ModelQueries(Queries):
         older = (models.c.model_id == model_id) & (models.c.last_request_at < now)
         await self._write(update(models).where(older).values(last_request_at=now))
 
-    async def list_models(self, tenant: str, limit: int, offset: int) -> Page[Model]:
+    async def list_models(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[Model]:
         query = (
             select_records(models, Model)
             .where(models.c.tenant == tenant, models.c.state != "failed")
             .order_by(*newest_first(models.c.created_at, models.c.model_id))
         )
+        if project_id is not None:
+            # A project is its sessions': found by their tenant's index, and then by the models' key.
+            in_project = select(sessions.c.session_id).where(
+                sessions.c.tenant == tenant, sessions.c.project_id == project_id
+            )
+            query = query.where(models.c.session_id.in_(in_project))
         return await self._read_page(Model, query, limit, offset)
 
     async def models_of_session(self, session_id: str) -> Sequence[Model]:
