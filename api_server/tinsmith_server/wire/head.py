@@ -20,6 +20,8 @@ _SKIP_CHUNK_BYTES = 64 * 1024
 _MAX_ID_BYTES = 1024
 # The SDK sends 1024 datums at most; a body of millions of empty fields must not keep the server busy.
 _MAX_FIELDS = 100_000
+# Of a protobuf message, and so of each of its fields.
+_MAX_MESSAGE_BYTES = 2**31 - 1
 # How much of a compressed body may be unpacked on the way to a field.
 _MAX_UNPACKED_BYTES = 64 * 2**20
 
@@ -131,6 +133,10 @@ class _Fields:
             raise HeadUnreadable(f"the body is no protobuf: it uses wire type {wire_type}")
 
     def _discard(self, length: int) -> None:
+        if length > _MAX_MESSAGE_BYTES:  # up to 70 bits, which no stream can be moved by
+            raise HeadUnreadable(
+                f"the body is no protobuf: it has a field of {length} bytes; a message has {_MAX_MESSAGE_BYTES} at most"
+            )
         if isinstance(self._stream, io.BytesIO):
             self._stream.seek(length, io.SEEK_CUR)
             return

@@ -103,6 +103,18 @@ async def test_trap_05_a_malformed_chunk_is_acknowledged_and_handed_to_the_worke
     assert server.worker.payload(model_id, 1) == body
 
 
+async def test_trap_05_a_field_of_impossible_length_is_a_sentence_and_never_a_500(server: TestedServer) -> None:
+    """Behind the ids it is a malformed chunk as any other; before them nobody knows whose chunk it is."""
+    model_id = await server.model()
+    field_of_2_to_63_bytes = b"\x3a" + b"\x80" * 9 + b"\x01"
+    body = training_body(model_id, 1) + field_of_2_to_63_bytes
+    behind = await server.client.post("/forward_backward", content=body, headers=PROTOBUF)
+    assert (behind.status_code, server.worker.payload(model_id, 1)) == (200, body)
+    before = await server.client.post("/forward_backward", content=field_of_2_to_63_bytes + body, headers=PROTOBUF)
+    assert before.status_code == 422
+    assert f"a field of {2**63} bytes" in before.json()["detail"]
+
+
 @pytest.mark.parametrize("encoding", ["identity", "zstd", "gzip"])
 async def test_trap_05_an_oversize_chunk_is_acknowledged_and_its_future_fails(
     tmp_path: Path, fleet: FakeFleet, encoding: str

@@ -83,6 +83,40 @@ def test_a_body_without_a_head_is_unreadable(content: bytes, encoding: str) -> N
         read_head(content, encoding)
 
 
+def length_of(number: int) -> bytes:
+    """The key of field 7, which is skipped by its length, and the length."""
+    written = bytearray(b"\x3a")
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*written, number])
+
+
+IMPOSSIBLE = [2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**70 - 1]
+ENCODINGS: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("identity", bytes),
+    ("zstd", zstandard.compress),
+    ("gzip", gzip.compress),
+]
+
+
+@pytest.mark.parametrize("length", IMPOSSIBLE, ids=hex)
+@pytest.mark.parametrize(("encoding", "compress"), ENCODINGS)
+def test_a_field_longer_than_any_message_before_the_head_is_unreadable_and_its_length_is_said(
+    encoding: str, compress: Callable[[bytes], bytes], length: int
+) -> None:
+    with pytest.raises(HeadUnreadable, match=f"a field of {length} bytes; a message has 2147483647 at most"):
+        read_head(compress(length_of(length) + body()), encoding)
+
+
+@pytest.mark.parametrize("length", IMPOSSIBLE, ids=hex)
+@pytest.mark.parametrize(("encoding", "compress"), ENCODINGS)
+def test_a_field_longer_than_any_message_behind_the_head_is_the_futures_business(
+    encoding: str, compress: Callable[[bytes], bytes], length: int
+) -> None:
+    assert read_head(compress(body(loss_fn="") + length_of(length)), encoding) == Head("s:train:0", 1)
+
+
 @given(st.binary(max_size=300), st.sampled_from(["identity", "zstd", "gzip"]))
 def test_no_bytes_at_all_can_break_the_reader(content: bytes, encoding: str) -> None:
     try:
