@@ -44,6 +44,8 @@ BACKLOG_POLL_SECONDS = 0.05
 KEEP_RESULTS_SECONDS = 72 * 3600.0
 KEEP_RESULT_BYTES = 2 * 1024**3
 CACHED_RESULT_BYTES = 64 * 1024**2
+RESULT_ENTRY_BYTES = 512
+"""What a cached result takes beside its payload and its message: its key, its objects, and its place."""
 SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
@@ -105,7 +107,7 @@ class WorkerService:
         self._acknowledged_event_id = 0
         self._heard_at = time.monotonic()
         self._draining = False
-        self._cache = _ResultCache(CACHED_RESULT_BYTES)
+        self._cache = ResultCache(CACHED_RESULT_BYTES)
 
     # ---- life
 
@@ -324,7 +326,7 @@ class WorkerService:
         self.journal.write(lambda db: journal_tables.set_meta(db, "base_model_revision", info.revision)).result()
 
 
-class _ResultCache:
+class ResultCache:
     """The latest results, so that a poll right after the finish need not read the journal."""
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -337,11 +339,19 @@ class _ResultCache:
 
     def put(self, key: tuple[str, int], result: StoredResult) -> None:
         replaced = self._results.pop(key, None)
+        if replaced is not None:
+            self._bytes -= _cached_bytes(replaced)
         self._results[key] = result
-        self._bytes += len(result.payload or b"") - len((replaced and replaced.payload) or b"")
+        self._bytes += _cached_bytes(result)
         while self._bytes > self._capacity_bytes:
             _, oldest = self._results.popitem(last=False)
-            self._bytes -= len(oldest.payload or b"")
+            self._bytes -= _cached_bytes(oldest)
+
+
+def _cached_bytes(result: StoredResult) -> int:
+    """Never 0: a failure has no payload, and a client may make failures without end."""
+    message = result.failure.message if result.failure is not None else ""
+    return RESULT_ENTRY_BYTES + len(result.payload or b"") + len(message)
 
 
 def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation, bytes]:
