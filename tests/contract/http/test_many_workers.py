@@ -125,6 +125,32 @@ async def test_a_worker_whose_disk_is_full_gives_its_model_to_another(server: Te
     assert (await server.create_model(await server.session())).status_code == 200
 
 
+async def test_of_a_worker_that_refuses_models_the_log_says_when_it_begins_and_why_and_when_it_ends(
+    server: TestedServer, fleet: FakeFleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await fleet.remove("w2")
+    worker = fleet.handles["w1"].fake
+
+    async def model_refused_again_and_again() -> str:
+        worker.disk_full, asked = True, len(worker.submits)
+        made = (await server.create_model(await server.session())).json()
+        while len(worker.submits) < asked + 5:
+            await asyncio.sleep(0.001)
+        return str(made["request_id"])
+
+    first = await model_refused_again_and_again()
+    worker.disk_full = False
+    assert (await server.result(first)).status_code == 200
+    await model_refused_again_and_again()
+
+    lines = [line for line in capsys.readouterr().out.splitlines() if "worker_id=w1" in line]
+    told = [line for line in lines if "new models" in line]
+    assert ["refuses" in line for line in told] == [True, False, True]
+    assert ["the journal's disk is full" in line for line in told] == [True, False, True]
+    assert "worker takes new models again" in told[1]
+    assert not [line for line in lines if "model displaced" in line]
+
+
 async def test_a_model_that_a_worker_made_for_nothing_is_released_there(server: TestedServer, fleet: FakeFleet) -> None:
     model_id = await server.model()
     stray = fleet.handles["w2"]

@@ -32,6 +32,8 @@ class Binding:
         self._delivery = delivery
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reasons: dict[str, str] = {}
+        # Workers without room on their disks: said once, while every waiting model asks each second.
+        self._refusing: set[str] = set()
 
     async def resume(self) -> None:
         """Takes up what an earlier run of the server, or another replica, had accepted."""
@@ -95,18 +97,33 @@ class Binding:
             await self._delivery.submit(model.worker_id, _creation(model), ATTEMPT_SECONDS)
         except (WorkerUnstartable, ModelNotAtWorker) as error:
             return await self._fail(model, f"{model.base_model} cannot be served: {error}")
-        except StorageFull:
+        except StorageFull as error:
             refused_by.add(model.worker_id)
-            await self._displace(model)
+            self._note_refusal(model, error)
+            await self._store.displace_model(model.model_id, model.worker_id)
             raise
+        self._note_room(model.worker_id)
         if not await self._store.bind_model(model.model_id, model.worker_id):
             return replace(model, worker_id="")
         log.info("model bound", model_id=model.model_id, worker_id=model.worker_id)
         return replace(model, state="bound")
 
+    def _note_refusal(self, model: Model, error: StorageFull) -> None:
+        if model.worker_id not in self._refusing:
+            self._refusing.add(model.worker_id)
+            log.warning(
+                "worker refuses new models", worker_id=model.worker_id, model_id=model.model_id, reason=str(error)
+            )
+
+    def _note_room(self, worker_id: str) -> None:
+        if worker_id in self._refusing:
+            self._refusing.remove(worker_id)
+            log.info("worker takes new models again", worker_id=worker_id)
+
     async def _displace(self, model: Model) -> Model:
         """What the worker may have accepted all the same, it will report (`services/checkpoints/worker_events.py`)."""
-        log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id)
+        reason = "its worker takes no new models any more"
+        log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id, reason=reason)
         await self._store.displace_model(model.model_id, model.worker_id)
         return replace(model, worker_id="")
 
