@@ -8,6 +8,7 @@ names the UID of the object and, but for deletes, its version.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -55,8 +56,9 @@ Query = dict[str, str | None]
 Observe = Callable[[ApiCall, str], None]
 """Hears of each finished request, with its status code or `error`."""
 
-Heard = Callable[[str | None, str, str], None]
-"""Hears of each list of a kind: the namespace (None: all of them), the kind's plural, and the status code."""
+Heard = Callable[[str | None, str, str, Manifest | None], None]
+"""Hears of each list of a kind: the namespace (None: all of them), the kind's plural, the status code or `error`, and
+the list where there is one."""
 
 Permit = Callable[[], float]
 """The seconds that a write may take from now on. Raises NotLeading."""
@@ -85,10 +87,13 @@ class Cluster:
     ) -> tuple[list[Manifest], int]:
         """Everything of the kind that is watched there, or in all namespaces (None); and the version of the list."""
         query: Query = {"labelSelector": resource.label_selector, "fieldSelector": field_selector}
-        answer = await self._send("GET", resource.path(namespace), query=query)
-        # Items of a list do not say what they are.
-        named = [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
-        return named, int(answer["metadata"]["resourceVersion"])
+        return read_list(resource, await self._send("GET", resource.path(namespace), query=query))
+
+    async def try_list(self, resource: Resource, namespace: str | None) -> None:
+        """Asks for one at most, to hear whether all of them could be listed there. Raises NotFound where the kind is
+        not known, and Refused.
+        """
+        await self._send("GET", resource.path(namespace), query={"limit": "1"})
 
     async def kinds_of(self, api_version: str) -> frozenset[str]:
         """The plurals that the API server tells to whoever asks, first for all groups, which kinds there are."""
@@ -221,6 +226,12 @@ class Cluster:
         return self._client
 
 
+def read_list(resource: Resource, answer: Manifest) -> tuple[list[Manifest], int]:
+    """The objects and the version of a list, as the API server answers it: its items do not say what they are."""
+    named = [{"apiVersion": resource.api_version, "kind": resource.kind, **item} for item in answer["items"]]
+    return named, int(answer["metadata"]["resourceVersion"])
+
+
 def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> ClusterError:
     """The API server's refusal as one of ours."""
     try:
@@ -267,22 +278,35 @@ async def load_configuration() -> Configuration:
 
 
 def trace(observe: Observe, heard: Heard | None = None) -> aiohttp.TraceConfig:
-    """Sees every request of a session."""
+    """Sees every request of a session. heard: also reads each list, beside whoever asked for it."""
 
-    def finished(url: Any, method: str, code: str) -> None:
+    def finished(url: Any, method: str, code: str) -> ApiCall:
         call = parse_call(method, url.path, url.query.get("watch") == "true")
         observe(call, code)
-        if heard is not None and call.verb == "list":
-            heard(namespace_of(url.path), call.resource, code)
+        if heard is not None and call.verb == "list" and code != "200":
+            heard(namespace_of(url.path), call.resource, code, None)
+        return call
 
-    async def on_end(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
-        finished(params.url, params.method, str(params.response.status))
+    async def on_end(_session: Any, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
+        call = finished(params.url, params.method, str(params.response.status))
+        context.listed = call.resource if call.verb == "list" and params.response.status == 200 else None
+
+    async def on_body(
+        _session: Any, context: SimpleNamespace, params: aiohttp.TraceResponseChunkReceivedParams
+    ) -> None:
+        # The whole of it: aiohttp tells of a body that is read at once, and of none that is streamed, as a watch is.
+        if heard is None or context.listed is None:
+            return
+        # What is no list ends the request of whoever asked for it, not this look at it.
+        with contextlib.suppress(ValueError):
+            heard(namespace_of(params.url.path), context.listed, "200", json.loads(params.chunk))
 
     async def on_error(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
         finished(params.url, params.method, "error")
 
     hooks = aiohttp.TraceConfig()
     hooks.on_request_end.append(on_end)
+    hooks.on_response_chunk_received.append(on_body)
     hooks.on_request_exception.append(on_error)
     return hooks
 

@@ -46,7 +46,7 @@ class EndlessBackoff:
 class Watch:
     """Watches these kinds in a scope from `run` to `stop`. Its callbacks run in the event loop that called `run`.
 
-    heard: of each list with which the watch of a kind begins anew: what vanished before it is told by no event. In a
+    heard: each list with which the watch of a kind begins anew: what vanished before it is told by no event. In a
     namespace where that is forbidden it is tried again for ever, beside the others.
     """
 
@@ -168,6 +168,9 @@ def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSett
     settings.process.ultimate_exiting_timeout = None
     settings.networking.error_backoffs = EndlessBackoff()
     settings.networking.request_timeout = 60.0
+    # Each kind is listed whole, by one request: what that lacks is gone.
+    settings.watching.initial_streaming = False
+    settings.watching.chunk_size = None
     for resource in resources:
         if resource.label_selector is not None:
             selector = (resource.group, resource.version, resource.plural)

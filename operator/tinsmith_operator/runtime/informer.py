@@ -14,10 +14,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
+from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import API_VERSION
 from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailable
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.client import Cluster
+from tinsmith_operator.kube.client import Cluster, read_list
 from tinsmith_operator.kube.resources import OWNERS, WATCHED, Resource
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.scope import Scope
@@ -61,8 +62,6 @@ class Informer:
         self._states: dict[Place, State] = {
             (part, plural): State.WAITS for part in scope.parts for plural in self._resources
         }
-        self._again: set[Place] = set()
-        self._listings: dict[Place, asyncio.Task[None]] = {}
         self.complete = asyncio.Event()
 
     @property
@@ -103,29 +102,22 @@ class Informer:
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
-    def heard(self, namespace: Part, plural: str, code: str) -> None:
+    def heard(self, namespace: Part, plural: str, code: str, answer: Manifest | None) -> None:
         """A watch of this kind begins anew: its list was answered with this status."""
         place = (namespace, plural)
         if place not in self._states:
             return
         if code == "403":
             self._refuse(place)
-        elif code == "200":
-            self._again.add(place)
-            if place not in self._listings:
-                name = f"list {plural} in {words_for(namespace)}"
-                self._listings[place] = asyncio.create_task(self._list(place), name=name)
-
-    async def close(self) -> None:
-        listings = list(self._listings.values())
-        for listing in listings:
-            listing.cancel()
-        await asyncio.gather(*listings, return_exceptions=True)
+        elif answer is not None:
+            resource = self._resources[plural]
+            self._cache.replace(resource, namespace, *read_list(resource, answer))
+            self._accept(place)
 
     async def _can_read(self, part: Part) -> bool:
         for resource in OWNERS:
             try:
-                await self._cluster.list_all(resource, part)
+                await self._cluster.try_list(resource, part)
             except NotFound as error:
                 raise OperatorError(
                     f"The cluster does not know {resource.plural}.{resource.group}. Install the CRD: "
@@ -147,23 +139,6 @@ class Informer:
             log.warning("waiting for the API server to tell of the kinds", error=str(error))
             return False
         return all(resource.plural in told for resource in OWNERS)
-
-    async def _list(self, place: Place) -> None:
-        part, plural = place
-        resource = self._resources[plural]
-        while place in self._again:
-            self._again.discard(place)
-            try:
-                listed, version = await self._cluster.list_all(resource, part)
-            except Exception as error:
-                # Whatever it is, nobody waits for this task, and a kind that is not listed stops everything.
-                log.warning("not listed", resource=plural, where=words_for(part), error=repr(error))
-                self._again.add(place)
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            self._cache.replace(resource, part, listed, version)
-            self._accept(place)
-        del self._listings[place]
 
     def _accept(self, place: Place) -> None:
         part, before = place[0], self._states[place]

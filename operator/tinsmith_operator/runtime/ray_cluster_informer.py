@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import ClusterError, NotFound, OperatorError, Refused
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.client import Cluster, Heard
@@ -96,7 +97,7 @@ class RayClusterInformer:
         refused = None
         for part in self._scope.parts:
             try:
-                await self._cluster.list_all(RAY_CLUSTERS, part)
+                await self._cluster.try_list(RAY_CLUSTERS, part)
             except NotFound:
                 return UNKNOWN_KIND
             except Refused:
@@ -119,12 +120,12 @@ class RayClusterInformer:
         finally:
             await watch.stop()
             running.cancel()
-            await asyncio.gather(running, self._informer.close(), return_exceptions=True)
+            await asyncio.gather(running, return_exceptions=True)
             self._informer = self._new_informer()
 
-    def _hear(self, namespace: str | None, plural: str, code: str) -> None:
+    def _hear(self, namespace: str | None, plural: str, code: str, answer: Manifest | None) -> None:
         self._heard.set()
-        self._informer.heard(namespace, plural, code)
+        self._informer.heard(namespace, plural, code, answer)
         if code == "403":
             self._changed()
 

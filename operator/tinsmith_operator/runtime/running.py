@@ -141,7 +141,6 @@ class Operator:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._workers.close()
         await self._snapshots.close()
-        await self._informer.close()
         await self._leader.release()
         await self._watch.stop()
         await self._cluster.close()

@@ -21,7 +21,7 @@ from support.operator.operators import (
     session_manifest,
     settings_for,
 )
-from tinsmith_operator.kube.resources import POOLS, SERVICES, SESSIONS, ApiCall
+from tinsmith_operator.kube.resources import EVENTS, POOLS, SERVICES, SESSIONS, WATCHED, ApiCall
 
 WRITES = ("create", "patch", "update", "delete")
 
@@ -114,6 +114,17 @@ async def a_life(hands: KubectlUser) -> set[str]:
         await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": False}})
         again = await comes_to_rest(hands, "WorkerReady")
     return {ready["status"]["workerId"], again["status"]["workerId"]}
+
+
+async def test_each_kind_is_listed_once_at_the_start(hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy) -> None:
+    """A list of a large cluster is the dearest thing that an operator asks for."""
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest())
+        await comes_to_rest(hands, "WorkerReady")
+    requests = zip(proxy.calls, proxy.queries, strict=True)
+    whole = Counter(call.resource for call, query in requests if call.verb == "list" and "limit" not in query)
+    del whole[EVENTS.plural]
+    assert whole == {resource.plural: 1 for resource in WATCHED}
 
 
 async def test_what_vanishes_while_the_watch_is_away_comes_back(

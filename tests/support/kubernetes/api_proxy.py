@@ -24,7 +24,8 @@ REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "Intern
 
 
 class ApiProxy:
-    """`calls` came in, to `paths`. `fault` answers some; `lose_answers_of` does them and says that it failed.
+    """`calls` came in, to `paths`, with `queries`. `fault` answers some; `lose_answers_of` does them and says that it
+    failed.
 
     hold: what is kept on its way until the event; `held` says how each was answered then, None before.
     """
@@ -32,6 +33,7 @@ class ApiProxy:
     def __init__(self, server: str, context: ssl.SSLContext) -> None:
         self.calls: list[ApiCall] = []
         self.paths: list[str] = []
+        self.queries: list[dict[str, str]] = []
         self.fault: Fault = lambda _call: None
         self.lose_answers_of: Callable[[ApiCall], bool] = lambda _call: False
         self.hold: Callable[[ApiCall], asyncio.Event | None] = lambda _call: None
@@ -67,6 +69,7 @@ class ApiProxy:
         cuts = self._cuts
         self.calls.append(call)
         self.paths.append(request.path)
+        self.queries.append(dict(request.query))
         status = self.fault(call)
         if status == 410 and call.verb == "watch":
             # What the API server says in the stream, not before it.

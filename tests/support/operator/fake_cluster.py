@@ -44,6 +44,14 @@ class FakeCluster:
         found = [self.objects[ref] for ref in within]
         return [copy.deepcopy(item) for item in found if resource.selects(item)], next(self._versions)
 
+    async def try_list(self, resource: Resource, namespace: str | None) -> None:
+        await self.list_all(resource, namespace)
+
+    async def list_answer(self, resource: Resource, namespace: str | None) -> Manifest:
+        """As the wire has it."""
+        items, version = await self.list_all(resource, namespace)
+        return {"items": items, "metadata": {"resourceVersion": str(version)}}
+
     async def kinds_of(self, api_version: str) -> frozenset[str]:
         self._begin("get", "APIResourceList", api_version)
         return frozenset(self.told)

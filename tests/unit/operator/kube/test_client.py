@@ -19,7 +19,7 @@ from tinsmith_operator.errors import (
     Throttled,
     Unavailable,
 )
-from tinsmith_operator.kube.client import Cluster, error_of, load_configuration
+from tinsmith_operator.kube.client import Cluster, error_of, load_configuration, open_watch_session
 from tinsmith_operator.kube.rate_limit import RateLimit
 from tinsmith_operator.kube.resources import LEASES, SECRETS, SERVICES, SESSIONS, ApiCall, parse_call
 
@@ -301,3 +301,28 @@ async def test_no_credentials_at_all_is_said_with_the_cure(monkeypatch: pytest.M
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     with pytest.raises(OperatorError, match="service account, or set KUBECONFIG"):
         await load_configuration()
+
+
+async def test_a_list_that_the_watch_asks_for_is_read_beside_it(wire: Wire) -> None:
+    """So nobody has to ask for it a second time."""
+    heard: list[tuple[str | None, str, str, Any]] = []
+    session = await open_watch_session(lambda *_: None, lambda *list_: heard.append(list_))
+    async with session.http as http:
+        for path in ("/api/v1/namespaces/tin/secrets", "/api/v1/pods", "/api/v1/namespaces/tin/secrets/one"):
+            async with http.get(session.server + path) as response:
+                assert await response.json() == wire.answer
+        async with http.get(f"{session.server}/api/v1/pods?watch=true") as response:
+            assert [part async for part in response.content] != []
+        wire.status = 403
+        async with http.get(f"{session.server}/api/v1/pods") as response:
+            await response.read()
+    assert heard == [
+        ("tin", "secrets", "200", wire.answer),
+        (None, "pods", "200", wire.answer),
+        (None, "pods", "403", None),
+    ]
+
+
+async def test_whether_a_kind_can_be_listed_is_asked_without_listing_it(cluster: Cluster, wire: Wire) -> None:
+    await cluster.try_list(SECRETS, "tin")
+    assert [request[:3] for request in wire.requests] == [("GET", "/api/v1/namespaces/tin/secrets", {"limit": "1"})]

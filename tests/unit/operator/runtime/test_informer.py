@@ -8,7 +8,7 @@ from support.operator.fake_cluster import FakeCluster
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.errors import NotFound, OperatorError, Unavailable
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.resources import POOLS, SERVICES, WATCHED, Key, Ref
+from tinsmith_operator.kube.resources import POOLS, SERVICES, WATCHED, Key, Ref, Resource
 from tinsmith_operator.runtime.informer import RETRY_SECONDS, Informer
 from tinsmith_operator.scope import Scope
 
@@ -28,11 +28,14 @@ class House:
     async def watch(self, namespace: str | None) -> None:
         """As Kopf does: each kind is listed by its watch."""
         for resource in WATCHED:
-            self.informer.heard(namespace, resource.plural, "403" if namespace in self.cluster.forbidden else "200")
-        await asyncio.sleep(0.1)
+            await self.watch_one(namespace, resource)
 
-    def lists(self) -> int:
-        return [verb for verb, _, _ in self.cluster.requests].count("list")
+    async def watch_one(self, namespace: str | None, resource: Resource) -> None:
+        if namespace in self.cluster.forbidden:
+            self.informer.heard(namespace, resource.plural, "403", None)
+        else:
+            answer = await self.cluster.list_answer(resource, namespace)
+            self.informer.heard(namespace, resource.plural, "200", answer)
 
 
 @simulated_time
@@ -42,8 +45,7 @@ async def test_it_is_complete_when_every_kind_was_listed() -> None:
         assert not house.informer.complete.is_set()
         assert f"{resource.plural} in namespace tin" in house.informer.missing
         assert not house.informer.knows("tin")
-        house.informer.heard("tin", resource.plural, "200")
-        await asyncio.sleep(0.1)
+        await house.watch_one("tin", resource)
     assert house.informer.complete.is_set()
     assert house.informer.missing == []
     assert house.informer.refused == []
@@ -57,41 +59,40 @@ async def test_what_vanished_while_the_watch_was_away_is_noticed_after_its_new_l
     house.cache.note(house.cluster.put(SERVICE))
     house.cache.read(PLACE, Key("tin", "tiny", "TrainingSession"))
     del house.cluster.objects[PLACE]
-    house.informer.heard("tin", SERVICES.plural, "200")
-    await asyncio.sleep(0.1)
+    await house.watch_one("tin", SERVICES)
     assert house.cache.peek(PLACE) is None
     assert house.enqueued == [Key("tin", "tiny", "TrainingSession")]
 
 
 @simulated_time
-async def test_a_list_that_fails_is_tried_until_it_succeeds() -> None:
+async def test_a_list_that_was_not_answered_says_nothing() -> None:
+    """Kopf asks again, for ever."""
     house = House()
-    house.cluster.failures["list"] = [Unavailable("down"), RuntimeError("a bug")]
-    house.cluster.put(SERVICE)
-    house.informer.heard("tin", SERVICES.plural, "200")
-    await asyncio.sleep(2 * RETRY_SECONDS + 0.1)
+    house.cache.note(house.cluster.put(SERVICE))
+    for code in ("500", "error"):
+        house.informer.heard("tin", SERVICES.plural, code, None)
     assert house.cache.peek(PLACE) is not None
-    assert house.lists() == 3
+    assert f"{SERVICES.plural} in namespace tin" in house.informer.missing
 
 
 @simulated_time
-async def test_a_watch_that_begins_anew_during_the_list_is_listed_once_more() -> None:
+async def test_what_was_made_since_the_list_stays() -> None:
+    """Our own writes are in the cache at once, and the list may have been under way."""
     house = House()
-    for _ in range(5):
-        house.informer.heard("tin", SERVICES.plural, "200")
-    await asyncio.sleep(0.1)
-    house.informer.heard("tin", SERVICES.plural, "200")
-    await asyncio.sleep(0.1)
-    assert house.lists() == 2
+    before = await house.cluster.list_answer(SERVICES, "tin")
+    house.cache.note(house.cluster.put(SERVICE))
+    house.informer.heard("tin", SERVICES.plural, "200", before)
+    assert house.cache.peek(PLACE) is not None
 
 
 @simulated_time
 async def test_a_list_of_a_kind_that_is_not_watched_means_nothing() -> None:
     house = House()
-    house.informer.heard(None, "namespaces", "200")
-    house.informer.heard("elsewhere", "pods", "200")
-    await asyncio.sleep(0.1)
-    assert house.lists() == 0
+    house.cache.note(house.cluster.put(SERVICE))
+    empty = {"items": [], "metadata": {"resourceVersion": "1000"}}
+    for namespace, plural in ((None, "namespaces"), ("elsewhere", "services"), ("tin", "events")):
+        house.informer.heard(namespace, plural, "200", empty)
+    assert house.cache.peek(PLACE) is not None
 
 
 @simulated_time
@@ -149,8 +150,7 @@ async def test_a_namespace_that_comes_later_is_entered_once_every_kind_in_it_is_
     house.cluster.forbidden = set()
     for resource in WATCHED:
         assert "b" not in house.entered
-        house.informer.heard("b", resource.plural, "200")
-        await asyncio.sleep(0.1)
+        await house.watch_one("b", resource)
     assert house.entered == ["a", "b"]
     assert house.informer.knows("b")
     assert house.informer.refused == []
@@ -162,8 +162,8 @@ async def test_one_kind_that_is_forbidden_keeps_its_whole_namespace_unknown() ->
     house = House("a", "b")
     await house.watch("a")
     for resource in WATCHED:
-        house.informer.heard("b", resource.plural, "403" if resource is SERVICES else "200")
-    await asyncio.sleep(0.1)
+        house.cluster.forbidden = {"b"} if resource is SERVICES else set()
+        await house.watch_one("b", resource)
     assert house.informer.complete.is_set()
     assert not house.informer.knows("b")
     assert "may not list services there" in house.informer.refused[0]
@@ -197,7 +197,7 @@ async def test_a_part_with_rights_that_were_taken_away_is_known_no_more() -> Non
     house = House("a", "b")
     await house.watch("a")
     await house.watch("b")
-    house.informer.heard("b", SERVICES.plural, "403")
+    house.informer.heard("b", SERVICES.plural, "403", None)
     assert (house.informer.knows("a"), house.informer.knows("b")) == (True, False)
 
 

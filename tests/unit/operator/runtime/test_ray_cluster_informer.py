@@ -33,8 +33,10 @@ class FakeWatch:
             self._house.blind_watches -= 1
             await asyncio.Event().wait()
         for namespace in self._house.namespaces:
-            code = "403" if namespace in self._house.cluster.forbidden else "200"
-            self._heard(namespace, RAY_CLUSTERS.plural, code)
+            if namespace in self._house.cluster.forbidden:
+                self._heard(namespace, RAY_CLUSTERS.plural, "403", None)
+            else:
+                self._heard(namespace, RAY_CLUSTERS.plural, "200", {"items": [], "metadata": {"resourceVersion": "1"}})
         await self.end.wait()
         raise OperatorError("the kind is gone")
 

@@ -7,6 +7,7 @@ import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,8 +53,15 @@ class ListingWatch:
     has_ended = False
 
     def __init__(
-        self, scope: Scope, _deliver: object, heard: Heard, _observe: object, resources: Sequence[Resource]
+        self,
+        cluster: LeasingCluster,
+        scope: Scope,
+        _deliver: object,
+        heard: Heard,
+        _observe: object,
+        resources: Sequence[Resource],
     ) -> None:
+        self._cluster = cluster
         self._scope = scope
         self._heard = heard
         self._resources = resources
@@ -61,7 +69,7 @@ class ListingWatch:
     async def run(self) -> None:
         for part in self._scope.parts:
             for resource in self._resources:
-                self._heard(part, resource.plural, "200")
+                self._heard(part, resource.plural, "200", await self._cluster.list_answer(resource, part))
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
@@ -74,7 +82,7 @@ async def operator_over(
 ) -> AsyncIterator[Operator]:
     """It leads, and has found out how its certificates are."""
     monkeypatch.setattr(running, "Cluster", lambda *_: cluster)
-    monkeypatch.setattr(running, "Watch", ListingWatch)
+    monkeypatch.setattr(running, "Watch", partial(ListingWatch, cluster))
     operator, stop = Operator(settings), asyncio.Event()
     task = asyncio.create_task(operator.run(stop))
     await asyncio.sleep(1)
