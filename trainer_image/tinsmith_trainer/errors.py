@@ -39,7 +39,7 @@ class StorageUnavailable(ServerError):
 
 
 class OutOfMemory(ServerError):
-    """The sampler's device has no room; it may have when something else goes."""
+    """The device, or this machine, has no room; it may have when something else goes."""
 
 
 class SamplerClosed(ServerError):
@@ -52,6 +52,10 @@ class ModelNotFound(TrainerError):
 
 class ModelDirectoryInvalid(TrainerError):
     """A base model's directory cannot be loaded. The message names the file."""
+
+
+class ModelCannotLoad(TrainerError):
+    """The files of a base model may be sound, and the engine fails at it all the same. The message quotes the error."""
 
 
 class ModelChanged(TrainerError):

@@ -240,6 +240,13 @@ class Reason(StrEnum):
         "The worker found files that it cannot load as a model.",
         "Replace them by a complete model in the format of transformers.",
     )
+    MODEL_CANNOT_LOAD = (
+        "ModelCannotLoad",
+        Progress.STUCK,
+        "The engine failed at the model while it was loaded, for example in its first forward. The message quotes it.",
+        "Make a session with a model, or an engine, that go together, or mend the model; the pod's log says where it "
+        "failed.",
+    )
     MODEL_CHANGED = (
         "ModelChanged",
         Progress.STUCK,
@@ -287,8 +294,9 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = (
         "OutOfMemory",
         Progress.STUCK,
-        "The worker was killed because it needed more memory than its limit.",
-        "Raise `spec.resources.limits.memory`, or lower `spec.adapters` or the length of sequences.",
+        "The worker needed more memory than its limit, or than its GPU has. The message says which.",
+        "Raise `spec.resources.limits.memory`, or lower `spec.adapters` or the length of sequences; or give it a "
+        "larger GPU.",
     )
     CRASH_LOOP = (
         "CrashLoop",

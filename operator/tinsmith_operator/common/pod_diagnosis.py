@@ -40,9 +40,11 @@ POD_CREATION_WARNINGS = frozenset(
 WORKER_REASONS = {
     "ModelNotFound": Reason.MODEL_NOT_FOUND,
     "ModelInvalid": Reason.MODEL_INVALID,
+    "ModelCannotLoad": Reason.MODEL_CANNOT_LOAD,
     "ModelChanged": Reason.MODEL_CHANGED,
     "VolumeUnsuitable": Reason.VOLUME_UNSUITABLE,
     "TlsInvalid": Reason.TLS_INVALID,
+    "OutOfMemory": Reason.OUT_OF_MEMORY,
 }
 _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
 

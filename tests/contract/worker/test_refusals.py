@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -12,9 +11,10 @@ import pytest
 from support.engine.gated import SEED_VARIABLE
 from support.worker.pod_worker import IMAGE, PodWorker, finished
 from support.worker.process import create, train
+from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 
 StartPod = Callable[..., PodWorker]
-CANNOT_START, USAGE = 3, 2
+CANNOT_START, USAGE, CRASHED = 3, 2, 1
 
 
 @pytest.fixture
@@ -63,6 +63,27 @@ async def test_a_model_that_cannot_be_loaded(pod: StartPod, tmp_path: Path) -> N
     record = await refusal(pod(flags={"--engine": "peft", "--model": str(tmp_path / "model")}))
     assert record["reason"] == "ModelInvalid"
     assert "config.json is missing" in record["message"]
+
+
+async def test_a_model_whose_forward_raises(pod: StartPod, tmp_path: Path) -> None:
+    """Its files are sound and its shapes are not: three key heads do not go into four."""
+    model = make_tiny_model(tmp_path / "model", shape=TinyShape(kv_heads=3))
+    record = await refusal(pod(flags={"--engine": "peft", "--model": str(model)}))
+    assert record["reason"] == "ModelCannotLoad"
+    assert f"The engine peft cannot load {model}: RuntimeError: The size of tensor" in record["message"]
+
+
+async def test_an_engine_that_cannot_be_imported(pod: StartPod) -> None:
+    record = await refusal(pod(flags={"--engine": "no.such.module:factory"}))
+    assert record["reason"] == "ModelCannotLoad"
+    assert "No module named 'no'" in record["message"]
+
+
+async def test_a_model_for_which_there_is_no_memory_may_fit_at_the_next_start(pod: StartPod) -> None:
+    """Whoever has the memory now may end: so it says why, and is started again as after a crash."""
+    record = await refusal(pod(flags={"--engine": "support.engine.wrong:finds_no_memory"}), CRASHED)
+    assert record["reason"] == "OutOfMemory"
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB" in record["message"]
 
 
 async def test_other_weights_than_the_journals(pod: StartPod) -> None:
@@ -119,10 +140,13 @@ async def test_a_flag_that_is_not_known(pod: StartPod) -> None:
 
 
 async def test_something_that_nobody_thought_of(pod: StartPod) -> None:
-    worker = pod(flags={"--engine": "no.such.module:factory"})
+    worker = pod(flags={"--engine": "support.engine.wrong:finds_a_broken_device"})
     worker.start()
     code, errors = await worker.ended()
-    assert code == 1
+    assert code == CRASHED
     assert "Traceback" in errors
-    assert worker.termination() == {"reason": "CannotStart", "message": "No module named 'no'"}
-    json.loads(worker.termination_log.read_text())
+    assert "tinsmith-trainer: CUDA error: an illegal memory access was encountered" in errors.splitlines()
+    assert worker.termination() == {
+        "reason": "CannotStart",
+        "message": "CUDA error: an illegal memory access was encountered",
+    }

@@ -61,6 +61,14 @@ def forgets_the_first_call(options: Any) -> tuple[ReferenceEngine, None]:
     return ForgetsTheFirstCall(), None
 
 
+def finds_no_memory(options: Any) -> tuple[ReferenceEngine, None]:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def finds_a_broken_device(options: Any) -> tuple[ReferenceEngine, None]:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
 _alive: weakref.WeakSet[ReferenceEngine] = weakref.WeakSet()
 
 

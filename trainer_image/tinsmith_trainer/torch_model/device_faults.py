@@ -8,12 +8,10 @@ from collections.abc import Iterator
 import structlog
 import torch
 
+from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.process_exit import end_process, end_without_blame
 
 log = structlog.get_logger(__name__)
-
-_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
-"""Of CUDA and of its libraries. Memory comes back when other jobs end."""
 
 
 def end_if_device_is_lost(error: Exception) -> None:
@@ -43,7 +41,7 @@ def needs_device() -> Iterator[None]:
 def is_device_fault(error: BaseException) -> bool:
     """A fault of CUDA spoils its context: every later call of the process fails like the first."""
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
+    if isinstance(error, torch.OutOfMemoryError) or is_out_of_memory(error):  # it comes back when other jobs end
         return False
     if isinstance(error, getattr(torch, "AcceleratorError", ())):  # torch before 2.8 says it in the text alone
         return True

@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_default_handler, disable_progress
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
+from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
 
@@ -102,6 +103,8 @@ def load_torch_model(
         config = AutoConfig.from_pretrained(directory)
         model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, attn_implementation="sdpa")
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, …
+        if is_out_of_memory(error):
+            raise
         raise ModelDirectoryInvalid(_blame(directory, error)) from error
     model = model.to(device).eval().requires_grad_(False)
     tokenizer = load_tokenizer(directory)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import structlog
 
-from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.errors import OutOfMemory, TrainerError
 from tinsmith_trainer.logs import configure_logs
 from tinsmith_trainer.options import EXIT_USAGE, UsageError, WorkerOptions, parse_options, termination_log_of
 from tinsmith_trainer.process_exit import end_without_blame
@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 EXIT_CANNOT_START = 3
 """Model, volume, image or certificates are at fault; the last line on standard error says what."""
+EXIT_MAY_PASS = 1
+"""Another start may go well."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -32,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         options = parse_options(arguments)
     except UsageError as error:
         write_termination_log(termination_log_of(arguments), error)
-        print(f"tinsmith-trainer: {error}", file=sys.stderr, flush=True)
+        _say(error)
         return EXIT_USAGE
     configure_logs(options.log_format, options.log_level)
     if options.parent_fd is not None:
@@ -45,12 +47,19 @@ def _run_with(options: WorkerOptions) -> int:
         asyncio.run(_live(options))
     except TrainerError as error:
         write_termination_log(options.termination_log, error)
-        print(f"tinsmith-trainer: {error}", file=sys.stderr, flush=True)
-        return EXIT_CANNOT_START
+        _say(error)
+        return EXIT_MAY_PASS if isinstance(error, OutOfMemory) else EXIT_CANNOT_START
     except Exception as error:
         write_termination_log(options.termination_log, error)
+        _say(error)
         raise
     return 0
+
+
+def _say(error: Exception) -> None:
+    """In one line: whoever started this process takes that for the reason why it ended."""
+    sentence = " ".join(str(error).split()) or type(error).__name__
+    print(f"tinsmith-trainer: {sentence}", file=sys.stderr, flush=True)
 
 
 async def _live(options: WorkerOptions) -> None:

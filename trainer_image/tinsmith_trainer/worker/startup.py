@@ -15,6 +15,7 @@ from typing_extensions import override
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine, EngineCapabilities
 from tinsmith_trainer.errors import ImageChanged, ServerError
+from tinsmith_trainer.load_failures import explained
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.journal import Journal
@@ -137,7 +138,8 @@ def _capabilities(options: WorkerOptions) -> EngineCapabilities:
 
 def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     """What `--engine` names. Off the event loop: importing a framework takes as long as some models do."""
-    engine, sampler = _engine_factory(options.engine)(options)
+    with explained(options.engine, options.model):
+        engine, sampler = _engine_factory(options.engine)(options)
     _check_length(options, engine.base_model())
     if sampler is not None and not options.sampling:
         raise ServerError(f"The engine {options.engine} brings a sampler in spite of --no-sampling.")
@@ -146,7 +148,8 @@ def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 
 def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
     """In a thread, likewise."""
-    base, sampler = _sampler_factory(options.engine)(options)
+    with explained(options.engine, options.model):
+        base, sampler = _sampler_factory(options.engine)(options)
     _check_length(options, base)
     return base, sampler
 

@@ -9,9 +9,11 @@ import structlog
 
 from tinsmith_trainer.errors import (
     ImageChanged,
+    ModelCannotLoad,
     ModelChanged,
     ModelDirectoryInvalid,
     ModelNotFound,
+    OutOfMemory,
     TlsInvalid,
     VolumeUnsuitable,
 )
@@ -23,10 +25,12 @@ CANNOT_START = "CannotStart"
 REASONS: dict[type[Exception], str] = {
     ModelNotFound: "ModelNotFound",
     ModelDirectoryInvalid: "ModelInvalid",
+    ModelCannotLoad: "ModelCannotLoad",
     ModelChanged: "ModelChanged",
     VolumeUnsuitable: "VolumeUnsuitable",
     ImageChanged: "ImageChanged",
     TlsInvalid: "TlsInvalid",
+    OutOfMemory: "OutOfMemory",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from support.odd_certificates import authority_of_a_name_that_is_no_text, odd_leaves
+from support.operator.odd_certificates import authority_of_a_name_that_is_no_text, odd_leaves
 from tinsmith_operator.ca.certificates import (
     LEAF_LIFETIME,
     Authority,

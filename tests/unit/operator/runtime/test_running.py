@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import structlog
-from support.odd_certificates import odd_leaves
 from support.operator.fake_cluster import FakeCluster
+from support.operator.odd_certificates import odd_leaves
 from support.operator.operators import settings_for
 from support.simulated_time import simulated_time
 from tinsmith_operator.ca.certificates import Use, new_authority, parse_facts

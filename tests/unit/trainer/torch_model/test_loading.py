@@ -75,6 +75,15 @@ def test_a_directory_that_cannot_be_loaded_names_what_is_wrong(
         load_torch_model(str(directory))
 
 
+def test_a_want_of_memory_is_not_blamed_on_the_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_no_room(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 68719476736 bytes.")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", has_no_room)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        load_torch_model(str(directory))
+
+
 def test_a_name_that_is_no_directory_and_no_repository_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFound, match=r"nobody/nothing.*Give a local directory"):

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from tinsmith_trainer.errors import (
     ImageChanged,
+    ModelCannotLoad,
     ModelChanged,
     ModelDirectoryInvalid,
     ModelNotFound,
+    OutOfMemory,
     ServerError,
     TlsInvalid,
     VolumeUnsuitable,
@@ -21,10 +23,12 @@ from tinsmith_trainer.worker.termination_log import MAX_MESSAGE_BYTES, terminati
     [
         (ModelNotFound("…"), "ModelNotFound"),
         (ModelDirectoryInvalid("…"), "ModelInvalid"),
+        (ModelCannotLoad("…"), "ModelCannotLoad"),
         (ModelChanged("…"), "ModelChanged"),
         (VolumeUnsuitable("…"), "VolumeUnsuitable"),
         (ImageChanged("…", "old"), "ImageChanged"),
         (TlsInvalid("…"), "TlsInvalid"),
+        (OutOfMemory("…"), "OutOfMemory"),
         (ServerError("…"), "CannotStart"),
         (OSError("…"), "CannotStart"),
     ],
