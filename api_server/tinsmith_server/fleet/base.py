@@ -215,3 +215,9 @@ class Fleet(Protocol):
     @property
     def problem(self) -> str | None:
         """Why the fleet cannot tell yet where its workers are; None when it can."""
+
+
+def share_weights(fleet: Fleet, one: str, other: str) -> bool:
+    """Whether two names stand for the same base weights, so that an adapter of one fits the other."""
+    first, second = fleet.model(one), fleet.model(other)
+    return one == other or (first is not None and second is not None and first.weights == second.weights)

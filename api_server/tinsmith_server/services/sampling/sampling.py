@@ -11,14 +11,13 @@ from typing import Any, Generic, TypeVar
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import Gone, NotFound, TooManySamples, Unprocessable
-from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.fleet.base import Fleet, share_weights
 from tinsmith_server.logs import bind_ids
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.failures import training_only
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
 from tinsmith_server.services.sampling.sample_requests import sample_request
-from tinsmith_server.services.training.model_creation import share_weights
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, SamplingSession, utc_now
 from tinsmith_server.wire.ids import SampleId, is_sample_number, parse_tinker_path, sampling_session_id_of

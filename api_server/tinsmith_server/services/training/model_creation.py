@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.fleet.base import Fleet, ServedModel
+from tinsmith_server.fleet.base import Fleet, ServedModel, share_weights
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.failures import Failure, sampling_only
 from tinsmith_server.store.records import Checkpoint
@@ -92,12 +92,6 @@ def find_served(fleet: Fleet, name: str) -> ServedModel:
     if not served.training:
         raise InvalidModelRequest(sampling_only(name))
     return served
-
-
-def share_weights(fleet: Fleet, one: str, other: str) -> bool:
-    """Whether two names stand for the same base weights, so that an adapter of one fits the other."""
-    first, second = fleet.model(one), fleet.model(other)
-    return one == other or (first is not None and second is not None and first.weights == second.weights)
 
 
 def check_rank(served: ServedModel, rank: int) -> None:

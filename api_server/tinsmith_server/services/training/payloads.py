@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.fleet.base import Fleet, share_weights
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import rejection, training_only
-from tinsmith_server.services.training.model_creation import load_payload, share_weights
+from tinsmith_server.services.training.model_creation import load_payload
 from tinsmith_server.store.records import CheckpointType, Model
 from tinsmith_server.wire.ids import sampling_session_id_of
 from tinsmith_server.wire.requests import (
