@@ -30,11 +30,6 @@ class Architecture:
     query_key_norms: bool
     tied_embeddings: bool
 
-    @property
-    def heads_per_group(self) -> int:
-        """Query heads that share a key and a value head."""
-        return self.heads // self.kv_heads
-
 
 def read_architecture(directory: Path, config: Any) -> Architecture:
     """Raises ModelDirectoryInvalid for a model that Megatron's layers, as they are put together here, are not."""

@@ -35,10 +35,6 @@ class TensorPart:
     whole_shape: Shape
 
 
-def rank_dimension(name: str) -> int:
-    return 0 if name.endswith(A_SUFFIX) else 1
-
-
 def whole_shapes(parts: Sequence[Sequence[TensorPart]], modules: Sequence[str], rank: int) -> dict[str, Shape]:
     """Of an adapter of this rank on these modules: modules in their order, A before B. `parts` are every rank's."""
     padded = {part.name: part.whole_shape for held in parts for part in held}
