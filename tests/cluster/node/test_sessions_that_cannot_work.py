@@ -78,7 +78,7 @@ def test_a_mended_session_serves(other_session: Installation) -> None:
     other_session.wait_ready(NAME)
 
 
-def test_a_strangers_object_is_left_alone_and_named(other_session: Installation) -> None:
+def test_a_foreign_object_is_left_alone_and_named(other_session: Installation) -> None:
     service = {
         "apiVersion": "v1",
         "kind": "Service",

@@ -138,23 +138,23 @@ async def test_a_child_of_a_pool_that_is_edited_becomes_what_it_was(
 
 
 @pytest.mark.parametrize("child", ["deployment", "budget"])
-async def test_a_strangers_object_is_not_touched_for_a_pool(hands: KubectlUser, kubelet: Kubelet, child: str) -> None:
+async def test_a_foreign_object_is_not_touched_for_a_pool(hands: KubectlUser, kubelet: Kubelet, child: str) -> None:
     name, resource = OWNED[child]
-    labels = {"of": "a-stranger"}
+    labels = {"of": "somebody-else"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "example.invalid/c:1"}]}}
     specs = {
         "deployment": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template},
         "budget": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
     }
     head = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name, "labels": labels}}
-    stranger = await hands.create(resource, {**head, "spec": specs[child]})
+    foreign = await hands.create(resource, {**head, "spec": specs[child]})
     async with running(settings_for(hands.namespace)):
         await hands.create(POOLS, pool_manifest())
         await comes_to_rest(hands, "NameConflict", resource=POOLS)
         # A Deployment's controller marks what it has seen; nothing else may be different.
         (kept, spec, _), (kept_before, spec_before, _) = (
             await spec_of(hands, resource, name),
-            spec_of_manifest(stranger),
+            spec_of_manifest(foreign),
         )
         assert (kept["uid"], kept["labels"], spec) == (kept_before["uid"], labels, spec_before)
         await hands.delete(resource, name)

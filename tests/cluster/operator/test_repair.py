@@ -1,4 +1,4 @@
-"""What is taken away or changed comes back; what is a stranger's is left alone."""
+"""What is taken away or changed comes back; what belongs to others is left alone."""
 
 from __future__ import annotations
 
@@ -99,15 +99,15 @@ async def test_a_field_that_a_session_no_longer_asks_for_leaves_the_pod(hands: K
 
 
 @pytest.mark.parametrize("child", OWNED)
-async def test_a_strangers_object_is_never_touched_and_the_session_says_so(
+async def test_a_foreign_object_is_never_touched_and_the_session_says_so(
     hands: KubectlUser, kubelet: Kubelet, child: str
 ) -> None:
     name, resource = OWNED[child]
-    stranger = await hands.create(resource, strangers(resource, name))
+    foreign = await hands.create(resource, foreign_object(resource, name))
     async with running(settings_for(hands.namespace)) as operator:
         await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "NameConflict")
-        assert await spec_of(hands, resource, name) == spec_of_manifest(stranger)
+        assert await spec_of(hands, resource, name) == spec_of_manifest(foreign)
         assert operator is not None
         await hands.delete(resource, name)
         # A Secret without our label is not watched: it is looked at again after a minute.
@@ -115,9 +115,9 @@ async def test_a_strangers_object_is_never_touched_and_the_session_says_so(
             await comes_to_rest(hands, "WorkerReady")
 
 
-def strangers(resource: Resource, name: str) -> dict[str, Any]:
+def foreign_object(resource: Resource, name: str) -> dict[str, Any]:
     """An object of somebody else under a name that the operator would use."""
-    labels = {"of": "a-stranger"}
+    labels = {"of": "somebody-else"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "example.invalid/c:1"}]}}
     specs: dict[str, dict[str, Any]] = {
         "StatefulSet": {

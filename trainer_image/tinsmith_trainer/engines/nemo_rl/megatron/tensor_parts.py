@@ -15,8 +15,6 @@ from torch import Tensor
 
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 
-A_SUFFIX = ".lora_A"
-
 Shape = tuple[int, int]
 Tensors = Mapping[str, Tensor]
 
