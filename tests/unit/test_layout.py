@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,109 @@ from support.requirements import require
 ROOT = Path(__file__).parents[2]
 LONGEST_FILE_LINES = 500
 GENERATED = "_pb2"
+
+# A product file below the floor goes into its only importer or its subject; above the ceiling it is two; a folder with
+# more files gets rooms by subject. The exceptions say why.
+PRODUCT = {
+    "operator": "tinsmith_operator",
+    "api_server": "tinsmith_server",
+    "trainer_image": "tinsmith_trainer",
+    "client": "tinsmith",
+    "testcluster": "testcluster",
+}
+SHORTEST_PRODUCT_LINES = 60
+LONGEST_PRODUCT_LINES = 400
+MOST_FILES_IN_A_FOLDER = 18
+
+SHARED = "several modules import it, and it is no part of one of them alone"
+"""Checked below."""
+PROGRAM = "a program of its own"
+ROOM = "the same file in session/ and pool/, where a reader looks for it"
+FOR_TESTS = "tests and the demo import it"
+BY_ALEMBIC = "alembic loads it by its place"
+COMMAND = "one command a file"
+ROUTER = "one router a file"
+CHOICE = "a package's public choice, which its __init__ exports"
+
+WHY_SHORT = {
+    "api_server/tinsmith_server/cli/stopping.py": "in force while serving.py still loads uvicorn",
+    "api_server/tinsmith_server/fleet/activation.py": SHARED,
+    "api_server/tinsmith_server/fleet/kubernetes/errors.py": SHARED,
+    "api_server/tinsmith_server/routes/dependencies.py": SHARED,
+    "api_server/tinsmith_server/routes/sampling.py": ROUTER,
+    "api_server/tinsmith_server/routes/unsupported.py": ROUTER,
+    "api_server/tinsmith_server/services/background/readiness.py": "what a probe asks, beside the tasks",
+    "api_server/tinsmith_server/services/checkpoints/lookup.py": SHARED,
+    "api_server/tinsmith_server/services/delivery.py": SHARED,
+    "api_server/tinsmith_server/services/failures.py": SHARED,
+    "api_server/tinsmith_server/services/polling/long_polls.py": SHARED,
+    "api_server/tinsmith_server/services/row_cache.py": SHARED,
+    "api_server/tinsmith_server/store/errors.py": SHARED,
+    "api_server/tinsmith_server/store/migrations/env.py": BY_ALEMBIC,
+    "api_server/tinsmith_server/store/migrations/versions/v0002_replicas.py": BY_ALEMBIC,
+    "api_server/tinsmith_server/store/migrations/versions/v0003_unnamed_weights.py": BY_ALEMBIC,
+    "api_server/tinsmith_server/store/sql_store.py": SHARED,
+    "api_server/tinsmith_server/store/url.py": SHARED,
+    "client/tinsmith/__main__.py": PROGRAM,
+    "client/tinsmith/cluster/errors.py": SHARED,
+    "client/tinsmith/cluster/names.py": SHARED,
+    "client/tinsmith/cluster/tree.py": SHARED,
+    "client/tinsmith/discovery.py": "what a command needs before any is loaded: cli.py must start fast",
+    "client/tinsmith/doctor.py": COMMAND,
+    "client/tinsmith/models.py": COMMAND,
+    "client/tinsmith/version.py": COMMAND,
+    "operator/tinsmith_operator/api/base.py": SHARED,
+    "operator/tinsmith_operator/api/session.py": SHARED,
+    "operator/tinsmith_operator/build/ray.py": "Ray's command lines and versions, apart from KubeRay's object",
+    "operator/tinsmith_operator/build/workload.py": SHARED,
+    "operator/tinsmith_operator/common/certificate.py": SHARED,
+    "operator/tinsmith_operator/common/conditions.py": SHARED,
+    "operator/tinsmith_operator/common/requeue.py": SHARED,
+    "operator/tinsmith_operator/common/scheduling.py": "what another program says, apart from what it means",
+    "operator/tinsmith_operator/common/status_events.py": SHARED,
+    "operator/tinsmith_operator/common/workload_state.py": SHARED,
+    "operator/tinsmith_operator/errors.py": SHARED,
+    "operator/tinsmith_operator/logs.py": SHARED,
+    "operator/tinsmith_operator/pool/conditions.py": ROOM,
+    "operator/tinsmith_operator/pool/decision.py": ROOM,
+    "operator/tinsmith_operator/pool/status.py": ROOM,
+    "operator/tinsmith_operator/scope.py": SHARED,
+    "operator/tinsmith_operator/session/conversion_job.py": SHARED,
+    "testcluster/testcluster/commands.py": SHARED,
+    "testcluster/testcluster/errors.py": SHARED,
+    "testcluster/testcluster/kind.py": SHARED,
+    "testcluster/testcluster/ports.py": FOR_TESTS,
+    "testcluster/testcluster/project_images.py": FOR_TESTS,
+    "testcluster/testcluster/record.py": SHARED,
+    "trainer_image/tinsmith_trainer/__main__.py": PROGRAM,
+    "trainer_image/tinsmith_trainer/durable_files.py": SHARED,
+    "trainer_image/tinsmith_trainer/engines/adam.py": SHARED,
+    "trainer_image/tinsmith_trainer/engines/adapter_state.py": SHARED,
+    "trainer_image/tinsmith_trainer/engines/lora_init.py": SHARED,
+    "trainer_image/tinsmith_trainer/engines/nemo_rl/megatron/cpu_rank.py": SHARED,
+    "trainer_image/tinsmith_trainer/engines/nemo_rl/nemo/actor.py": "Ray loads it by name, in another environment",
+    "trainer_image/tinsmith_trainer/engines/nemo_rl/ranks/ray_answers.py": SHARED,
+    "trainer_image/tinsmith_trainer/engines/peft/settings.py": CHOICE,
+    "trainer_image/tinsmith_trainer/failpoints.py": SHARED,
+    "trainer_image/tinsmith_trainer/flag_check.py": PROGRAM,
+    "trainer_image/tinsmith_trainer/logs.py": SHARED,
+    "trainer_image/tinsmith_trainer/process_exit.py": SHARED,
+    "trainer_image/tinsmith_trainer/sampling/builtin/settings.py": CHOICE,
+    "trainer_image/tinsmith_trainer/sampling/token_server/loop_thread.py": SHARED,
+    "trainer_image/tinsmith_trainer/sampling/token_server/supervisor.py": PROGRAM,
+    "trainer_image/tinsmith_trainer/torch_model/device_faults.py": SHARED,
+    "trainer_image/tinsmith_trainer/training/retry_policy.py": SHARED,
+    "trainer_image/tinsmith_trainer/unknown_fields.py": SHARED,
+    "trainer_image/tinsmith_trainer/worker/health.py": "another protocol than the worker's",
+    "trainer_image/tinsmith_trainer/worker/journal_volume_check.py": "a rule of operation, read on its own",
+    "trainer_image/tinsmith_trainer/worker/termination_log.py": SHARED,
+}
+
+WHY_LONG = {
+    "trainer_image/tinsmith_trainer/training/scheduler.py": "the engine's one thread, in the order it works",
+}
+
+WHY_FULL: dict[str, str] = {}
 
 REGISTRY = re.compile(r"//[\w.-]*(pypi|pythonhosted|npmjs|rubygems|crates)\.(org|io)|//proxy\.golang", re.IGNORECASE)
 # The home of the images' user is no machine's.
@@ -64,6 +171,67 @@ def test_no_python_file_is_too_long_to_read_at_a_sitting() -> None:
         if file.suffix == ".py" and GENERATED not in file.name
     }
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE_LINES} == {}
+
+
+@cache
+def product_lengths() -> dict[str, int]:
+    """Of each Python file; an `__init__.py` may be as short as it likes."""
+    return {
+        file.relative_to(ROOT).as_posix(): len(file.read_text().splitlines())
+        for file in repository_files()
+        if file.suffix == ".py" and file.name != "__init__.py" and is_product(file.relative_to(ROOT))
+    }
+
+
+def is_product(path: Path) -> bool:
+    return any(path.is_relative_to(Path(folder) / package) for folder, package in PRODUCT.items())
+
+
+def test_a_product_file_is_long_enough_to_be_one_or_says_why() -> None:
+    short = {name for name, length in product_lengths().items() if length < SHORTEST_PRODUCT_LINES}
+    assert sorted(short - WHY_SHORT.keys()) == [], "merge it into its only importer or its subject, or say why not"
+
+
+def test_a_product_file_is_short_enough_to_be_one_or_says_why() -> None:
+    long = {name for name, length in product_lengths().items() if length > LONGEST_PRODUCT_LINES}
+    assert sorted(long - WHY_LONG.keys()) == [], "make two of it"
+
+
+def test_a_product_folder_is_about_one_subject_or_says_why() -> None:
+    full = {folder for folder, files in product_folders().items() if files > MOST_FILES_IN_A_FOLDER}
+    assert sorted(full - WHY_FULL.keys()) == [], "give it rooms by subject"
+
+
+def product_folders() -> Counter[str]:
+    return Counter(str(Path(name).parent) for name in product_lengths())
+
+
+def test_no_exception_from_the_sizes_is_left_that_is_not_needed() -> None:
+    lengths, folders = product_lengths(), product_folders()
+    unneeded = [name for name in WHY_SHORT if not 0 < lengths.get(name, 0) < SHORTEST_PRODUCT_LINES]
+    unneeded += [name for name in WHY_LONG if lengths.get(name, 0) <= LONGEST_PRODUCT_LINES]
+    unneeded += [name for name in WHY_FULL if folders[name] <= MOST_FILES_IN_A_FOLDER]
+    assert unneeded == [], "remove it from the table"
+
+
+def test_a_short_file_that_is_said_to_be_shared_has_more_than_one_importer() -> None:
+    importers = Counter(imported for name in product_lengths() for imported in set(imports_of(ROOT / name)))
+    shared = [name for name, reason in WHY_SHORT.items() if reason is SHARED]
+    assert [name for name in shared if importers[module_name(name)] < 2] == [], "merge it into its only importer"
+
+
+def module_name(name: str) -> str:
+    return ".".join(Path(name).with_suffix("").parts[1:])
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """`from a import b` may import the module `a.b`."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
 def shell_scripts() -> list[Path]:
