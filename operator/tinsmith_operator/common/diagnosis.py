@@ -1,15 +1,22 @@
-"""How a finding is said; what can be wrong with sessions and pools alike: foreign objects, refusals, certificates."""
+"""What can be wrong, found in the same way for sessions and pools, and how a finding is said.
+
+Of the objects: foreign ones, refusals, certificates. Of a pod: why there is none, or why it is not ready, from its
+status, its warnings and its worker's last words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from unicodedata import category
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.common.observed import Surroundings
+from tinsmith_operator.common.observed import KubernetesWarning, Surroundings
+from tinsmith_operator.common.pod import Ending, Pod
 
 LONGEST_QUOTE = 600
 NO_TEXT = {"Cc", "Cs", "Cn"}
@@ -41,11 +48,11 @@ REFUSALS = {
 """What is in the other kinds does not come from the spec."""
 
 
-def name_conflict(owner: Owner, foreign_objects: Iterable[Manifest]) -> Finding | None:
-    stranger = next(iter(foreign_objects), None)
-    if stranger is None:
+def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
+    """foreign: an object in the place of one of the owner's children."""
+    if foreign is None:
         return None
-    name = f"{stranger['kind']} {stranger['metadata']['name']}"
+    name = f"{foreign['kind']} {foreign['metadata']['name']}"
     return found(Reason.NAME_CONFLICT, f"{name} is not this {owner.NOUN}'s, and is left alone.")
 
 
@@ -64,3 +71,191 @@ def ca_problem(observed: Surroundings) -> Finding | None:
 
 def missing_certificate(observed: Surroundings) -> Finding | None:
     return ca_problem(observed) if observed.certificate is None else None
+
+
+WARNING_LIFE = timedelta(minutes=20)
+"""A StatefulSet's controller tries again within 17 minutes; what is older has been overcome."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """warnings: of the namespace. claim_uid: of the claim with its journal, if it has one."""
+
+    warnings: tuple[KubernetesWarning, ...]
+    now: datetime
+    claim_uid: str | None = None
+
+    def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
+        """About the object of that UID, and not too old to matter."""
+        recent = (
+            warning
+            for warning in self.warnings
+            if warning.uid == uid and warning.reason in reasons and self.now - warning.at < WARNING_LIFE
+        )
+        return max(recent, key=lambda warning: warning.at, default=None)
+
+
+FRESH_RUN = timedelta(seconds=60)
+"""So long after a start, the ending before it still says what is the matter: who refuses to start does so at once."""
+
+IMAGE_PROBLEMS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+    }
+)
+MOUNT_WARNINGS = frozenset({"FailedMount", "FailedAttachVolume"})
+PROVISIONING_WARNINGS = frozenset({"ProvisioningFailed"})
+POD_CREATION_WARNINGS = frozenset(
+    {
+        "FailedCreate",
+        # KubeRay's, of a RayCluster.
+        "FailedToCreateHeadPod",
+        "FailedToCreateWorkerPod",
+        "InvalidRayClusterSpec",
+        "InvalidRayClusterMetadata",
+    }
+)
+WORKER_REASONS = {
+    "ModelNotFound": Reason.MODEL_NOT_FOUND,
+    "ModelInvalid": Reason.MODEL_INVALID,
+    "ModelCannotLoad": Reason.MODEL_CANNOT_LOAD,
+    "ModelChanged": Reason.MODEL_CHANGED,
+    "VolumeUnsuitable": Reason.VOLUME_UNSUITABLE,
+    "TlsInvalid": Reason.TLS_INVALID,
+    "OutOfMemory": Reason.OUT_OF_MEMORY,
+}
+_MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
+
+
+def why_pods_are_missing(refused: str | None) -> Finding:
+    """refused: what their controller last heard when it tried to make one."""
+    if refused is None:
+        return found(Reason.CREATING_OBJECTS, "The pod is being made.")
+    reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in refused else Reason.POD_REFUSED
+    return found(reason, f"The pod cannot be created: {quoted(refused)}.")
+
+
+def why_pod_is_not_ready(pod: Pod | None, evidence: Evidence) -> Finding:
+    if pod is None or pod.is_terminating:
+        return found(Reason.RESTARTING, "The pod before it has still to go.")
+    return _without_node(pod, evidence) or _waiting(pod, evidence) or _ended(pod, evidence) or _loading(pod, evidence)
+
+
+def why_pod_does_not_run(pod: Pod, evidence: Evidence) -> Finding | None:
+    """Of a pod whose container has not run yet, whatever runs in it."""
+    return _without_node(pod, evidence) or _waiting(pod, evidence) or _preparing(pod)
+
+
+def _preparing(pod: Pod) -> Finding | None:
+    if pod.running_since is not None:
+        return None
+    return found(Reason.PREPARING_POD, f"Node {pod.node_name} prepares the pod.")
+
+
+def _without_node(pod: Pod, evidence: Evidence) -> Finding | None:
+    scheduled = pod.condition("PodScheduled")
+    if pod.node_name is not None or scheduled.get("status") == "True":
+        return None
+    if scheduled.get("reason") != "Unschedulable":
+        return found(Reason.WAITING_FOR_SCHEDULER, "The pod waits for the scheduler.")
+    reason = _why_unschedulable(scheduled.get("message", ""))
+    message = f"The scheduler finds no node: {quoted(scheduled.get('message', ''))}."
+    if reason is Reason.CLAIM_UNBOUND and (provisioning := _provisioning_failure(evidence)):
+        message = f"The claim gets no volume: {quoted(provisioning.message)}."
+    return found(reason, message)
+
+
+_NODES = re.compile(r"^0/(\d+) nodes are available")
+# Kubernetes up to 1.33 says the first, later versions the second.
+_VOLUME_ELSEWHERE = re.compile(
+    r"(\d+) node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node)"
+)
+_UNNAMED_TAINTS = re.compile(r"(\d+) node\(s\) had untolerated taint\(s\)")
+"""As of 1.34 the scheduler does not say which."""
+_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
+
+
+def _why_unschedulable(message: str) -> Reason:
+    """What the scheduler says when no node takes a pod."""
+    if re.search(r'persistentvolumeclaim "[^"]*" not found', message):
+        return Reason.CLAIM_MISSING
+    if re.search(r'persistentvolumeclaim "[^"]*" is being deleted', message):
+        return Reason.CLAIM_TERMINATING
+    if "unbound immediate PersistentVolumeClaims" in message:
+        return Reason.CLAIM_UNBOUND
+    if _is_volume_on_lost_node(message):
+        return Reason.VOLUME_ON_LOST_NODE
+    return Reason.UNSCHEDULABLE
+
+
+def _is_volume_on_lost_node(message: str) -> bool:
+    """The volume belongs to another node than all that are there, or than all that a taint does not keep from it."""
+    elsewhere, nodes = _VOLUME_ELSEWHERE.search(message), _NODES.search(message)
+    if elsewhere is None or nodes is None:
+        return False
+    if any(taint in message for taint in _LOST_TAINTS):
+        return True
+    tainted = _UNNAMED_TAINTS.search(message)
+    return int(elsewhere[1]) + (int(tainted[1]) if tainted else 0) == int(nodes[1])
+
+
+def _provisioning_failure(evidence: Evidence) -> KubernetesWarning | None:
+    return evidence.latest(evidence.claim_uid, PROVISIONING_WARNINGS) if evidence.claim_uid is not None else None
+
+
+def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
+    """Before the container's first start: the image, what its environment needs, its volumes."""
+    waiting = pod.waiting
+    if waiting is None or waiting.get("reason") == "CrashLoopBackOff":
+        return None
+    reason, message = waiting.get("reason", ""), quoted(waiting.get("message", ""))
+    if reason in IMAGE_PROBLEMS:
+        return found(Reason.IMAGE_PULL_FAILED, f"The image {pod.image} cannot be pulled: {message or reason}.")
+    if reason == "CreateContainerConfigError":
+        known = Reason.SECRET_MISSING if _MISSING.search(message) else Reason.CANNOT_START
+        return found(known, f"The container cannot be made: {message}.")
+    if reason.endswith("Error"):
+        return found(Reason.CANNOT_START, f"The container cannot be started: {message or reason}.")
+    mount = evidence.latest(pod.uid, MOUNT_WARNINGS)
+    if mount is not None:
+        known = Reason.SECRET_MISSING if _MISSING.search(mount.message) else Reason.MOUNT_FAILED
+        return found(known, f"Node {pod.node_name} cannot mount a volume: {quoted(mount.message)}.")
+    return found(Reason.PREPARING_POD, f"Node {pod.node_name} attaches volumes and pulls the image {pod.image}.")
+
+
+def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
+    """The container has ended, and is down or has just been started again."""
+    ending = pod.latest_ending
+    if ending is None or (pod.running_since is not None and evidence.now >= pod.running_since + FRESH_RUN):
+        return None
+    if ending.record is not None:
+        return found(WORKER_REASONS.get(ending.record.reason, Reason.CANNOT_START), _last_words(ending.record.message))
+    if ending.out_of_memory:
+        return found(Reason.OUT_OF_MEMORY, "The worker was killed because it used more memory than its limit.")
+    return _crash(pod, ending)
+
+
+def _crash(pod: Pod, ending: Ending) -> Finding | None:
+    if pod.waiting is None:
+        return None
+    said = f", and said: {quoted(ending.words)}" if ending.words else ""
+    return found(
+        Reason.CRASH_LOOP,
+        f"The worker ended with status {ending.exit_code}, after {pod.restarts} restarts of this pod{said}.",
+    )
+
+
+def _last_words(message: str) -> str:
+    return f"The worker refuses to start: {quoted(message)}."
+
+
+def _loading(pod: Pod, evidence: Evidence) -> Finding:
+    if preparing := _preparing(pod):
+        return preparing
+    does = "loads the model" if evidence.claim_uid is None else "loads the model and replays its journal"
+    return found(Reason.LOADING_MODEL, f"The worker on node {pod.node_name} {does}.")

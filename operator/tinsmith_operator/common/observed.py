@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from typing_extensions import override
 
@@ -160,25 +160,3 @@ class ObservedPool(Surroundings):
     @override
     def owned(self) -> tuple[Manifest | None, ...]:
         return (*super().owned, self.budget)
-
-
-WARNING_LIFE = timedelta(minutes=20)
-"""A StatefulSet's controller tries again within 17 minutes; what is older has been overcome."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """warnings: of the namespace. claim_uid: of the claim with its journal, if it has one."""
-
-    warnings: tuple[KubernetesWarning, ...]
-    now: datetime
-    claim_uid: str | None = None
-
-    def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
-        """About the object of that UID, and not too old to matter."""
-        recent = (
-            warning
-            for warning in self.warnings
-            if warning.uid == uid and warning.reason in reasons and self.now - warning.at < WARNING_LIFE
-        )
-        return max(recent, key=lambda warning: warning.at, default=None)

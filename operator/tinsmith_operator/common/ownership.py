@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import INPUTS_ANNOTATION, MANAGED_BY_LABEL, MANAGER, SESSION_LABEL
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.session import TrainingSession
 from tinsmith_operator.common.observed import Observed, Surroundings
-from tinsmith_operator.common.workload_state import RAY_CLUSTER, WORKLOAD_KINDS
+from tinsmith_operator.common.pod import Pod
+from tinsmith_operator.common.workload_state import RAY_CLUSTER, STATEFUL_SET, WORKLOAD_KINDS, Workload
 
 
 def controller_of(manifest: Manifest) -> Manifest | None:
@@ -18,49 +20,14 @@ def controller_of(manifest: Manifest) -> Manifest | None:
 
 
 def is_ours(owner: Owner, manifest: Manifest) -> bool:
-    """Of everything but a session's claim: by the owner's UID, so that a namesake's children are foreign_objects."""
+    """Of everything but a session's claim: by the owner's UID, so that a namesake's children are foreign."""
     controller = controller_of(manifest)
     return controller is not None and controller["uid"] == owner.uid
 
 
-def claim_is_ours(session: TrainingSession, claim: Manifest) -> bool:
-    """By its labels: it has no owner, and outlives the session to be taken up again by the next of that name."""
-    if session.spec.storage.existing_claim is not None:
-        return False
-    labels = claim["metadata"].get("labels") or {}
-    return labels.get(MANAGED_BY_LABEL) == MANAGER and labels.get(SESSION_LABEL) == session.name
-
-
-def own_workload(observed: Surroundings) -> Manifest | None:
-    """Unless it is a stranger's, of which nothing but its metadata is known."""
+def owned_workload(observed: Surroundings) -> Workload | None:
     workload = observed.workload
-    return workload if workload is not None and is_ours(observed.owner, workload) else None
-
-
-def pod_is_ours(observed: Observed) -> bool:
-    return observed.pod is not None and is_of_own_workload(observed, observed.pod)
-
-
-def is_of_own_workload(observed: Observed, pod: Manifest) -> bool:
-    """By our workload, as it is now."""
-    workload, controller = own_workload(observed), controller_of(pod)
-    return workload is not None and controller is not None and controller["uid"] == workload["metadata"]["uid"]
-
-
-def orphaned_pods(observed: Observed) -> tuple[Manifest, ...]:
-    """The session's pods after their workload was deleted from above them: nobody but us would ever stop them.
-
-    A StatefulSet that is there again adopts its pod; KubeRay adopts none.
-    """
-    if observed.workload is not None and observed.workload["kind"] != RAY_CLUSTER:
-        return ()
-    pods = (pod for pod in (observed.pod, *observed.members) if pod is not None)
-    return tuple(pod for pod in pods if _is_orphaned(observed.session, pod))
-
-
-def _is_orphaned(session: TrainingSession, pod: Manifest) -> bool:
-    made_by_us = INPUTS_ANNOTATION in (pod["metadata"].get("annotations") or {})
-    return made_by_us and controller_of(pod) is None and not has_foreign_owner(session, pod)
+    return Workload(workload) if workload is not None and is_ours(observed.owner, workload) else None
 
 
 def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
@@ -70,14 +37,42 @@ def foreign_objects(observed: Surroundings) -> Iterator[Manifest]:
             yield child
 
 
-def foreign_objects_of_session(observed: Observed) -> Iterator[Manifest]:
-    """Its claim and its pod have no owner reference of ours."""
-    yield from foreign_objects(observed)
-    session, claim = observed.session, observed.claim
-    if claim is not None and session.spec.storage.existing_claim is None and not claim_is_ours(session, claim):
-        yield claim
-    if observed.pod is not None and has_foreign_owner(session, observed.pod):
-        yield observed.pod
+@dataclass(frozen=True)
+class OwnedObjects:
+    """What of all that lies under the names of a session's children is the session's.
+
+    pod, members: of its workload as it is now.
+    writer: the pod that may still write to its volume: also that of an earlier workload, or of none any more.
+    orphans: its pods after their workload was deleted from above them: nobody but us would ever stop them.
+    foreign: an object in the place of a child that is not the session's.
+    """
+
+    workload: Workload | None
+    claim: Manifest | None
+    conversion: Manifest | None
+    pod: Pod | None
+    members: tuple[Pod, ...]
+    writer: Pod | None
+    orphans: tuple[Pod, ...]
+    foreign: Manifest | None
+    has_pod_of_another_kind: bool
+
+
+def owned_objects(observed: Observed) -> OwnedObjects:
+    session, pod = observed.session, observed.pod
+    workload = owned_workload(observed)
+    claim, conversion = observed.claim, observed.conversion
+    return OwnedObjects(
+        workload=workload,
+        claim=claim if claim is not None and _is_claim_of(session, claim) else None,
+        conversion=conversion if conversion is not None and is_ours(session, conversion) else None,
+        pod=Pod(pod) if pod is not None and _is_pod_of(workload, pod) else None,
+        members=tuple(Pod(member) for member in observed.members if _is_pod_of(workload, member)),
+        writer=Pod(pod) if pod is not None and not has_foreign_owner(session, pod) else None,
+        orphans=tuple(Pod(orphan) for orphan in _orphans(observed)),
+        foreign=next(_foreign_objects_of_session(observed), None),
+        has_pod_of_another_kind=pod is not None and _has_another_kind(session, pod),
+    )
 
 
 def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
@@ -86,3 +81,47 @@ def has_foreign_owner(session: TrainingSession, pod: Manifest) -> bool:
     controller = controller_of(pod)
     of_our_name = controller is None or (controller["kind"] in WORKLOAD_KINDS and controller["name"] == session.name)
     return labels.get(SESSION_LABEL) != session.name or not of_our_name
+
+
+def _is_claim_of(session: TrainingSession, claim: Manifest) -> bool:
+    """By its labels: it has no owner, and outlives the session to be taken up again by the next of that name."""
+    if session.spec.storage.existing_claim is not None:
+        return False
+    labels = claim["metadata"].get("labels") or {}
+    return labels.get(MANAGED_BY_LABEL) == MANAGER and labels.get(SESSION_LABEL) == session.name
+
+
+def _is_pod_of(workload: Workload | None, pod: Manifest) -> bool:
+    controller = controller_of(pod)
+    return workload is not None and controller is not None and controller["uid"] == workload.uid
+
+
+def _has_another_kind(session: TrainingSession, pod: Manifest) -> bool:
+    """An earlier session of this name ran otherwise, and its pod is still there, under another name than the next."""
+    controller = controller_of(pod)
+    kind = RAY_CLUSTER if session.spec.is_group else STATEFUL_SET
+    return controller is not None and controller["kind"] in WORKLOAD_KINDS - {kind}
+
+
+def _orphans(observed: Observed) -> Iterator[Manifest]:
+    """A StatefulSet that is there again adopts its pod; KubeRay adopts none."""
+    if observed.workload is not None and observed.workload["kind"] != RAY_CLUSTER:
+        return
+    for pod in (observed.pod, *observed.members):
+        if pod is not None and _is_orphaned(observed.session, pod):
+            yield pod
+
+
+def _is_orphaned(session: TrainingSession, pod: Manifest) -> bool:
+    made_by_us = INPUTS_ANNOTATION in (pod["metadata"].get("annotations") or {})
+    return made_by_us and controller_of(pod) is None and not has_foreign_owner(session, pod)
+
+
+def _foreign_objects_of_session(observed: Observed) -> Iterator[Manifest]:
+    """Its claim and its pod have no owner reference of ours."""
+    yield from foreign_objects(observed)
+    session, claim = observed.session, observed.claim
+    if claim is not None and session.spec.storage.existing_claim is None and not _is_claim_of(session, claim):
+        yield claim
+    if observed.pod is not None and has_foreign_owner(session, observed.pod):
+        yield observed.pod

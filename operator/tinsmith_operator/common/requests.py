@@ -16,9 +16,8 @@ from tinsmith_operator.api.session import TrainingSession
 from tinsmith_operator.api.status import Requests
 from tinsmith_operator.common.actions import Emit, EventType
 from tinsmith_operator.common.diagnosis import quoted
-from tinsmith_operator.common.observed import SnapshotAnswer, Surroundings
-from tinsmith_operator.common.ownership import own_workload
-from tinsmith_operator.common.workload_state import template_of
+from tinsmith_operator.common.observed import SnapshotAnswer
+from tinsmith_operator.common.workload_state import Workload
 
 LONGEST_REQUEST = 64
 
@@ -42,13 +41,12 @@ def read_request(annotations: Mapping[str, str], name: str) -> str | None:
     return said if said is not None and is_time(said) else None
 
 
-def restart_request(observed: Surroundings) -> str | None:
+def restart_request(owner: Owner, workload: Workload | None) -> str | None:
     """The latest one, which stays the latest when its annotation is taken away: that is no wish for a restart."""
-    asked = read_request(observed.owner.annotations, RESTART_REQUEST_ANNOTATION)
-    workload = own_workload(observed)
+    asked = read_request(owner.annotations, RESTART_REQUEST_ANNOTATION)
     if asked is not None or workload is None:
         return asked
-    noted = template_of(workload)["metadata"].get("annotations") or {}
+    noted = workload.template["metadata"].get("annotations") or {}
     return noted.get(RESTART_REQUEST_ANNOTATION)
 
 

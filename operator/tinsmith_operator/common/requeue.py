@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from tinsmith_operator.common.diagnosis import FRESH_RUN
 from tinsmith_operator.common.pod import Pod, overdue_time
-from tinsmith_operator.common.pod_diagnosis import FRESH_RUN
 
 LOOK_FOR_WARNINGS = timedelta(seconds=20)
 """While something keeps a session or pool from being ready: warnings are read, not watched."""

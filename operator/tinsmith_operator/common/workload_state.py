@@ -1,48 +1,80 @@
-"""What a session's StatefulSet or RayCluster says of its pods, alike for both."""
+"""What a StatefulSet, a RayCluster or a Deployment says of its pods, alike for all of them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from tinsmith_operator.api.base import Manifest
 
 STATEFUL_SET = "StatefulSet"
 RAY_CLUSTER = "RayCluster"
 WORKLOAD_KINDS = frozenset({STATEFUL_SET, RAY_CLUSTER})
+"""Of sessions."""
 
 
 def template_of(workload: Manifest) -> Manifest:
-    """Of the worker's pod."""
+    """Of the worker's pod, or of a pool's."""
     spec = workload["spec"]
     template: Manifest = spec["headGroupSpec"]["template"] if workload["kind"] == RAY_CLUSTER else spec["template"]
     return template
 
 
-def wants_pods(workload: Manifest) -> bool:
-    spec = workload["spec"]
-    if workload["kind"] == RAY_CLUSTER:
-        return not spec.get("suspend", False)
-    return bool(spec.get("replicas") != 0)
+@dataclass(frozen=True)
+class Workload:
+    """One of ours: of somebody else's nothing but its metadata is known."""
 
+    manifest: Manifest
 
-def is_known(workload: Manifest) -> bool:
-    """Whether its controller has seen this version of it. Before, it could start the next pod from the old template.
+    @property
+    def kind(self) -> str:
+        return str(self.manifest["kind"])
 
-    KubeRay does not tell; a pod that it starts from an old template is replaced once more.
-    """
-    if workload["kind"] == RAY_CLUSTER:
-        return True
-    seen = (workload.get("status") or {}).get("observedGeneration", 0)
-    return bool(seen >= workload["metadata"].get("generation", 0))
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
 
+    @property
+    def uid(self) -> str:
+        return str(self.manifest["metadata"]["uid"])
 
-def has_stopped(workload: Manifest) -> bool:
-    """Whether its controller has understood that there shall be no pod, and sees none."""
-    if wants_pods(workload):
-        return False
-    status = workload.get("status") or {}
-    if workload["kind"] == RAY_CLUSTER:
-        # KubeRay takes this back before it makes the next pod.
-        return any(
-            (condition["type"], condition["status"]) == ("RayClusterSuspended", "True")
-            for condition in status.get("conditions") or ()
-        )
-    return is_known(workload) and not status.get("replicas")
+    @property
+    def is_terminating(self) -> bool:
+        return "deletionTimestamp" in self.manifest["metadata"]
+
+    @property
+    def template(self) -> Manifest:
+        return template_of(self.manifest)
+
+    @property
+    def wants_pods(self) -> bool:
+        spec = self.manifest["spec"]
+        if self.kind == RAY_CLUSTER:
+            return not spec.get("suspend", False)
+        return bool(spec.get("replicas") != 0)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether its controller has seen this version of it; before, it could start a pod from the old template.
+
+        KubeRay does not say; a pod that it starts from an old template is replaced once more.
+        """
+        if self.kind == RAY_CLUSTER:
+            return True
+        return bool(self._status.get("observedGeneration", 0) >= self.manifest["metadata"].get("generation", 0))
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether its controller has understood that there shall be no pod, and sees none."""
+        if self.wants_pods:
+            return False
+        if self.kind == RAY_CLUSTER:
+            # KubeRay takes this back before it makes the next pod.
+            return any(
+                (condition["type"], condition["status"]) == ("RayClusterSuspended", "True")
+                for condition in self._status.get("conditions") or ()
+            )
+        return self.is_observed and not self._status.get("replicas")
+
+    @property
+    def _status(self) -> Manifest:
+        return self.manifest.get("status") or {}

@@ -15,6 +15,7 @@ from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.pool.conditions import pool_conditions
+from tinsmith_operator.pool.diagnosis import diagnose_pool
 from tinsmith_operator.pool.situation import PoolSituation, assess_pool
 from tinsmith_operator.pool.status import write_pool_status
 
@@ -27,7 +28,7 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
     children = _ensure_children(situation, installation)
     refusals = still_refused(observed.refusals, children)
     situation = replace(situation, observed=replace(observed, refusals=refusals))
-    conditions = pool_conditions(situation, acts=bool(children))
+    conditions = pool_conditions(situation, diagnose_pool(situation), acts=bool(children))
     # The status comes first: what the API server refuses below must not keep it from being said.
     status = write_pool_status(situation, conditions)
     return Decision((*status, *children), requeue_after(_moments(situation), now))

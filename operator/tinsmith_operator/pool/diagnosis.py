@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.reasons import Progress, Reason
-from tinsmith_operator.common import diagnosis
-from tinsmith_operator.common.diagnosis import found
-from tinsmith_operator.common.ownership import foreign_objects
+from tinsmith_operator.common import diagnosis as common
+from tinsmith_operator.common.diagnosis import found, why_pod_is_not_ready, why_pods_are_missing
 from tinsmith_operator.common.pod import Pod, node_is_silent
-from tinsmith_operator.common.pod_diagnosis import why_pod_is_not_ready, why_pods_are_missing
 from tinsmith_operator.pool.situation import PoolSituation
 
 
-def why_not_ready(situation: PoolSituation) -> Finding:
-    """Of a pool that nobody can sample from."""
-    return (
-        names_taken(situation)
-        or diagnosis.refusal(situation.observed)
-        or _scaled_to_zero(situation)
-        or diagnosis.missing_certificate(situation.observed)
-        or unfinished(situation)
-    )
+@dataclass(frozen=True)
+class PoolDiagnosis:
+    """What was found about a pool, each thing looked for once.
+
+    is_ready: somebody can sample: one replica is enough, and what is missing to the rest is said by Degraded.
+    trouble: why not, of one that is not ready.
+    unfinished: why the Deployment has not come to what the spec says; None when it has.
+    """
+
+    is_ready: bool
+    trouble: Finding | None
+    unfinished: Finding | None
+    refusal: Finding | None
+    ca_problem: Finding | None
 
 
-def names_taken(situation: PoolSituation) -> Finding | None:
-    return diagnosis.name_conflict(situation.pool, foreign_objects(situation.observed))
+def diagnose_pool(situation: PoolSituation) -> PoolDiagnosis:
+    pool, observed, rollout = situation.pool, situation.observed, situation.rollout
+    conflict = common.name_conflict(pool, situation.foreign)
+    refusal, ca_problem = common.refusal(observed), common.ca_problem(observed)
+    certificate = common.missing_certificate(observed)
+    unfinished = None if rollout.is_done(pool.spec.replicas) else _why_unfinished(situation)
+    is_ready = pool.spec.replicas > 0 and rollout.ready > 0 and conflict is None
+    trouble = None if is_ready else conflict or refusal or _scaled_to_zero(situation) or certificate or unfinished
+    return PoolDiagnosis(is_ready, trouble, unfinished, refusal, ca_problem)
 
 
-def unfinished(situation: PoolSituation) -> Finding:
-    """Why the Deployment has not come to what the spec says: what is the matter with a replica, the worst first."""
+def _why_unfinished(situation: PoolSituation) -> Finding:
+    """What is the matter with a replica, the worst first."""
     if situation.observed.workload is None:
         return found(Reason.CREATING_OBJECTS, "The Deployment is being made.")
     worst = min(_replica_findings(situation), key=_severity, default=None)

@@ -14,11 +14,13 @@ from tinsmith_operator.api.names import (
 )
 from tinsmith_operator.api.pool import SamplerPool
 from tinsmith_operator.build.deployment import build_sampler_template
+from tinsmith_operator.common.diagnosis import Evidence
 from tinsmith_operator.common.drift import others_hold_content
-from tinsmith_operator.common.observed import Evidence, ObservedPool
-from tinsmith_operator.common.ownership import own_workload
+from tinsmith_operator.common.observed import ObservedPool
+from tinsmith_operator.common.ownership import foreign_objects, owned_workload
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import restart_request
+from tinsmith_operator.common.workload_state import Workload
 from tinsmith_operator.installation import Installation
 
 
@@ -39,29 +41,34 @@ class Rollout:
         return self.is_known and self.replicas == self.ready == self.updated == wanted
 
 
-def read_rollout(deployment: Manifest | None) -> Rollout:
-    if deployment is None:
-        return Rollout()
-    status = deployment.get("status") or {}
+def read_rollout(deployment: Workload) -> Rollout:
+    status = deployment.manifest.get("status") or {}
     failures = (each for each in status.get("conditions") or () if each["type"] == "ReplicaFailure")
     return Rollout(
         replicas=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
         updated=status.get("updatedReplicas", 0),
-        is_known=status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0),
+        is_known=deployment.is_observed,
         refused=next((each.get("message", "") for each in failures if each["status"] == "True"), None),
     )
 
 
 @dataclass(frozen=True)
 class PoolSituation:
-    """next_template: of pods that start from now on, if anything starts them anew. template: of the Deployment."""
+    """What the decisions of one moment share.
+
+    foreign: an object in the place of one of its children that is not the pool's.
+    next_template: of pods that start from now on, if anything starts them anew. template: of the Deployment.
+    staying_pods: those that count: one that is on its way out, or was evicted, has been replaced.
+    """
 
     observed: ObservedPool
     now: datetime
+    foreign: Manifest | None
     next_template: Manifest
     template: Manifest
     rollout: Rollout
+    staying_pods: tuple[Pod, ...]
 
     @property
     def pool(self) -> SamplerPool:
@@ -71,21 +78,19 @@ class PoolSituation:
     def evidence(self) -> Evidence:
         return Evidence(self.observed.warnings, self.now)
 
-    @property
-    def staying_pods(self) -> tuple[Pod, ...]:
-        """Those that count: one that is on its way out, or was evicted, has been replaced."""
-        pods = (Pod(manifest) for manifest in self.observed.pods)
-        return tuple(pod for pod in pods if not pod.is_terminating and not pod.has_ended)
-
 
 def assess_pool(observed: ObservedPool, installation: Installation, now: datetime) -> PoolSituation:
-    live = own_workload(observed)
-    built = build_sampler_template(observed.pool, installation, restart_request(observed))
-    rollout = read_rollout(live)
-    if live is None or _must_be_written(live, built):
-        # Whatever its controller has come to, it was for another template.
-        return PoolSituation(observed, now, built, built, replace(rollout, is_known=False))
-    return PoolSituation(observed, now, built, live["spec"]["template"], rollout)
+    live, foreign = owned_workload(observed), next(foreign_objects(observed), None)
+    built = build_sampler_template(observed.pool, installation, restart_request(observed.pool, live))
+    template, rollout = built, Rollout()
+    if live is not None:
+        # Whatever the controller of one that must be written has come to, it was for another template.
+        must_be_written = _must_be_written(live, built)
+        rollout = replace(read_rollout(live), is_known=False) if must_be_written else read_rollout(live)
+        template = built if must_be_written else live.template
+    pods = (Pod(manifest) for manifest in observed.pods)
+    staying = tuple(pod for pod in pods if not pod.is_terminating and not pod.has_ended)
+    return PoolSituation(observed, now, foreign, built, template, rollout, staying)
 
 
 def image_of(template: Manifest) -> str:
@@ -97,13 +102,12 @@ def restart_of(template: Manifest) -> str | None:
     return _annotations(template).get(RESTART_REQUEST_ANNOTATION)
 
 
-def _must_be_written(deployment: Manifest, built: Manifest) -> bool:
+def _must_be_written(deployment: Workload, built: Manifest) -> bool:
     """The live template stays while it says the same: what another operator, or another default image, would add to it
     rolls no pods. One that others have written into, or whose seal is broken, does not say what it should."""
-    live = deployment["spec"]["template"]
-    said, wanted = _annotations(live).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
-    is_sealed = CONFIGURATION_ANNOTATION in _annotations(deployment)
-    return said != wanted or not is_sealed or others_hold_content(deployment)
+    said, wanted = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
+    is_sealed = CONFIGURATION_ANNOTATION in _annotations(deployment.manifest)
+    return said != wanted or not is_sealed or others_hold_content(deployment.manifest)
 
 
 def _annotations(manifest: Manifest) -> dict[str, str]:

@@ -14,6 +14,7 @@ from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool
 from tinsmith_operator.common.requests import snapshot_request
+from tinsmith_operator.common.workload_state import Workload
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.events import Events
@@ -123,5 +124,5 @@ class PoolKind:
     async def _warnings(self, observed: ObservedPool) -> tuple[KubernetesWarning, ...]:
         """Only while they could explain something: a pool at rest costs no request."""
         wanted, deployment = observed.pool.spec.replicas, observed.workload
-        at_rest = deployment is None or wanted == 0 or read_rollout(deployment).is_done(wanted)
+        at_rest = deployment is None or wanted == 0 or read_rollout(Workload(deployment)).is_done(wanted)
         return () if at_rest else await self.events.warnings(observed.pool)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from tinsmith_operator.api.base import Manifest, parse_time
-from tinsmith_operator.api.conditions import ConditionType
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.session import TrainingSession
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.actions import Action
 from tinsmith_operator.common.drift import ensure_child
-from tinsmith_operator.common.ownership import has_foreign_owner, is_ours, own_workload
-from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.common.workload_state import wants_pods
-from tinsmith_operator.session.claim import is_going
-from tinsmith_operator.session.image_pins import read_pins
 from tinsmith_operator.session.situation import Situation
 from tinsmith_operator.session.workload import ensure_access
 
@@ -24,19 +18,11 @@ from tinsmith_operator.session.workload import ensure_access
 def waits_for_checkpoints(situation: Situation) -> bool:
     """While a worker is there, comes back or can be woken that has not said, since we wait, that it holds no adapter;
     but not for ever, not where there is nothing to save, and not for one that has been told to stop."""
-    session, pod = situation.session, worker_pod(situation)
+    session, pod = situation.session, situation.owned.writer
     if _is_stopping(session) or _grace_is_over(situation) or not _may_hold_adapters(situation):
         return False
     is_there = pod is not None and not pod.is_terminating
     return (is_there or _comes_back(situation) or _can_wake(situation)) and not _is_saved(situation)
-
-
-def waiting_since(session: TrainingSession) -> datetime | None:
-    """When we said that we wait: by our own clock, since the API server's, which dates the deletion, need not agree."""
-    said = session.status.condition(ConditionType.RECONCILING)
-    if said is None or said.reason != Reason.WAITING_FOR_CHECKPOINTS:
-        return None
-    return said.last_transition_time
 
 
 def wake(situation: Situation) -> tuple[Action, ...]:
@@ -46,8 +32,8 @@ def wake(situation: Situation) -> tuple[Action, ...]:
     if worker is None or not _can_wake(situation) or _is_under_way(situation):
         return ()
     # The image that the volume knows: another one may refuse what is still to be replayed.
-    pins = read_pins(situation.claim)
-    woken = replace(worker, image=pins.image if pins is not None else worker.image, replicas=1)
+    image = situation.pins.image if situation.pins is not None else worker.image
+    woken = replace(worker, image=image, replicas=1)
     wanted = build_workload(session, situation.installation, woken)
     return (*ensure_access(situation), *ensure_child(session, observed.workload, wanted))
 
@@ -57,13 +43,7 @@ def _is_under_way(situation: Situation) -> bool:
     observed = situation.observed
     if observed.workload is None:
         return observed.pod is not None
-    return not is_ours(situation.session, observed.workload) or wants_pods(observed.workload)
-
-
-def worker_pod(situation: Situation) -> Pod | None:
-    """Whatever may still write to the volume: also a pod of an earlier StatefulSet, or of none any more."""
-    pod = situation.observed.pod
-    return Pod(pod) if pod is not None and not has_foreign_owner(situation.session, pod) else None
+    return situation.owned.workload is None or situation.owned.workload.wants_pods
 
 
 def _is_stopping(session: TrainingSession) -> bool:
@@ -72,13 +52,13 @@ def _is_stopping(session: TrainingSession) -> bool:
 
 
 def _grace_is_over(situation: Situation) -> bool:
-    since = waiting_since(situation.session)
+    since = situation.waiting_since
     return since is not None and situation.now >= since + timedelta(seconds=situation.installation.delete_grace_seconds)
 
 
 def _is_saved(situation: Situation) -> bool:
     """By the word of the worker that is there."""
-    since, pod, report = waiting_since(situation.session), worker_pod(situation), situation.observed.report
+    since, pod, report = situation.waiting_since, situation.owned.writer, situation.observed.report
     if since is None or pod is None or report is None or report.pod_uid != pod.uid:
         return False
     return report.received_at >= since and report.adapters_used == 0
@@ -89,7 +69,7 @@ def _may_hold_adapters(situation: Situation) -> bool:
 
     The status tells it, whatever operator wrote it: those of before `firstReadyTime` noted what the worker reported.
     """
-    session, pod, claim = situation.session, worker_pod(situation), situation.claim
+    session, pod, claim = situation.session, situation.owned.writer, situation.claim
     noted = session.status.first_ready_time is not None or session.status.epoch is not None
     if noted or situation.observed.report is not None or (pod is not None and pod.is_ready):
         return True
@@ -104,12 +84,12 @@ def _was_made_for(session: TrainingSession, claim: Manifest) -> bool:
 
 def _comes_back(situation: Situation) -> bool:
     """A pod that was evicted, or whose node went, is made again while its workload wants one."""
-    workload = own_workload(situation.observed)
-    return workload is not None and wants_pods(workload) and "deletionTimestamp" not in workload["metadata"]
+    workload = situation.owned.workload
+    return workload is not None and workload.wants_pods and not workload.is_terminating
 
 
 def _can_wake(situation: Situation) -> bool:
     """Whether the volume is this session's and stays for as long as a worker needs it, and pods can be made."""
-    if situation.claim is None or is_going(situation.claim):
+    if situation.claim is None or situation.claim_is_terminating:
         return False
     return not situation.session.spec.is_group or situation.observed.no_groups is None

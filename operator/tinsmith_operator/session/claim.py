@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest, parse_quantity
-from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
 from tinsmith_operator.common.actions import Action, Apply, Create
 from tinsmith_operator.common.drift import apply_to, holds, spec_fields_of_ours
 from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
@@ -15,33 +14,31 @@ FIXED_FIELDS = ("accessModes", "storageClassName", "volumeMode")
 
 def ensure_claim(situation: Situation) -> tuple[Action, ...]:
     """Makes it, and says on it which image may write to it."""
-    session, live = situation.session, situation.claim
-    annotations = situation.image_plan.pins.annotations()
-    wanted = build_claim(session, annotations)
-    if situation.observed.claim is None:
-        return () if wanted is None or situation.observed.claim_holder is not None else (Create(wanted),)
-    if live is None or is_going(live):
+    observed, live, desired = situation.observed, situation.claim, situation.desired_claim
+    if observed.claim is None:
+        return () if _is_made_by_others(situation) or observed.claim_holder is not None else (Create(desired),)
+    if live is None or situation.claim_is_terminating:
         return ()
-    if wanted is None:
-        return _annotate(live, build_claim_annotations(session, annotations))
-    return _annotate(live, with_size(_as_it_is(wanted, live), size_of(live)))
+    if _is_made_by_others(situation):
+        return _annotate(live, desired)
+    return _annotate(live, with_size(_as_it_is(desired, live), size_of(live)))
 
 
 def grow_claim(situation: Situation) -> tuple[Apply, ...]:
     """Apart from the rest, and last: a storage class may refuse it, and nothing else must wait for that."""
-    live = situation.claim
-    wanted = build_claim(situation.session, situation.image_plan.pins.annotations())
-    if live is None or wanted is None or is_going(live) or (live.get("status") or {}).get("phase") != "Bound":
+    live, desired = situation.claim, situation.desired_claim
+    if live is None or situation.claim_is_terminating or _is_made_by_others(situation):
         return ()
-    # A claim that was kept from an earlier session may be larger; no volume shrinks.
-    if parse_quantity(size_of(live)) >= parse_quantity(size_of(wanted)):
+    if (live.get("status") or {}).get("phase") != "Bound":
         return ()
-    return (apply_to(live, _as_it_is(wanted, live)),)
+    # A claim that an earlier session left behind may be larger; no volume shrinks.
+    if parse_quantity(size_of(live)) >= parse_quantity(size_of(desired)):
+        return ()
+    return (apply_to(live, _as_it_is(desired, live)),)
 
 
-def is_going(claim: Manifest) -> bool:
-    """Whether somebody has deleted it: it will vanish when no pod uses it."""
-    return "deletionTimestamp" in claim["metadata"]
+def _is_made_by_others(situation: Situation) -> bool:
+    return situation.session.spec.storage.existing_claim is not None
 
 
 def size_of(claim: Manifest) -> str:

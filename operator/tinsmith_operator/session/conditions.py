@@ -6,18 +6,18 @@ from tinsmith_operator.api.conditions import ConditionState, ConditionType, Find
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.status import AdapterUsage
 from tinsmith_operator.common.conditions import AS_WANTED, BRINGING, standard_conditions, upgrade_available
-from tinsmith_operator.common.diagnosis import ca_problem, found, refusal
-from tinsmith_operator.session.diagnosis import lost_node, names_taken, terminating_claim, why_not_ready
+from tinsmith_operator.common.diagnosis import found
+from tinsmith_operator.session.diagnosis import Diagnosis
 from tinsmith_operator.session.situation import Situation
 
 
-def wanted_conditions(situation: Situation, adapters: AdapterUsage | None, *, acts: bool) -> tuple[ConditionState, ...]:
+def wanted_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool) -> tuple[ConditionState, ...]:
     """acts: whether this decision changes an object, so that the next one finds something else."""
-    ready = is_ready(situation)
-    finding = _ready_words(situation) if ready else why_not_ready(situation)
-    progress = _progress_of_a_ready_session(situation, acts=acts) if ready else finding
-    standard = standard_conditions(finding, progress, _degradation(situation))
-    return (*standard, _slots(adapters if ready else None), upgrade_state(situation))
+    serves = found(Reason.WORKER_READY, f"The worker serves {situation.session.spec.model.name}.")
+    readiness = serves if diagnosis.is_ready else diagnosis.trouble or serves
+    progress = _progress_of_a_ready_session(diagnosis, acts=acts) if diagnosis.is_ready else readiness
+    standard = standard_conditions(readiness, progress, _degradation(diagnosis))
+    return (*standard, _slots(situation.adapters if diagnosis.is_ready else None), upgrade_state(situation))
 
 
 def upgrade_state(situation: Situation) -> ConditionState:
@@ -25,48 +25,27 @@ def upgrade_state(situation: Situation) -> ConditionState:
     return upgrade_available(plan.pins.image.reference, plan.available or plan.pins.image.reference)
 
 
-def is_ready(situation: Situation) -> bool:
-    """The worker serves, and it is ours alone that answers under its name, from behind its policy and on its volume."""
-    if situation.observed.claim_holder is not None:
-        return False
-    return situation.pod is not None and situation.pod.is_ready and names_taken(situation) is None
-
-
-def _ready_words(situation: Situation) -> Finding:
-    return found(Reason.WORKER_READY, f"The worker serves {situation.session.spec.model.name}.")
-
-
-def _progress_of_a_ready_session(situation: Situation, *, acts: bool) -> Finding:
+def _progress_of_a_ready_session(diagnosis: Diagnosis, *, acts: bool) -> Finding:
     """It may be ready and yet not what the spec asks for."""
-    if trouble := refusal(situation.observed) or _refused_image(situation):
-        return trouble
-    if situation.session.spec.suspend or situation.image_plan.stop_first or situation.must_restart or situation.is_hung:
-        return why_not_ready(situation)
-    return BRINGING if acts else AS_WANTED
+    trouble = diagnosis.refusal or diagnosis.refused_image or diagnosis.trouble
+    return trouble or (BRINGING if acts else AS_WANTED)
 
 
-def _refused_image(situation: Situation) -> Finding | None:
-    plan = situation.image_plan
-    if not plan.gave_up:
-        return None
-    return found(Reason.IMAGE_REFUSED, f"{plan.requested} refused the volume twice; {plan.pins.image.reference} runs.")
-
-
-def _degradation(situation: Situation) -> Finding | None:
+def _degradation(diagnosis: Diagnosis) -> Finding | None:
     return (
-        lost_node(situation)
-        or terminating_claim(situation)
-        or _refused_image(situation)
-        or _volume_on_lost_node(situation)
-        or ca_problem(situation.observed)
+        diagnosis.lost_node
+        or diagnosis.terminating_claim
+        or diagnosis.refused_image
+        or _volume_on_lost_node(diagnosis)
+        or diagnosis.ca_problem
     )
 
 
-def _volume_on_lost_node(situation: Situation) -> Finding | None:
-    if is_ready(situation):
+def _volume_on_lost_node(diagnosis: Diagnosis) -> Finding | None:
+    trouble = diagnosis.trouble
+    if diagnosis.is_ready or trouble is None or trouble.reason is not Reason.VOLUME_ON_LOST_NODE:
         return None
-    finding = why_not_ready(situation)
-    return finding if finding.reason is Reason.VOLUME_ON_LOST_NODE else None
+    return trouble
 
 
 def _slots(adapters: AdapterUsage | None) -> ConditionState:

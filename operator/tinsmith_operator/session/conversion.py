@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import Finding
-from tinsmith_operator.api.names import INPUTS_ANNOTATION
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.build.conversion import build_conversion
-from tinsmith_operator.build.worker import WorkerPlan, inputs_hash
+from tinsmith_operator.build.conversion import build_conversion, conversion_digest
+from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.common.actions import Action, Create, Delete
-from tinsmith_operator.common.diagnosis import found, quoted
-from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.common.pod_diagnosis import (
+from tinsmith_operator.common.diagnosis import (
     FRESH_RUN,
     POD_CREATION_WARNINGS,
     WORKER_REASONS,
+    found,
+    quoted,
     why_pod_does_not_run,
     why_pods_are_missing,
 )
-from tinsmith_operator.session.conversion_job import converts_what, failure_of, is_complete, own_conversion
+from tinsmith_operator.common.pod import Pod
+from tinsmith_operator.session.conversion_job import ConversionJob
 from tinsmith_operator.session.situation import Situation
 
 
 def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
-    observed, worker, job = situation.observed, situation.worker, own_conversion(situation.observed)
+    observed, worker, job = situation.observed, situation.worker, situation.conversion
     if worker is None:
         return ()
     if observed.conversion is None:
@@ -39,58 +38,42 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
 
 def end_conversion(situation: Situation) -> tuple[Delete, ...]:
     """Of a session that is being deleted."""
-    job = own_conversion(situation.observed)
+    job = situation.conversion
     return _delete(job, "its session is being deleted") if job is not None else ()
 
 
-def _why_delete(job: Manifest, situation: Situation, worker: WorkerPlan) -> str | None:
+def _why_delete(job: ConversionJob, situation: Situation, worker: WorkerPlan) -> str | None:
     if not situation.session.spec.is_converted_once:
         return "its session has no model cache any more"
-    if not converts_what(job, situation.observed, worker):
+    if job.result != conversion_digest(situation.session, worker):
         return "it converts another model, for another place or with another image"
-    if is_complete(job):
+    if job.is_complete:
         return None
     if not situation.awaits_conversion:
         return "nothing waits for it now"
-    said = job["metadata"].get("annotations") or {}
-    inputs = inputs_hash(situation.session, situation.installation, worker)
-    return None if said.get(INPUTS_ANNOTATION) == inputs else "it was begun with something else than the spec says now"
+    return None if job.inputs == situation.inputs else "it was begun with something else than the spec says now"
 
 
-def _delete(job: Manifest, why: str) -> tuple[Delete, ...]:
-    metadata = job["metadata"]
-    if "deletionTimestamp" in metadata:
-        return ()
-    return (Delete("Job", metadata["name"], metadata["uid"], why),)
+def _delete(job: ConversionJob, why: str) -> tuple[Delete, ...]:
+    return () if job.is_terminating else (Delete("Job", job.name, job.uid, why),)
 
 
 def why_not_converted(situation: Situation) -> Finding | None:
     """Nothing where the worker does not wait for it."""
     if not situation.awaits_conversion:
         return None
-    job = own_conversion(situation.observed)
-    if job is None or "deletionTimestamp" in job["metadata"]:
+    job = situation.conversion
+    if job is None or job.is_terminating:
         return found(Reason.CREATING_OBJECTS, "The Job that converts the model is being made.")
-    tries = pods_of(job, situation)
-    if (gave_up := failure_of(job)) is not None:
-        words = next((_last_words(each) for each in reversed(tries) if each.has_failed), quoted(gave_up))
+    if (gave_up := job.failure) is not None:
+        words = next((_last_words(each) for each in reversed(job.tries) if each.has_failed), quoted(gave_up))
         return found(Reason.CONVERSION_FAILED, f"{_name(job)} gave up: {words}.")
-    return _of_a_try(job, tries, situation)
+    return _of_a_try(job, situation)
 
 
-def pods_of(job: Manifest, situation: Situation) -> tuple[Pod, ...]:
-    """One for each try, the latest last."""
-    uid = job["metadata"]["uid"]
-    return tuple(
-        pod
-        for pod in situation.converters
-        if any(owner["uid"] == uid for owner in pod.manifest["metadata"].get("ownerReferences", ()))
-    )
-
-
-def _of_a_try(job: Manifest, tries: Sequence[Pod], situation: Situation) -> Finding:
-    failed = [each for each in tries if each.has_failed]
-    pod = next((each for each in tries if not each.has_ended), None)
+def _of_a_try(job: ConversionJob, situation: Situation) -> Finding:
+    failed = [each for each in job.tries if each.has_failed]
+    pod = next((each for each in job.tries if not each.has_ended), None)
     before = _failed_try(job, failed) if failed else None
     if pod is None:
         return before or _without_pod(job, situation)
@@ -103,14 +86,14 @@ def _of_a_try(job: Manifest, tries: Sequence[Pod], situation: Situation) -> Find
     return found(Reason.CONVERTING_MODEL, f"{where}; the worker starts when it is done.")
 
 
-def _without_pod(job: Manifest, situation: Situation) -> Finding:
-    if job["spec"].get("suspend"):
+def _without_pod(job: ConversionJob, situation: Situation) -> Finding:
+    if job.is_suspended:
         return found(Reason.CONVERTING_MODEL, f"{_name(job)} is suspended, and goes on when whoever did that lets it.")
-    warning = situation.evidence.latest(job["metadata"]["uid"], POD_CREATION_WARNINGS)
+    warning = situation.evidence.latest(job.uid, POD_CREATION_WARNINGS)
     return why_pods_are_missing(warning.message if warning is not None else None)
 
 
-def _failed_try(job: Manifest, failed: Sequence[Pod]) -> Finding:
+def _failed_try(job: ConversionJob, failed: Sequence[Pod]) -> Finding:
     """The next one follows by itself."""
     latest = failed[-1]
     record = latest.latest_ending.record if latest.latest_ending is not None else None
@@ -132,5 +115,5 @@ def _last_words(pod: Pod) -> str:
     return f"it ended with status {ending.exit_code}; read kubectl logs {pod.name}"
 
 
-def _name(job: Manifest) -> str:
-    return f"Job {job['metadata']['name']}"
+def _name(job: ConversionJob) -> str:
+    return f"Job {job.name}"

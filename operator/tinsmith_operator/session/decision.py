@@ -12,12 +12,13 @@ from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.session.claim import ensure_claim, grow_claim
-from tinsmith_operator.session.conditions import is_ready, wanted_conditions
+from tinsmith_operator.session.conditions import wanted_conditions
 from tinsmith_operator.session.conversion import ensure_conversion
 from tinsmith_operator.session.deletion import decide_deletion, ensure_finalizer
+from tinsmith_operator.session.diagnosis import Diagnosis, diagnose
 from tinsmith_operator.session.group import stop_left_behind
 from tinsmith_operator.session.situation import Situation, assess
-from tinsmith_operator.session.status import adapter_usage, write_status
+from tinsmith_operator.session.status import write_status
 from tinsmith_operator.session.workload import ensure_access, ensure_workload, replace_pod, stop_the_unadopted
 
 
@@ -34,30 +35,27 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     children = ensure_children(situation)
     refusals = still_refused(observed.refusals, children)
     situation = replace(situation, observed=replace(observed, refusals=refusals))
-    conditions = wanted_conditions(situation, adapter_usage(situation), acts=bool(children))
+    diagnosis = diagnose(situation)
+    conditions = wanted_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first: what the API server refuses below must not keep it from being said.
-    return Decision((*write_status(situation, conditions), *children), seconds_until_next_look(situation))
+    return Decision((*write_status(situation, conditions), *children), seconds_until_next_look(situation, diagnosis))
 
 
 def ensure_children(situation: Situation) -> tuple[Action, ...]:
     """In the order in which they need each other: the claim names the worker, the pod mounts the certificate, and its
-    model is converted before."""
-    return (
-        *ensure_claim(situation),
-        *ensure_access(situation),
-        *ensure_conversion(situation),
-        *ensure_workload(situation),
-        *(replace_pod(situation) or stop_left_behind(situation)),
-        *stop_the_unadopted(situation),
-        *grow_claim(situation),
-    )
+    model is converted before. A pod is replaced only once its workload would start the right one."""
+    before = (*ensure_claim(situation), *ensure_access(situation), *ensure_conversion(situation))
+    workload = ensure_workload(situation)
+    replaced = replace_pod(situation) if not workload else ()
+    stopped = (*(replaced or stop_left_behind(situation)), *stop_the_unadopted(situation))
+    return (*before, *workload, *stopped, *grow_claim(situation))
 
 
-def seconds_until_next_look(situation: Situation) -> float | None:
-    observed, pod, now = situation.observed, situation.pod, situation.now
+def seconds_until_next_look(situation: Situation, diagnosis: Diagnosis) -> float | None:
+    observed, now = situation.observed, situation.now
     moments = [renewal_time(observed.certificate)] if observed.certificate is not None else []
-    for each in (*([pod] if pod is not None else []), *situation.members, *situation.converters):
+    for each in (*([situation.pod] if situation.pod is not None else []), *situation.members, *situation.converters):
         moments += requeue_times_of(each)
-    if not is_ready(situation) and not situation.session.spec.suspend:
+    if not diagnosis.is_ready and not situation.session.spec.suspend:
         moments.append(now + LOOK_FOR_WARNINGS)
     return requeue_after(moments, now)

@@ -14,15 +14,13 @@ from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.common.actions import Action, AddFinalizer, Decision, Delete, RemoveFinalizer
 from tinsmith_operator.common.conditions import standard_conditions
 from tinsmith_operator.common.diagnosis import found
-from tinsmith_operator.common.ownership import claim_is_ours, is_ours
-from tinsmith_operator.session.checkpoints import waiting_since, waits_for_checkpoints, wake, worker_pod
-from tinsmith_operator.session.claim import is_going
+from tinsmith_operator.session.checkpoints import waits_for_checkpoints, wake
 from tinsmith_operator.session.conditions import upgrade_state
 from tinsmith_operator.session.conversion import end_conversion
 from tinsmith_operator.session.diagnosis import lost_node
 from tinsmith_operator.session.situation import Situation
 from tinsmith_operator.session.status import write_status
-from tinsmith_operator.session.workload import stop_orphans
+from tinsmith_operator.session.workload import delete_workload, stop_orphans
 
 LOOK_AGAIN_SECONDS = 10.0
 
@@ -44,28 +42,26 @@ def decide_deletion(situation: Situation) -> Decision:
     if ended := end_conversion(situation):
         return Decision(ended)
     if waits_for_checkpoints(situation):
-        return _wait(situation)
-    steps = _stop(situation)
-    if steps or worker_pod(situation) is not None:
-        return _report_the_end(situation, steps)
+        return _report(situation, wake(situation), waits=True)
+    # The pods go with their workload, and take their time for a snapshot; those that lost it go by themselves.
+    steps = stop_orphans(situation) or delete_workload(situation.owned.workload, "its session is being deleted")
+    if steps or situation.owned.writer is not None:
+        return _report(situation, steps, waits=False)
     return Decision(_let_go(situation))
 
 
-def _wait(situation: Situation) -> Decision:
-    finding = _waiting_words(situation)
-    # From that moment the grace is counted, so it must be told although much else kept the session from being ready.
-    begins = waiting_since(situation.session) is None
-    states = standard_conditions(finding, finding, lost_node(situation))
-    standard = (replace(each, begins=begins and each.type is ConditionType.RECONCILING) for each in states)
-    slots = found(Reason.NOT_REPORTED, "The session is being deleted.")
-    return _report(situation, (*standard, _no_slots(slots)), wake(situation))
-
-
-def _report_the_end(situation: Situation, steps: tuple[Delete, ...]) -> Decision:
-    deleting = found(Reason.DELETING, "The worker stops; then its volume is deleted.")
-    finding = lost_node(situation) or deleting
-    standard = standard_conditions(finding, finding, lost_node(situation))
-    return _report(situation, (*standard, _no_slots(deleting)), steps)
+def _report(situation: Situation, actions: tuple[Action, ...], *, waits: bool) -> Decision:
+    """waits: for checkpoints, before anything is stopped."""
+    lost, deleting = lost_node(situation), found(Reason.DELETING, "The worker stops; then its volume is deleted.")
+    finding = _waiting_words(situation) if waits else lost or deleting
+    standard = standard_conditions(finding, finding, lost)
+    if waits and situation.waiting_since is None:
+        # From now on the grace is counted, so it must be said although much else kept the session from being ready.
+        standard = tuple(replace(each, begins=each.type is ConditionType.RECONCILING) for each in standard)
+    slots = found(Reason.NOT_REPORTED, "The session is being deleted.") if waits else deleting
+    no_slots = ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.UNKNOWN, slots)
+    status = write_status(situation, (*standard, no_slots, upgrade_state(situation)))
+    return Decision((*status, *actions), LOOK_AGAIN_SECONDS)
 
 
 def _waiting_words(situation: Situation) -> Finding:
@@ -76,31 +72,12 @@ def _waiting_words(situation: Situation) -> Finding:
     )
 
 
-def _stop(situation: Situation) -> tuple[Delete, ...]:
-    """The pods go with their workload, and take their time for a snapshot; those that lost it go by themselves."""
-    if orphans := stop_orphans(situation):
-        return orphans
-    workload = situation.observed.workload
-    if workload is None or not is_ours(situation.session, workload) or "deletionTimestamp" in workload["metadata"]:
-        return ()
-    metadata = workload["metadata"]
-    return (Delete(workload["kind"], metadata["name"], metadata["uid"], "its session is being deleted"),)
-
-
 def _let_go(situation: Situation) -> tuple[Action, ...]:
     """The claim goes if the session could use it. One from before that it could not is as much its user's as ever."""
-    session, claim = situation.session, situation.claim
+    claim = situation.claim
     release = RemoveFinalizer(CLAIM_FINALIZER)
-    if claim is None or is_going(claim) or not claim_is_ours(session, claim):
+    if claim is None or situation.claim_is_terminating or situation.owned.claim is None:
         return (release,)
     metadata = claim["metadata"]
     why = "its session is being deleted with spec.storage.retentionPolicy.whenDeleted: Delete"
     return (Delete("PersistentVolumeClaim", metadata["name"], metadata["uid"], why), release)
-
-
-def _no_slots(finding: Finding) -> ConditionState:
-    return ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.UNKNOWN, finding)
-
-
-def _report(situation: Situation, conditions: tuple[ConditionState, ...], actions: tuple[Action, ...]) -> Decision:
-    return Decision((*write_status(situation, (*conditions, upgrade_state(situation))), *actions), LOOK_AGAIN_SECONDS)

@@ -6,28 +6,57 @@ Each function looks at one thing, and finds nothing or the matter. The first tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.reasons import Progress, Reason
-from tinsmith_operator.common import diagnosis
-from tinsmith_operator.common.diagnosis import found
-from tinsmith_operator.common.ownership import claim_is_ours, foreign_objects_of_session
+from tinsmith_operator.common import diagnosis as common
+from tinsmith_operator.common.diagnosis import (
+    POD_CREATION_WARNINGS,
+    found,
+    why_pod_is_not_ready,
+    why_pods_are_missing,
+)
 from tinsmith_operator.common.pod import Pod, node_is_silent
-from tinsmith_operator.common.pod_diagnosis import POD_CREATION_WARNINGS, why_pod_is_not_ready, why_pods_are_missing
-from tinsmith_operator.session.claim import is_going
-from tinsmith_operator.session.conversion import pods_of, why_not_converted
-from tinsmith_operator.session.conversion_job import own_conversion
+from tinsmith_operator.session.conversion import why_not_converted
 from tinsmith_operator.session.group import waiting_for_members
 from tinsmith_operator.session.situation import Situation, claim_mismatch
 
 CLAIM = "PersistentVolumeClaim"
 
 
-def why_not_ready(situation: Situation) -> Finding:
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found about a session, each thing looked for once.
+
+    trouble: why it is not ready, or will not stay so; None of one that is and does.
+    """
+
+    is_ready: bool
+    trouble: Finding | None
+    refusal: Finding | None
+    ca_problem: Finding | None
+    lost_node: Finding | None
+    terminating_claim: Finding | None
+    refused_image: Finding | None
+
+
+def diagnose(situation: Situation) -> Diagnosis:
+    """Ready: the worker serves, and it is ours alone that answers under its name, from behind its policy and on its
+    volume."""
+    observed, pod, plan = situation.observed, situation.pod, situation.image_plan
+    conflict = common.name_conflict(situation.session, situation.owned.foreign)
+    refusal, ca_problem = common.refusal(observed), common.ca_problem(observed)
+    lost, terminating, refused_image = lost_node(situation), _terminating_claim(situation), _refused_image(situation)
+    is_ready = observed.claim_holder is None and pod is not None and pod.is_ready and conflict is None
+    stops = situation.session.spec.suspend or plan.stop_first or situation.must_restart or situation.is_hung
+    trouble = None if is_ready and not stops else conflict or lost or _why_not_ready(situation)
+    return Diagnosis(is_ready, trouble, refusal, ca_problem, lost, terminating, refused_image)
+
+
+def _why_not_ready(situation: Situation) -> Finding:
     """Of a session whose pod is not ready, or must not be used."""
     looks: tuple[Callable[[Situation], Finding | None], ...] = (
-        names_taken,
-        lost_node,
         _claim_trouble,
         _suspension,
         _no_groups,
@@ -50,10 +79,6 @@ def _why_pods_are_not_ready(situation: Situation) -> Finding:
     return waiting_for_members(situation) or finding
 
 
-def names_taken(situation: Situation) -> Finding | None:
-    return diagnosis.name_conflict(situation.session, foreign_objects_of_session(situation.observed))
-
-
 def lost_node(situation: Situation) -> Finding | None:
     pods = (*([situation.pod] if situation.pod is not None else []), *situation.members, *_awaited(situation))
     pod = next((pod for pod in pods if node_is_silent(pod, situation.now)), None)
@@ -71,19 +96,18 @@ def _converting(situation: Situation) -> list[Pod]:
 
 def _awaited(situation: Situation) -> list[Pod]:
     """Those of the Job that the session waits for. What one before it left behind holds up nothing."""
-    job = own_conversion(situation.observed)
+    job = situation.conversion
     if job is None or not situation.awaits_conversion:
         return []
-    tries = pods_of(job, situation)
-    return [pod for pod in tries if not pod.has_ended]
+    return [pod for pod in job.tries if not pod.has_ended]
 
 
 def _refusal(situation: Situation) -> Finding | None:
-    return diagnosis.refusal(situation.observed)
+    return common.refusal(situation.observed)
 
 
 def _missing_certificate(situation: Situation) -> Finding | None:
-    return diagnosis.missing_certificate(situation.observed)
+    return common.missing_certificate(situation.observed)
 
 
 def _missing_pod(situation: Situation) -> Finding | None:
@@ -96,11 +120,10 @@ def _missing_pod(situation: Situation) -> Finding | None:
     return why_pods_are_missing(warning.message if warning is not None else None)
 
 
-def terminating_claim(situation: Situation) -> Finding | None:
-    claim = situation.claim
-    if claim is None or not is_going(claim):
+def _terminating_claim(situation: Situation) -> Finding | None:
+    if not situation.claim_is_terminating:
         return None
-    name = claim["metadata"]["name"]
+    name = situation.session.claim_name
     return found(Reason.CLAIM_TERMINATING, f"{CLAIM} {name} is being deleted, and with it everything on the volume.")
 
 
@@ -115,9 +138,9 @@ def _claim_trouble(situation: Situation) -> Finding | None:
         if session.spec.storage.existing_claim is None:
             return _refusal(situation) or found(Reason.CREATING_OBJECTS, "The volume's claim is being made.")
         return found(Reason.CLAIM_MISSING, f"{CLAIM} {session.claim_name} (spec.storage.existingClaim) is not there.")
-    if claim_is_ours(session, claim) and (mismatch := claim_mismatch(session, claim)):
+    if situation.owned.claim is not None and (mismatch := claim_mismatch(session, claim)):
         return found(Reason.CLAIM_MISMATCH, f"{CLAIM} {session.claim_name} from before has {mismatch}.")
-    return terminating_claim(situation) if situation.pod is None else None
+    return _terminating_claim(situation) if situation.pod is None else None
 
 
 def _suspension(situation: Situation) -> Finding | None:
@@ -145,6 +168,13 @@ def _upgrade(situation: Situation) -> Finding | None:
             f"The worker on {plan.pins.image.reference} stops before {plan.requested} gets the volume.",
         )
     return None
+
+
+def _refused_image(situation: Situation) -> Finding | None:
+    plan = situation.image_plan
+    if not plan.gave_up:
+        return None
+    return found(Reason.IMAGE_REFUSED, f"{plan.requested} refused the volume twice; {plan.pins.image.reference} runs.")
 
 
 def _replacement(situation: Situation) -> Finding | None:

@@ -11,9 +11,13 @@ from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.api.status import GroupRun
 from tinsmith_operator.common.actions import Delete
-from tinsmith_operator.common.diagnosis import found
+from tinsmith_operator.common.diagnosis import (
+    POD_CREATION_WARNINGS,
+    found,
+    why_pod_is_not_ready,
+    why_pods_are_missing,
+)
 from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.common.pod_diagnosis import POD_CREATION_WARNINGS, why_pod_is_not_ready, why_pods_are_missing
 from tinsmith_operator.session.situation import Situation
 
 LEFT_BEHIND_GRACE_SECONDS = 5

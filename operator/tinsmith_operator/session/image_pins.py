@@ -70,18 +70,5 @@ def read_pins(claim: Manifest | None) -> Pins | None:
     )
 
 
-def repository_of(reference: str) -> str:
-    """Without tag and digest, in full: `tinsmith/trainer:1` is `docker.io/tinsmith/trainer`."""
-    name = reference.partition("@")[0]
-    head, slash, last = name.rpartition("/")
-    name = f"{head}{slash}{last.partition(':')[0]}"
-    first, slash, rest = name.partition("/")
-    is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
-    if is_host and first != "docker.io":
-        return name
-    path = rest if is_host else name
-    return f"docker.io/{path}" if "/" in path else f"docker.io/library/{path}"
-
-
 def _count(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0

@@ -1,19 +1,27 @@
-"""What follows from what is there, worked out once for all decisions."""
+"""What follows from what is there, worked out once: decisions and conditions only read it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.conditions import ConditionType
+from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.status import AdapterUsage
+from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
 from tinsmith_operator.build.worker import WorkerPlan, inputs_hash
-from tinsmith_operator.common.observed import Evidence, Observed, WorkerReport
-from tinsmith_operator.common.ownership import claim_is_ours, is_of_own_workload, pod_is_ours
+from tinsmith_operator.build.workload import build_workload
+from tinsmith_operator.common.diagnosis import Evidence
+from tinsmith_operator.common.observed import Observed, WorkerReport
+from tinsmith_operator.common.ownership import OwnedObjects, owned_objects
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import restart_request
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.session.conversion_job import awaits_conversion
+from tinsmith_operator.session.conversion_job import ConversionJob, awaits_conversion, read_job
+from tinsmith_operator.session.image_pins import Pins, read_pins
 from tinsmith_operator.session.upgrade import ImagePlan, plan_image
 
 
@@ -21,20 +29,29 @@ from tinsmith_operator.session.upgrade import ImagePlan, plan_image
 class Situation:
     """What the decisions of one moment share.
 
-    pod: the worker's. members: the others of a session of several pods.
-    claim: the one with the journal, if it may be used.
+    pins: what the volume knows of images. image_plan: what it should know, and run.
+    claim: the one with the journal, if it may be used. desired_claim: as it should be; of somebody else's, as far as we
+        write into it.
     worker: how it should be started; None until there is a claim.
+    inputs: the hash of what was said of the worker, in the spec and the settings; None where worker is.
+    desired: the StatefulSet or RayCluster as it should be; None while none can be made.
+    conversion: the session's Job. converters: the pods that convert its model or have done so, the latest last.
     awaits_conversion: whether it starts as soon as its model is converted, and not before.
     """
 
     observed: Observed
+    owned: OwnedObjects
     installation: Installation
     now: datetime
+    pins: Pins | None
     image_plan: ImagePlan
-    pod: Pod | None
-    members: tuple[Pod, ...]
     claim: Manifest | None
+    desired_claim: Manifest
     worker: WorkerPlan | None
+    inputs: str | None
+    desired: Manifest | None
+    conversion: ConversionJob | None
+    converters: tuple[Pod, ...]
     awaits_conversion: bool
 
     @property
@@ -42,15 +59,24 @@ class Situation:
         return self.observed.session
 
     @property
-    def converters(self) -> tuple[Pod, ...]:
-        """The pods that convert its model or have done so, the latest last."""
-        pods = sorted(self.observed.converters, key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
-        return tuple(Pod(pod) for pod in pods)
+    def pod(self) -> Pod | None:
+        """The worker's."""
+        return self.owned.pod
+
+    @property
+    def members(self) -> tuple[Pod, ...]:
+        """The other pods of a session of several."""
+        return self.owned.members
 
     @property
     def evidence(self) -> Evidence:
         claim_uid = self.claim["metadata"]["uid"] if self.claim is not None else None
         return Evidence(self.observed.warnings, self.now, claim_uid)
+
+    @property
+    def claim_is_terminating(self) -> bool:
+        """Whether somebody has deleted it: it will vanish when no pod uses it."""
+        return self.claim is not None and "deletionTimestamp" in self.claim["metadata"]
 
     @property
     def report(self) -> WorkerReport | None:
@@ -59,11 +85,29 @@ class Situation:
         return report if report is not None and self.pod is not None and report.pod_uid == self.pod.uid else None
 
     @property
+    def adapters(self) -> AdapterUsage | None:
+        """As last reported: adapters stay on the volume while no worker runs."""
+        report = self.report
+        if report is None:
+            return self.session.status.adapters
+        used, capacity = report.adapters_used, report.adapter_slots
+        return AdapterUsage(used=used, capacity=capacity, summary=f"{used}/{capacity}")
+
+    @property
+    def waiting_since(self) -> datetime | None:
+        """When we said that its deletion waits for checkpoints: by our own clock, since the API server's, which dates
+        the deletion, need not agree."""
+        said = self.session.status.condition(ConditionType.RECONCILING)
+        if said is None or said.reason != Reason.WAITING_FOR_CHECKPOINTS:
+            return None
+        return said.last_transition_time
+
+    @property
     def must_restart(self) -> bool:
         """Whether the pod was started with something else than what is wanted now."""
         if self.pod is None or self.worker is None or self.worker.replicas == 0:
             return False
-        return self.pod.inputs != inputs_hash(self.session, self.installation, self.worker)
+        return self.pod.inputs != self.inputs
 
     @property
     def is_hung(self) -> bool:
@@ -72,18 +116,43 @@ class Situation:
 
 
 def assess(observed: Observed, installation: Installation, now: datetime) -> Situation:
-    restart = restart_request(observed)
-    image_plan = plan_image(observed, installation, restart)
-    claim = _usable_claim(observed)
-    worker, awaits = None, False
+    session, owned = observed.session, owned_objects(observed)
+    restart = restart_request(session, owned.workload)
+    pins = read_pins(observed.claim)
+    image_plan = plan_image(pins, observed, owned, installation, restart)
+    annotations = image_plan.pins.annotations()
+    claim = _usable_claim(observed, owned)
+    converters = _in_order(observed.converters)
+    conversion = read_job(owned.conversion, converters) if owned.conversion is not None else None
+    worker, inputs, desired, awaits = None, None, None, False
     if claim is not None:
-        runs = not observed.session.spec.suspend and not image_plan.stop_first
+        runs = not session.spec.suspend and not image_plan.stop_first
         worker = WorkerPlan(claim["metadata"]["uid"], image_plan.pins.image, 1 if runs else 0, restart)
-        awaits = awaits_conversion(observed, worker)
+        awaits = awaits_conversion(observed, owned, conversion, worker)
         worker = replace(worker, replicas=0) if awaits else worker
-    pod = Pod(observed.pod) if observed.pod is not None and pod_is_ours(observed) else None
-    members = tuple(Pod(member) for member in observed.members if is_of_own_workload(observed, member))
-    return Situation(observed, installation, now, image_plan, pod, members, claim, worker, awaits)
+        inputs = inputs_hash(session, installation, worker)
+        if not session.spec.is_group or observed.no_groups is None:
+            desired = build_workload(session, installation, worker)
+    return Situation(
+        observed=observed,
+        owned=owned,
+        installation=installation,
+        now=now,
+        pins=pins,
+        image_plan=image_plan,
+        claim=claim,
+        desired_claim=build_claim(session, annotations) or build_claim_annotations(session, annotations),
+        worker=worker,
+        inputs=inputs,
+        desired=desired,
+        conversion=conversion,
+        converters=converters,
+        awaits_conversion=awaits,
+    )
+
+
+def _in_order(pods: Sequence[Manifest]) -> tuple[Pod, ...]:
+    return tuple(Pod(pod) for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))))
 
 
 def claim_mismatch(session: TrainingSession, claim: Manifest) -> str | None:
@@ -97,10 +166,10 @@ def claim_mismatch(session: TrainingSession, claim: Manifest) -> str | None:
     return None
 
 
-def _usable_claim(observed: Observed) -> Manifest | None:
+def _usable_claim(observed: Observed, owned: OwnedObjects) -> Manifest | None:
     session, claim = observed.session, observed.claim
     if observed.claim_holder is not None:
         return None
     if claim is None or session.spec.storage.existing_claim is not None:
         return claim
-    return claim if claim_is_ours(session, claim) and claim_mismatch(session, claim) is None else None
+    return claim if owned.claim is not None and claim_mismatch(session, claim) is None else None

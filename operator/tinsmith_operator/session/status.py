@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from tinsmith_operator.api.conditions import ConditionState, ConditionType, Truth, move_conditions
 from tinsmith_operator.api.names import endpoint
-from tinsmith_operator.api.status import AdapterUsage, Condition, CountedPod, Restarts, TrainingSessionStatus
+from tinsmith_operator.api.status import Condition, CountedPod, Restarts, TrainingSessionStatus
 from tinsmith_operator.common.actions import Action
 from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.common.pod import Pod
@@ -15,7 +15,6 @@ from tinsmith_operator.common.requests import answered_requests, request_events,
 from tinsmith_operator.common.status_events import status_changes
 from tinsmith_operator.session.group import group_run
 from tinsmith_operator.session.situation import Situation
-from tinsmith_operator.session.upgrade import runs
 
 
 def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -> tuple[Action, ...]:
@@ -39,27 +38,18 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
         worker_id=claim["metadata"]["uid"] if claim is not None else before.worker_id,
         first_ready_time=_first_ready_time(situation, moved),
         epoch=report.epoch if report is not None else before.epoch,
-        adapters=adapter_usage(situation),
+        adapters=situation.adapters,
         restarts=count_restarts(before.restarts, pod, is_hung=situation.is_hung),
         last_snapshot_time=_snapshot_time(situation),
-        snapshot_seconds=_steadied(before.snapshot_seconds, report),
         requests=answered_requests(
             session, pod.restart_request if pod is not None else None, situation.observed.snapshot
         ),
+        snapshot_seconds=_steadied(before.snapshot_seconds, report),
         image=situation.image_plan.pins.image.reference,
         image_digest=_image_digest(situation),
         node_name=pod.node_name if pod is not None else None,
         group=group_run(situation),
     )
-
-
-def adapter_usage(situation: Situation) -> AdapterUsage | None:
-    """As last reported: adapters stay on the volume while no worker runs."""
-    report = situation.report
-    if report is None:
-        return situation.session.status.adapters
-    used, capacity = report.adapters_used, report.adapter_slots
-    return AdapterUsage(used=used, capacity=capacity, summary=f"{used}/{capacity}")
 
 
 def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -> datetime | None:
@@ -103,7 +93,7 @@ def _image_digest(situation: Situation) -> str | None:
     image, pod, before = situation.image_plan.pins.image, situation.pod, situation.session.status
     if image.digest is not None:
         return image.digest
-    if pod is not None and pod.image_id is not None and runs(pod, image):
+    if pod is not None and pod.image_id is not None and pod.journal_image == image.reference:
         return pod.image_id
     return before.image_digest if before.image == image.reference else None
 

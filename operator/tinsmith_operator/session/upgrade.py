@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import INPUTS_ANNOTATION
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, inputs_hash
-from tinsmith_operator.common import workload_state
 from tinsmith_operator.common.observed import Observed
-from tinsmith_operator.common.ownership import own_workload, pod_is_ours
+from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.common.pod import Pod
-from tinsmith_operator.common.workload_state import template_of, wants_pods
+from tinsmith_operator.common.workload_state import Workload
 from tinsmith_operator.installation import Installation
-from tinsmith_operator.session.image_pins import Pins, read_pins, repository_of
+from tinsmith_operator.session.image_pins import Pins
 
 MOST_REFUSALS = 2
 """By the second one the old image was ready, and stopped without a snapshot all the same: more tries change nothing."""
@@ -52,19 +50,19 @@ class ImagePlan:
         return self.pins.refused == self.requested != self.pins.image.reference
 
 
-def plan_image(observed: Observed, installation: Installation, restart: str | None) -> ImagePlan:
-    """restart: the latest request to start anew."""
-    pod = Pod(observed.pod) if observed.pod is not None and pod_is_ours(observed) else None
-    named = observed.session.spec.pod.image
-    pins = read_pins(observed.claim)
+def plan_image(
+    pins: Pins | None, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
+) -> ImagePlan:
+    """pins: of the claim that is there. restart: the latest request to start anew."""
+    pod, named = owned.pod, observed.session.spec.pod.image
     if pins is None:
         return _first_plan(named, installation, pod)
     if (fallen_back := _after_refusal(pins, pod)) is not None:
         return ImagePlan(fallen_back, named or installation.trainer_image)
-    if named is None and _is_kept(pins, observed, installation, restart):
+    if named is None and _is_kept(pins, observed, owned, installation, restart):
         kept = _arrived(_with_digest(pins, pod), pod)
         return ImagePlan(kept, kept.image.reference, available=installation.trainer_image)
-    return _plan_for(named or installation.trainer_image, named is not None, pins, pod, observed)
+    return _plan_for(named or installation.trainer_image, named is not None, pins, observed, owned)
 
 
 def _first_plan(named: str | None, installation: Installation, pod: Pod | None) -> ImagePlan:
@@ -74,12 +72,13 @@ def _first_plan(named: str | None, installation: Installation, pod: Pod | None) 
     return ImagePlan(Pins(PinnedImage(image, None), named is not None), image)
 
 
-def _plan_for(requested: str, by_session: bool, pins: Pins, pod: Pod | None, observed: Observed) -> ImagePlan:
+def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, owned: OwnedObjects) -> ImagePlan:
+    pod = owned.pod
     if pins.image.reference == requested:
         return ImagePlan(replace(_arrived(_with_digest(pins, pod), pod), by_session=by_session), requested)
-    if pins.refused == requested and _must_run_on(pins, pod, own_workload(observed)):
+    if pins.refused == requested and _must_run_on(pins, pod, owned.workload):
         return ImagePlan(_with_digest(pins, pod), requested)
-    if not has_stopped(observed):
+    if not has_stopped(observed, owned):
         return ImagePlan(pins, requested, stop_first=True)
     again = pins.refused == requested
     return ImagePlan(
@@ -94,15 +93,17 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, pod: Pod | None, obs
     )
 
 
-def _is_kept(pins: Pins, observed: Observed, installation: Installation, restart: str | None) -> bool:
+def _is_kept(
+    pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
+) -> bool:
     """Whether only the installation's default is another one, and nothing stops the worker for a reason of its own.
     An upgrade that has begun, and was refused once, goes on.
     """
     if pins.by_session or installation.trainer_image in (pins.image.reference, pins.refused):
         return False
-    if observed.session.spec.suspend or _is_being_stopped(own_workload(observed)) or _is_new(observed, pins):
+    if observed.session.spec.suspend or _is_being_stopped(owned.workload) or _is_new(observed, pins):
         return False
-    return not _restarts_anyway(pins, observed, installation, restart)
+    return not _restarts_anyway(pins, observed, owned, installation, restart)
 
 
 def _is_new(observed: Observed, pins: Pins) -> bool:
@@ -110,17 +111,19 @@ def _is_new(observed: Observed, pins: Pins) -> bool:
     return observed.workload is None and observed.pod is None and observed.session.status.image != pins.image.reference
 
 
-def _is_being_stopped(workload: Manifest | None) -> bool:
+def _is_being_stopped(workload: Workload | None) -> bool:
     """Until it runs again."""
-    return workload is not None and not wants_pods(workload)
+    return workload is not None and not workload.wants_pods
 
 
-def _restarts_anyway(pins: Pins, observed: Observed, installation: Installation, restart: str | None) -> bool:
+def _restarts_anyway(
+    pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
+) -> bool:
     """Because of what its user said: the spec, or that it shall start anew. Without a pod, the template of the next one
     tells with what it would start; without that, the status tells what has been answered.
     """
-    workload = own_workload(observed)
-    live = observed.pod if pod_is_ours(observed) else workload and template_of(workload)
+    template = owned.workload.template if owned.workload is not None else None
+    live = owned.pod.manifest if owned.pod is not None else template
     if live is None or observed.claim is None:
         answered = observed.session.status.requests
         return restart is not None and (answered is None or answered.restart != restart)
@@ -129,12 +132,9 @@ def _restarts_anyway(pins: Pins, observed: Observed, installation: Installation,
     return bool(said.get(INPUTS_ANNOTATION) != inputs_hash(observed.session, installation, same))
 
 
-def has_stopped(observed: Observed) -> bool:
+def has_stopped(observed: Observed, owned: OwnedObjects) -> bool:
     """No pod is there, and our StatefulSet or RayCluster, if there is one, has understood that there shall be none."""
-    if observed.pod is not None:
-        return False
-    workload = own_workload(observed)
-    return workload is None or workload_state.has_stopped(workload)
+    return observed.pod is None and (owned.workload is None or owned.workload.has_stopped)
 
 
 def _after_refusal(pins: Pins, pod: Pod | None) -> Pins | None:
@@ -161,7 +161,7 @@ def runs(pod: Pod, image: PinnedImage) -> bool:
     return pod.journal_image == image.reference
 
 
-def _must_run_on(pins: Pins, pod: Pod | None, workload: Manifest | None) -> bool:
+def _must_run_on(pins: Pins, pod: Pod | None, workload: Workload | None) -> bool:
     """Whether the old image has still to replay, or stays for good. Once it is being stopped, it has replayed."""
     if pins.refusals >= MOST_REFUSALS:
         return True
@@ -181,3 +181,16 @@ def _with_digest(pins: Pins, pod: Pod | None) -> Pins:
     if not digest.startswith("sha256:") or repository != repository_of(pins.image.reference):
         return pins
     return replace(pins, image=PinnedImage(pins.image.reference, pod.image_id))
+
+
+def repository_of(reference: str) -> str:
+    """Without tag and digest, in full: `tinsmith/trainer:1` is `docker.io/tinsmith/trainer`."""
+    name = reference.partition("@")[0]
+    head, slash, last = name.rpartition("/")
+    name = f"{head}{slash}{last.partition(':')[0]}"
+    first, slash, rest = name.partition("/")
+    is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    if is_host and first != "docker.io":
+        return name
+    path = rest if is_host else name
+    return f"docker.io/{path}" if "/" in path else f"docker.io/library/{path}"

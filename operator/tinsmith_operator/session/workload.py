@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import pod_name
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import grace_seconds
-from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.actions import Action, Delete
 from tinsmith_operator.common.certificate import ensure_certificate
 from tinsmith_operator.common.drift import ensure_child
-from tinsmith_operator.common.observed import Observed
-from tinsmith_operator.common.ownership import controller_of, is_ours, orphaned_pods, own_workload
-from tinsmith_operator.common.workload_state import WORKLOAD_KINDS, is_known
+from tinsmith_operator.common.workload_state import Workload
 from tinsmith_operator.session.situation import Situation
 
 
 def ensure_workload(situation: Situation) -> tuple[Action, ...]:
     """Needs a claim that stays, since the worker is named after it; and a model that is converted."""
-    observed = situation.observed
+    observed, owned, desired = situation.observed, situation.owned, situation.desired
     if observed.claim_holder is not None:
-        return _give_way(observed)
-    if situation.worker is None or (situation.session.spec.is_group and observed.no_groups is not None):
+        # Of two that started within a moment, before either was seen by the other, one may have to stop again.
+        return delete_workload(owned.workload, "its claim is in use by another session")
+    if desired is None:
         return ()
-    wanted = build_workload(situation.session, situation.installation, situation.worker)
-    if observed.workload is None and (
-        situation.awaits_conversion or _has_another_controller(observed.pod, wanted["kind"])
-    ):
+    if observed.workload is None and (situation.awaits_conversion or owned.has_pod_of_another_kind):
         return ()
-    return ensure_child(situation.session, situation.observed.workload, wanted)
+    return ensure_child(situation.session, observed.workload, desired)
 
 
-def _give_way(observed: Observed) -> tuple[Delete, ...]:
-    """Of two that started within a moment, before either was seen by the other, one may have to stop again."""
-    live = own_workload(observed)
-    if live is None or "deletionTimestamp" in live["metadata"]:
+def delete_workload(workload: Workload | None, why: str) -> tuple[Delete, ...]:
+    if workload is None or workload.is_terminating:
         return ()
-    metadata = live["metadata"]
-    return (Delete(live["kind"], metadata["name"], metadata["uid"], "its claim is in use by another session"),)
+    return (Delete(workload.kind, workload.name, workload.uid, why),)
 
 
 def replace_pod(situation: Situation) -> tuple[Delete, ...]:
@@ -45,10 +36,10 @@ def replace_pod(situation: Situation) -> tuple[Delete, ...]:
 
     Members stop with it, and stay until it is gone.
     """
-    pod, live = situation.pod, situation.observed.workload
-    if pod is None or pod.is_terminating or live is None or not is_ours(situation.session, live):
+    pod, live = situation.pod, situation.owned.workload
+    if pod is None or pod.is_terminating or live is None:
         return ()
-    if situation.worker is None or situation.worker.replicas == 0 or ensure_workload(situation) or not is_known(live):
+    if situation.worker is None or situation.worker.replicas == 0 or not live.is_observed:
         return ()
     why = _why_replace(situation)
     if why is None:
@@ -69,11 +60,10 @@ def stop_the_unadopted(situation: Situation) -> tuple[Delete, ...]:
 
 def stop_orphans(situation: Situation) -> tuple[Delete, ...]:
     grace = grace_seconds(situation.session)
-    orphans = [pod["metadata"] for pod in orphaned_pods(situation.observed)]
     return tuple(
-        Delete("Pod", orphan["name"], orphan["uid"], "nothing keeps it any more", grace)
-        for orphan in orphans
-        if "deletionTimestamp" not in orphan
+        Delete("Pod", orphan.name, orphan.uid, "its workload is gone, and nothing else would stop it", grace)
+        for orphan in situation.owned.orphans
+        if not orphan.is_terminating
     )
 
 
@@ -83,12 +73,6 @@ def _why_replace(situation: Situation) -> str | None:
     if situation.is_hung:
         return "one operation ran longer than the hang timeout"
     return None
-
-
-def _has_another_controller(pod: Manifest | None, kind: str) -> bool:
-    """An earlier session of this name ran otherwise, and its pod is still there, under another name than the next."""
-    controller = controller_of(pod) if pod is not None else None
-    return controller is not None and controller["kind"] in WORKLOAD_KINDS - {kind}
 
 
 def ensure_access(situation: Situation) -> tuple[Action, ...]:

@@ -16,7 +16,7 @@ from tinsmith_operator.api.session import parse_session
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
 from tinsmith_operator.session.decision import decide
-from tinsmith_operator.session.image_pins import repository_of
+from tinsmith_operator.session.upgrade import repository_of
 
 
 class World(ModelCluster):

@@ -14,8 +14,8 @@ from tinsmith_operator.api.names import (
     IMAGE_DIGEST_ANNOTATION,
     PREVIOUS_IMAGE_ANNOTATION,
 )
-from tinsmith_operator.session.image_pins import repository_of
-from tinsmith_operator.session.upgrade import has_stopped
+from tinsmith_operator.common.ownership import owned_objects
+from tinsmith_operator.session.upgrade import has_stopped, repository_of
 
 NEW = "docker.io/tinsmith/trainer:0.2.0"
 
@@ -135,12 +135,14 @@ def test_a_worker_has_stopped_when_nobody_could_start_it(
     if workload is not None:
         owner = {"uid": observed.session.uid, "controller": True}
         workload = {**workload, "metadata": {**workload["metadata"], "ownerReferences": [owner]}}
-    assert has_stopped(replace(observed, workload=workload, pod=pod)) is stopped
+    observed = replace(observed, workload=workload, pod=pod)
+    assert has_stopped(observed, owned_objects(observed)) is stopped
 
 
 def test_a_strangers_statefulset_of_the_sessions_name_starts_no_worker_of_ours() -> None:
     theirs = {"kind": "StatefulSet", "metadata": {"name": "qwen", "generation": 2}}
-    assert has_stopped(replace(settled_world().observe(), workload=theirs, pod=None))
+    observed = replace(settled_world().observe(), workload=theirs, pod=None)
+    assert has_stopped(observed, owned_objects(observed))
 
 
 def test_once_the_new_image_is_ready_nothing_is_said_of_the_way_there() -> None:
