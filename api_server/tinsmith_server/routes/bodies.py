@@ -6,20 +6,22 @@ import asyncio
 import io
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import orjson
 import zstandard
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
+from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import BodyTooLarge, Unprocessable
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.services.failures import rejection
 from tinsmith_server.wire import requests
-from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
+from tinsmith_server.wire.head import HeadUnreadable, read_head
+from tinsmith_server.wire.ids import operation_number
 from tinsmith_server.wire.requests import sentence
 
 M = TypeVar("M", bound=BaseModel)
@@ -27,14 +29,10 @@ M = TypeVar("M", bound=BaseModel)
 TELEMETRY_LIMIT_BYTES = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingBody:
-    """A forward_backward body. With a problem its ids are known but its content is not worth keeping."""
-
-    head: Head
-    body: bytes
-    zstd: bool
-    problem: str | None = None
+STABLE_REINFORCE_NOTE = (
+    "stable_reinforce has no public formula; this server runs it as cispo with the same inputs "
+    "(setting map_stable_reinforce)"
+)
 
 
 async def read_json_object(request: Request, _tenant: Tenant, services: ServicesDep) -> dict[str, Any]:
@@ -67,8 +65,14 @@ def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
     return validate
 
 
-async def read_training_body(request: Request, _tenant: Tenant, services: ServicesDep) -> TrainingBody:
-    """Raises Unprocessable only when model_id or seq_id cannot be read; the rest is the future's business."""
+async def read_forward_backward(
+    request: Request, response: Response, _tenant: Tenant, services: ServicesDep
+) -> worker_pb2.SubmitRequest:
+    """The operation as the worker is given it, but for the epoch; the SDK's message travels in it as it came.
+
+    Raises Unprocessable only when model_id or seq_id cannot be read; the rest is the future's business, and a body
+    that cannot be run is not kept.
+    """
     limit = services.settings.max_body_bytes
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     body, complete = await _read(request, limit)
@@ -78,20 +82,27 @@ async def read_training_body(request: Request, _tenant: Tenant, services: Servic
         head = await asyncio.to_thread(read_head, body, encoding) if unpack else read_head(body)
     except HeadUnreadable as error:
         raise Unprocessable(str(error)) from error
+    operation = worker_pb2.SubmitRequest(
+        model_id=head.model_id, seq_id=operation_number(head.seq_id), kind=worker_pb2.FORWARD_BACKWARD
+    )
     if not complete or (encoding == "zstd" and _declared_size(body) > limit):
-        return TrainingBody(head, b"", zstd=False, problem=_over(limit))
-    if encoding == "gzip":
-        return await asyncio.to_thread(_gunzipped, head, body, limit)
-    return TrainingBody(head, body, zstd=encoding == "zstd")
+        operation.rejection.CopyFrom(rejection(_over(limit)))
+    elif encoding == "gzip":
+        await asyncio.to_thread(_gunzip_into, operation, body, limit)
+    else:
+        operation.payload, operation.zstd = body, encoding == "zstd"
+    if head.loss_fn == "stable_reinforce" and services.settings.map_stable_reinforce:
+        response.headers["x-deprecation-note"] = STABLE_REINFORCE_NOTE
+    return operation
+
+
+ForwardBackward = Annotated[worker_pb2.SubmitRequest, Depends(read_forward_backward)]
 
 
 async def read_telemetry_body(request: Request) -> bytes:
     """What fits; a batch over the limit is not worth an error to the client."""
     body, complete = await _read(request, TELEMETRY_LIMIT_BYTES)
     return body if complete else b""
-
-
-TrainingBodyDep = Annotated[TrainingBody, Depends(read_training_body)]
 
 
 async def _read(request: Request, limit: int) -> tuple[bytes, bool]:
@@ -114,15 +125,17 @@ def _declared_size(frame: bytes) -> int:
         return 0
 
 
-def _gunzipped(head: Head, body: bytes, limit: int) -> TrainingBody:
+def _gunzip_into(operation: worker_pb2.SubmitRequest, body: bytes, limit: int) -> None:
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         content = decompressor.decompress(body, limit + 1)
     except zlib.error as error:
-        return TrainingBody(head, b"", zstd=False, problem=f"the gzip body is damaged: {error}")
+        operation.rejection.CopyFrom(rejection(f"the gzip body is damaged: {error}"))
+        return
     if len(content) > limit:
-        return TrainingBody(head, b"", zstd=False, problem=_over(limit))
-    return TrainingBody(head, content, zstd=False)
+        operation.rejection.CopyFrom(rejection(_over(limit)))
+    else:
+        operation.payload = content
 
 
 def _over(limit: int) -> str:

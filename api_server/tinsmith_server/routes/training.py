@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import PROTOBUF_BODY, JsonObject, TrainingBodyDep, body_as, takes
+from tinsmith_server.routes.bodies import PROTOBUF_BODY, ForwardBackward, JsonObject, body_as, takes
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
 from tinsmith_server.wire.ids import OperationId
 from tinsmith_server.wire.requests import (
@@ -21,11 +21,6 @@ from tinsmith_server.wire.requests import (
 from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData
 
 router = APIRouter(tags=["training"])
-
-STABLE_REINFORCE_NOTE = (
-    "stable_reinforce has no public formula; this server runs it as cispo with the same inputs "
-    "(setting map_stable_reinforce)"
-)
 
 
 def _future(operation: OperationId) -> FutureResponse:
@@ -55,15 +50,8 @@ async def get_info(
 
 
 @router.post("/forward_backward", openapi_extra=PROTOBUF_BODY)
-async def forward_backward(
-    body: TrainingBodyDep, tenant: Tenant, services: ServicesDep, response: Response
-) -> FutureResponse:
-    operation = await services.operations.forward_backward(
-        tenant, body.head, body.body, zstd=body.zstd, problem=body.problem
-    )
-    if body.head.loss_fn == "stable_reinforce" and services.settings.map_stable_reinforce:
-        response.headers["x-deprecation-note"] = STABLE_REINFORCE_NOTE
-    return _future(operation)
+async def forward_backward(request: ForwardBackward, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.operations.forward_backward(tenant, request))
 
 
 @router.post("/optim_step", openapi_extra=takes(OptimStepRequest))

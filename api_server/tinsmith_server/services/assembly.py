@@ -27,8 +27,8 @@ from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.models import Models
 from tinsmith_server.services.training.operations import Operations
-from tinsmith_server.services.training.payloads import Payloads
 from tinsmith_server.services.training.placement import Placement
+from tinsmith_server.services.training.submit_requests import SubmitRequests
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, utc_now
@@ -88,7 +88,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         keys=Keys(store, static_key, clock),
         sessions=sessions,
         models=models,
-        operations=Operations(sessions, models, binding, delivery, fleet, Payloads(fleet, events, lookup)),
+        operations=Operations(sessions, models, binding, delivery, fleet, SubmitRequests(fleet, events, lookup)),
         sampling=sampling,
         dispatch=dispatch,
         futures=Futures(models, sampling, binding, fleet, events, long_polls, settings.poll_hold_seconds),

@@ -14,6 +14,8 @@ from typing import Literal, get_args
 from tinsmith_rpc import RELEASE_SEQ_ID
 from typing_extensions import override
 
+from tinsmith_server.errors import Unprocessable
+
 PathKind = Literal["weights", "sampler_weights", "external_weights"]
 CheckpointType = Literal["training", "sampler", "external"]
 
@@ -86,6 +88,13 @@ def parse_request_id(text: str) -> OperationId | SampleId | None:
 
 def is_operation_number(seq_id: object) -> bool:
     return _is_integer(seq_id) and 1 <= seq_id < RELEASE_SEQ_ID  # type: ignore[operator]
+
+
+def operation_number(seq_id: int) -> int:
+    """Raises Unprocessable for one that no operation can have."""
+    if not is_operation_number(seq_id):
+        raise Unprocessable(f"seq_id must be a positive 64-bit number, not {seq_id}")
+    return seq_id
 
 
 def is_sample_number(seq_id: object) -> bool:

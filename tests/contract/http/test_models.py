@@ -165,6 +165,17 @@ async def test_a_large_result_is_announced_by_its_size_first(server: TestedServe
     assert len((await server.result(request_id)).content) == 100_000
 
 
+async def test_work_whose_number_no_operation_can_have_is_refused(server: TestedServer) -> None:
+    model_id = await server.model()
+    body = b"\x0a" + bytes([len(model_id)]) + model_id.encode() + b"\x10" + b"\xff" * 9 + b"\x7f"
+    for response in (
+        await server.client.post("/forward_backward", content=body, headers=PROTOBUF),
+        await server.post("/optim_step", {"model_id": model_id, "seq_id": 2**62}),
+    ):
+        assert response.status_code == 422
+        assert "seq_id must be a positive 64-bit number, not " in response.text
+
+
 @pytest.mark.parametrize("encoding", ["identity", "zstd"])
 async def test_stable_reinforce_is_mapped_aloud(server: TestedServer, encoding: str) -> None:
     model_id = await server.model()

@@ -16,10 +16,9 @@ from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.delivery import PATIENCE_SECONDS, Delivery
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.models import Models
-from tinsmith_server.services.training.payloads import Payload, Payloads
+from tinsmith_server.services.training.submit_requests import SubmitRequests
 from tinsmith_server.store.records import Model
-from tinsmith_server.wire.head import Head
-from tinsmith_server.wire.ids import OperationId, is_operation_number
+from tinsmith_server.wire.ids import OperationId, operation_number
 
 CREATION_SECONDS = 5.0
 
@@ -34,59 +33,51 @@ class Operations:
         binding: Binding,
         delivery: Delivery,
         fleet: Fleet,
-        payloads: Payloads,
+        requests: SubmitRequests,
     ) -> None:
         self._sessions = sessions
         self._models = models
         self._binding = binding
         self._delivery = delivery
         self._fleet = fleet
-        self._payloads = payloads
+        self._requests = requests
 
-    async def forward_backward(
-        self, tenant: str, head: Head, body: bytes, *, zstd: bool, problem: str | None
-    ) -> OperationId:
-        """`body` is the SDK's message as it came; with `problem` it is dropped and its place kept."""
-        model = await self._ready_for_work(tenant, head.model_id, head.seq_id)
-        payload = (
-            Payload.rejected(worker_pb2.FORWARD_BACKWARD, problem)
-            if problem
-            else Payload(worker_pb2.FORWARD_BACKWARD, body, zstd=zstd)
-        )
-        return await self._submit(model, head.seq_id, payload)
+    async def forward_backward(self, tenant: str, request: worker_pb2.SubmitRequest) -> OperationId:
+        """`request` is whole but for the epoch, which the connection to the worker knows."""
+        model = await self._ready_for_work(tenant, request.model_id)
+        return await self._submit(model, request)
 
     async def optim_step(self, tenant: str, body: dict[str, Any]) -> OperationId:
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, seq_id, self._payloads.optim_step(body))
+        return await self._submit(model, self._requests.optim_step(model, seq_id, body))
 
     async def save_weights(self, tenant: str, body: dict[str, Any]) -> OperationId:
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, seq_id, await self._payloads.save_weights(model, body))
+        return await self._submit(model, await self._requests.save_weights(model, seq_id, body))
 
     async def save_weights_for_sampler(self, tenant: str, body: dict[str, Any]) -> OperationId:
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, seq_id, await self._payloads.save_weights_for_sampler(model, body))
+        return await self._submit(model, await self._requests.save_weights_for_sampler(model, seq_id, body))
 
     async def save_weights_external(self, tenant: str, body: dict[str, Any]) -> OperationId:
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, seq_id, await self._payloads.save_weights_external(model, body))
+        return await self._submit(model, await self._requests.save_weights_external(model, seq_id, body))
 
     async def load_weights(self, tenant: str, body: dict[str, Any]) -> OperationId:
         """With a model_id into that model, else into a new one."""
         if body.get("model_id") is None:
             return await self._models.create_by_load(tenant, body)
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, seq_id, await self._payloads.load_weights(model, body))
+        return await self._submit(model, await self._requests.load_weights(model, seq_id, body))
 
     async def _addressed(self, tenant: str, body: dict[str, Any]) -> tuple[Model, int]:
         model_id, seq_id = body.get("model_id"), body.get("seq_id")
         if not isinstance(model_id, str) or not isinstance(seq_id, int):
             raise Unprocessable("model_id and seq_id are needed to know which operation this is")
-        return await self._ready_for_work(tenant, model_id, seq_id), seq_id
+        operation_number(seq_id)
+        return await self._ready_for_work(tenant, model_id), seq_id
 
-    async def _ready_for_work(self, tenant: str, model_id: str, seq_id: int) -> Model:
-        if not is_operation_number(seq_id):
-            raise Unprocessable(f"seq_id must be a positive 64-bit number, not {seq_id}")
+    async def _ready_for_work(self, tenant: str, model_id: str) -> Model:
         model = await self._models.at_work(tenant, model_id)
         await self._sessions.active(tenant, model.session_id)
         await self._models.touch(model_id)
@@ -97,19 +88,11 @@ class Operations:
             raise WorkerUnavailable(f"{model_id} is not ready for work yet: {reason}")
         return model
 
-    async def _submit(self, model: Model, seq_id: int, payload: Payload) -> OperationId:
+    async def _submit(self, model: Model, request: worker_pb2.SubmitRequest) -> OperationId:
         """A model that is no more gets no work; its futures say why when they are asked for."""
-        operation = OperationId(model.model_id, seq_id)
+        operation = OperationId(request.model_id, request.seq_id)
         if model.state in {"failed", "corrupted", "released"}:
             return operation
-        request = worker_pb2.SubmitRequest(
-            model_id=model.model_id,
-            seq_id=seq_id,
-            kind=payload.kind,
-            payload=payload.body,
-            zstd=payload.zstd,
-            rejection=payload.rejection,
-        )
         try:
             await self._delivery.submit(model.worker_id, request)
         except ModelNotAtWorker:

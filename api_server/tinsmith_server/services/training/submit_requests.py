@@ -1,10 +1,13 @@
-"""From a JSON body to what the worker's journal keeps. What is wrong with a body becomes a rejection."""
+"""From a JSON body to what the worker's journal keeps. What is wrong with a body becomes a rejection.
+
+A `forward_backward` comes as a whole request from its route: its body is not read here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.message import Message
 from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
@@ -26,21 +29,7 @@ from tinsmith_server.wire.requests import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """One operation as `Submit` takes it, or the place of one that is refused."""
-
-    kind: worker_pb2.OperationKind.ValueType
-    body: bytes = b""
-    zstd: bool = False
-    rejection: worker_pb2.Failure | None = None
-
-    @classmethod
-    def rejected(cls, kind: worker_pb2.OperationKind.ValueType, message: str) -> Payload:
-        return cls(kind, rejection=rejection(message))
-
-
-class Payloads:
+class SubmitRequests:
     """Saves carry what the store knows of the name; loads carry where the files are."""
 
     def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup) -> None:
@@ -48,22 +37,24 @@ class Payloads:
         self._events = events
         self._lookup = lookup
 
-    def optim_step(self, body: dict[str, Any]) -> Payload:
+    def optim_step(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:
         try:
             request = OptimStepRequest.model_validate(body)
         except ValidationError as error:
-            return Payload.rejected(worker_pb2.OPTIM_STEP, sentence(error))
+            return _rejected(model, seq_id, worker_pb2.OPTIM_STEP, sentence(error))
         if request.optimizer_params is not None:
             kind = request.optimizer_params.get("type")
-            return Payload.rejected(worker_pb2.OPTIM_STEP, f"the optimizer {kind!r} is not supported; send adam_params")
+            return _rejected(
+                model, seq_id, worker_pb2.OPTIM_STEP, f"the optimizer {kind!r} is not supported; send adam_params"
+            )
         params = request.adam_params or AdamParams()
-        return Payload(worker_pb2.OPTIM_STEP, worker_pb2.OptimStep(**params.model_dump()).SerializeToString())
+        return _request(model, seq_id, worker_pb2.OPTIM_STEP, worker_pb2.OptimStep(**params.model_dump()))
 
-    async def save_weights(self, model: Model, body: dict[str, Any]) -> Payload:
+    async def save_weights(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:
         try:
             request = SaveWeightsRequest.model_validate(body)
         except ValidationError as error:
-            return Payload.rejected(worker_pb2.SAVE_WEIGHTS, sentence(error))
+            return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, sentence(error))
         save = worker_pb2.SaveWeights(
             kind=worker_pb2.TRAINING,
             name=request.path,
@@ -72,13 +63,15 @@ class Payloads:
             user_metadata=request.user_metadata,
             has_user_metadata=request.user_metadata is not None,
         )
-        return await self._named(model, save, "training")
+        return await self._named(model, seq_id, save, "training")
 
-    async def save_weights_for_sampler(self, model: Model, body: dict[str, Any]) -> Payload:
+    async def save_weights_for_sampler(
+        self, model: Model, seq_id: int, body: dict[str, Any]
+    ) -> worker_pb2.SubmitRequest:
         try:
             request = SaveWeightsForSamplerRequest.model_validate(body)
         except ValidationError as error:
-            return Payload.rejected(worker_pb2.SAVE_WEIGHTS, sentence(error))
+            return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, sentence(error))
         save = worker_pb2.SaveWeights(
             kind=worker_pb2.SAMPLER,
             ttl_seconds=request.ttl_seconds,
@@ -87,48 +80,67 @@ class Payloads:
         )
         if request.path is not None:
             save.name = request.path
-            return await self._named(model, save, "sampler")
+            return await self._named(model, seq_id, save, "sampler")
         served = self._fleet.model(model.base_model)
         if served is not None and not served.sampling:
             # What is saved without a name can only be sampled from.
-            return Payload.rejected(worker_pb2.SAVE_WEIGHTS, training_only(model.base_model))
+            return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, training_only(model.base_model))
         assert request.sampling_session_seq_id is not None  # the request's own validator says so
         save.kind = worker_pb2.EPHEMERAL
         save.sampling_session_id = sampling_session_id_of(
             model.session_id, request.sampling_session_seq_id, inflight=request.kind == "inflight"
         )
-        return Payload(worker_pb2.SAVE_WEIGHTS, save.SerializeToString())
+        return _request(model, seq_id, worker_pb2.SAVE_WEIGHTS, save)
 
-    async def save_weights_external(self, model: Model, body: dict[str, Any]) -> Payload:
+    async def save_weights_external(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:
         try:
             request = SaveWeightsExternalRequest.model_validate(body)
         except ValidationError as error:
-            return Payload.rejected(worker_pb2.SAVE_WEIGHTS, sentence(error))
+            return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, sentence(error))
         if request.age_encryption_recipients:
-            return Payload.rejected(
-                worker_pb2.SAVE_WEIGHTS, "age encryption of exports is not supported yet by this server"
+            return _rejected(
+                model, seq_id, worker_pb2.SAVE_WEIGHTS, "age encryption of exports is not supported yet by this server"
             )
         save = worker_pb2.SaveWeights(kind=worker_pb2.EXTERNAL, name=request.path, ttl_seconds=request.ttl_seconds)
-        return await self._named(model, save, "external")
+        return await self._named(model, seq_id, save, "external")
 
-    async def load_weights(self, model: Model, body: dict[str, Any]) -> Payload:
+    async def load_weights(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:
         try:
             request = LoadWeightsRequest.model_validate(body)
             checkpoint = await self._lookup.readable(model.tenant, request.path, "training")
         except ValidationError as error:
-            return Payload.rejected(worker_pb2.LOAD_WEIGHTS, sentence(error))
+            return _rejected(model, seq_id, worker_pb2.LOAD_WEIGHTS, sentence(error))
         except CheckpointRefused as error:
-            return Payload.rejected(worker_pb2.LOAD_WEIGHTS, str(error))
+            return _rejected(model, seq_id, worker_pb2.LOAD_WEIGHTS, str(error))
         if not share_weights(self._fleet, checkpoint.base_model, model.base_model):
-            return Payload.rejected(
+            return _rejected(
+                model,
+                seq_id,
                 worker_pb2.LOAD_WEIGHTS,
                 f"{request.path} is of the base model {checkpoint.base_model}, not of {model.base_model}",
             )
         load = load_payload(checkpoint, request, create=False)
-        return Payload(worker_pb2.LOAD_WEIGHTS, load.SerializeToString())
+        return _request(model, seq_id, worker_pb2.LOAD_WEIGHTS, load)
 
-    async def _named(self, model: Model, save: worker_pb2.SaveWeights, type: CheckpointType) -> Payload:
+    async def _named(
+        self, model: Model, seq_id: int, save: worker_pb2.SaveWeights, type: CheckpointType
+    ) -> worker_pb2.SubmitRequest:
         """Saves still in the worker's queue are its own to know; the store knows those before them."""
         save.seen_event_id = await self._events.drain(model.worker_id)
         save.name_taken = await self._lookup.live(model.model_id, type, save.name) is not None
-        return Payload(worker_pb2.SAVE_WEIGHTS, save.SerializeToString())
+        return _request(model, seq_id, worker_pb2.SAVE_WEIGHTS, save)
+
+
+def _request(
+    model: Model, seq_id: int, kind: worker_pb2.OperationKind.ValueType, payload: Message
+) -> worker_pb2.SubmitRequest:
+    return worker_pb2.SubmitRequest(
+        model_id=model.model_id, seq_id=seq_id, kind=kind, payload=payload.SerializeToString()
+    )
+
+
+def _rejected(
+    model: Model, seq_id: int, kind: worker_pb2.OperationKind.ValueType, message: str
+) -> worker_pb2.SubmitRequest:
+    """Takes the operation's place in the order, and fails there."""
+    return worker_pb2.SubmitRequest(model_id=model.model_id, seq_id=seq_id, kind=kind, rejection=rejection(message))
