@@ -24,7 +24,8 @@ from tinsmith.discovery import find_commands, summary_of
 from tinsmith_operator.api.reasons import Progress
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import TinsmithError
-from tinsmith_server.metrics.server import DescribedWorker, Metrics, SamplingFigures
+from tinsmith_server.metrics.server import Metrics
+from tinsmith_server.metrics.workers import DescribedWorker, SamplingFigures
 from tinsmith_server.routes.problems import HTTP_STATUS
 from tinsmith_server.routes.unsupported import UNSUPPORTED
 from tinsmith_server.settings import Settings

@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from fastapi import APIRouter, FastAPI, Response
 
 from tinsmith_server.fleet.base import Fleet
-from tinsmith_server.metrics.server import CONTENT_TYPE, DescribedWorker, Metrics
+from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
+from tinsmith_server.metrics.workers import DescribedWorker
 from tinsmith_server.routes import checkpoints, futures, sampling, service, sessions, training, unsupported
 from tinsmith_server.routes.bodies import install_openapi
 from tinsmith_server.routes.middleware import Observing

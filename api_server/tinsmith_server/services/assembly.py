@@ -68,7 +68,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
     loads = SamplerLoads()
     dispatch = Dispatch(fleet, loads)
     sampling = Sampling(store, fleet, sessions, lookup, dispatch, clock)
-    checkpoints = Checkpoints(store, models, lookup, retention, clock)
+    checkpoints = Checkpoints(store, lookup, retention, clock)
     inspection = Inspection(store, fleet, loads)
     reaper = Reaper(
         store=store,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from tinsmith_server.errors import Gone, NotFound
-from tinsmith_server.logs import bind_ids, get_logger
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.ownership import owned_session
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, FinishType, Model, SamplingSession, Session, utc_now
@@ -48,11 +49,7 @@ class Sessions:
 
     async def owned(self, tenant: str, session_id: str) -> Session:
         """Raises NotFound, also for another tenant's session."""
-        session = await self._store.get_session(session_id)
-        if session is None or session.tenant != tenant:
-            raise NotFound(f"there is no session {session_id}")
-        bind_ids(session_id=session_id)
-        return session
+        return await owned_session(self._store, tenant, session_id)
 
     async def active(self, tenant: str, session_id: str) -> Session:
         """A session that can take new work. Raises NotFound, and Gone once it is finished."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from tinsmith_server.errors import NotFound, Unprocessable
+from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.retention import Retention
-from tinsmith_server.services.training.models import Models
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, utc_now
 from tinsmith_server.wire.ids import TinkerPath
@@ -30,13 +30,11 @@ class Checkpoints:
     def __init__(
         self,
         store: Store,
-        models: Models,
         lookup: CheckpointLookup,
         retention: Retention,
         clock: Clock = utc_now,
     ) -> None:
         self._store = store
-        self._models = models
         self._lookup = lookup
         self._retention = retention
         self._clock = clock
@@ -46,10 +44,10 @@ class Checkpoints:
         return Page(tuple([await self._run(model) for model in page.rows]), page.total)
 
     async def run(self, tenant: str, run_id: str) -> TrainingRun:
-        return await self._run(await self._models.owned(tenant, run_id))
+        return await self._run(await owned_model(self._store, tenant, run_id))
 
     async def of_run(self, tenant: str, run_id: str) -> list[Checkpoint]:
-        await self._models.owned(tenant, run_id)
+        await owned_model(self._store, tenant, run_id)
         return self._unexpired(await self._store.checkpoints_of_run(run_id))
 
     async def all(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:

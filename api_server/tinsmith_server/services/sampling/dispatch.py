@@ -13,7 +13,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.base import Fleet, SamplerClient, SamplerHandle, SamplerKind
-from tinsmith_server.metrics.server import SamplingFigures
+from tinsmith_server.metrics.workers import SamplingFigures
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
 from tinsmith_server.wire.ids import SampleId, sampler_token
 

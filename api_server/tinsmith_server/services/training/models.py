@@ -6,9 +6,10 @@ from typing import Any
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.errors import NotFound, Unprocessable
+from tinsmith_server.errors import Unprocessable
 from tinsmith_server.fleet.base import Fleet, ServedModel
 from tinsmith_server.logs import bind_ids, get_logger
+from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
 from tinsmith_server.services.failures import Failure
@@ -64,11 +65,7 @@ class Models:
 
     async def owned(self, tenant: str, model_id: str) -> Model:
         """Raises NotFound, also for another tenant's model."""
-        model = await self._store.get_model(model_id)
-        if model is None or model.tenant != tenant:
-            raise NotFound(f"there is no model {model_id}")
-        bind_ids(session_id=model.session_id, model_id=model_id)
-        return model
+        return await owned_model(self._store, tenant, model_id)
 
     async def at_work(self, tenant: str, model_id: str) -> Model:
         """Like `owned`, but a bound model may be as it was a second ago."""

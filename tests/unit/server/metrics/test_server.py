@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tinsmith_rpc import worker_pb2
-from tinsmith_server.metrics.server import DescribedWorker, Metrics, SamplingFigures
+from tinsmith_server.metrics.server import Metrics
+from tinsmith_server.metrics.workers import DescribedWorker, SamplingFigures
 
 
 def described() -> worker_pb2.DescribeReply:

@@ -1,0 +1,164 @@
+"""Prometheus metrics of the workers as they were last seen, and of the samples that went to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from tinsmith_rpc import worker_pb2
+from typing_extensions import override
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedWorker:
+    """What a worker said of itself, and what it is called."""
+
+    base_model: str
+    name: str
+    reply: worker_pb2.DescribeReply
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.base_model, self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFigures:
+    """Samples given to pools and to workers that also train, passed on to a next one, and who takes new ones."""
+
+    given: Mapping[tuple[str, str], int]
+    passed_on: Mapping[str, int]
+    accepting: Mapping[tuple[str, str], int]
+
+
+LABELS = ["base_model", "worker"]
+BY_KIND = ["base_model", "kind"]
+
+
+class SamplingCollector(Collector):
+    """Where samples go."""
+
+    def __init__(self, figures: Callable[[], SamplingFigures]) -> None:
+        self._figures = figures
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        figures = self._figures()
+        given = CounterMetricFamily("tinsmith_samples_given", "Samples that a sampler took.", labels=BY_KIND)
+        for (base_model, kind), count in figures.given.items():
+            given.add_metric([base_model, kind], count)
+        yield given
+        passed_on = CounterMetricFamily(
+            "tinsmith_samples_passed_on",
+            "Times that a sample went on to the next sampler, since the one before was full or could not be reached.",
+            labels=["base_model"],
+        )
+        for base_model, count in figures.passed_on.items():
+            passed_on.add_metric([base_model], count)
+        yield passed_on
+        accepting = GaugeMetricFamily("tinsmith_samplers_accepting", "Samplers that take new samples.", labels=BY_KIND)
+        for (base_model, kind), count in figures.accepting.items():
+            accepting.add_metric([base_model, kind], count)
+        yield accepting
+
+
+class WorkerCollector(Collector):
+    """What `Describe` said when the workers were last looked at."""
+
+    def __init__(self, workers: Callable[[], Sequence[DescribedWorker]]) -> None:
+        self._workers = workers
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        described = self._workers()
+        yield from _gauges(described)
+        yield from _counters(described)
+        yield _sync_histogram(described)
+
+
+_GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
+    "tinsmith_models_loaded": ("Models that the worker holds.", lambda reply: len(reply.models)),
+    "tinsmith_queue_depth": (
+        "Operations accepted and not yet run.",
+        lambda reply: sum(model.queued for model in reply.models),
+    ),
+    "tinsmith_queue_age_seconds": (
+        "Age of the oldest operation that waits.",
+        lambda reply: max((model.oldest_queued_seconds for model in reply.models), default=0.0),
+    ),
+    "tinsmith_snapshot_age_seconds": (
+        "Age of the oldest snapshot among the models.",
+        lambda reply: max((model.snapshot_age_seconds for model in reply.models), default=0.0),
+    ),
+    "tinsmith_models_corrupted": (
+        "Models that cannot go on.",
+        lambda reply: sum(bool(model.corrupted) for model in reply.models),
+    ),
+    "tinsmith_models_set_aside": (
+        "Models that wait for another start of the worker: this one could not take them up.",
+        lambda reply: sum(bool(model.set_aside) for model in reply.models),
+    ),
+    "tinsmith_logprob_gap": (
+        "Mean absolute difference of trainer's and sampler's logprobs, latest tokens.",
+        lambda reply: reply.metrics.logprob_gap,
+    ),
+    "tinsmith_journal_bytes": ("Size of the journal.", lambda reply: reply.metrics.journal_bytes),
+}
+
+_COUNTERS: dict[str, tuple[str, Callable[[worker_pb2.WorkerMetrics], float]]] = {
+    "tinsmith_trained_tokens": ("Tokens trained on.", lambda metrics: metrics.trained_tokens),
+    "tinsmith_sampled_tokens": ("Tokens sampled.", lambda metrics: metrics.sampled_tokens),
+    "tinsmith_prefilled_tokens": ("Prompt tokens computed.", lambda metrics: metrics.prefilled_tokens),
+    "tinsmith_prefix_hit_tokens": ("Prompt tokens taken from the cache.", lambda metrics: metrics.prefix_hit_tokens),
+    "tinsmith_train_seconds": ("Seconds spent training.", lambda metrics: metrics.train_seconds),
+    "tinsmith_sample_seconds": ("Seconds spent sampling.", lambda metrics: metrics.sample_seconds),
+    "tinsmith_journal_operations": ("Operations journalled.", lambda metrics: metrics.journal_operations),
+    "tinsmith_operations_given_up": (
+        "Operations that failed since they ended the worker's process too often.",
+        lambda metrics: metrics.operations_given_up,
+    ),
+}
+
+_FUTURES: dict[str, Callable[[worker_pb2.DescribeReply], float]] = {
+    "queued": lambda reply: sum(model.queued for model in reply.models),
+    "done": lambda reply: reply.metrics.operations_done,
+    "failed": lambda reply: reply.metrics.operations_failed,
+    "sampling": lambda reply: reply.metrics.samples_active,
+    "waiting_to_sample": lambda reply: reply.metrics.samples_waiting,
+}
+
+
+def _gauges(workers: Sequence[DescribedWorker]) -> Iterable[Metric]:
+    for name, (documentation, read) in _GAUGES.items():
+        family = GaugeMetricFamily(name, documentation, labels=LABELS)
+        for worker in workers:
+            family.add_metric(worker.labels, read(worker.reply))
+        yield family
+    futures = GaugeMetricFamily(
+        "tinsmith_futures", "Futures by state, since the worker's start.", labels=[*LABELS, "state"]
+    )
+    for worker in workers:
+        for state, read in _FUTURES.items():
+            futures.add_metric([*worker.labels, state], read(worker.reply))
+    yield futures
+
+
+def _counters(workers: Sequence[DescribedWorker]) -> Iterable[Metric]:
+    for name, (documentation, read) in _COUNTERS.items():
+        family = CounterMetricFamily(name, documentation, labels=LABELS)
+        for worker in workers:
+            family.add_metric(worker.labels, read(worker.reply.metrics))
+        yield family
+
+
+def _sync_histogram(workers: Sequence[DescribedWorker]) -> Metric:
+    family = HistogramMetricFamily("tinsmith_journal_sync_seconds", "Seconds per fsync of the journal.", labels=LABELS)
+    for worker in workers:
+        metrics = worker.reply.metrics
+        buckets = [(str(one.upper_bound_seconds), float(one.count)) for one in metrics.journal_sync_histogram]
+        family.add_metric(
+            worker.labels, [*buckets, ("+Inf", float(metrics.journal_syncs))], sum_value=metrics.journal_sync_seconds
+        )
+    return family
