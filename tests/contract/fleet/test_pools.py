@@ -151,7 +151,7 @@ async def test_a_replica_that_no_watch_tells_of_is_found_by_looking_again(
 
     await operator.apply_pool("fast")
     known = await running_replica(cluster_fleet, operator)
-    monkeypatch.setattr(cluster_fleet._look, "_age_seconds", 0.0)
+    monkeypatch.setattr(cluster_fleet._refresh, "_age_seconds", 0.0)
     with monkeypatch.context() as network:
         network.setattr(KubernetesApi, "watch", silent)
         await cluster_fleet.look_again()
