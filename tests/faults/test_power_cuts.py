@@ -16,7 +16,7 @@ import pytest
 from support.worker.faulting_files import AT_ONE_MOMENT, LossyFolders, LossyVfs, lossy_vfs, restore
 from support.worker.in_process import Worker
 from support.worker.process import broken_train, create, save, save_ephemeral, step, train
-from tinsmith_trainer.oplog.journal_tables import StoredResult
+from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 
 PROGRAM = [
@@ -34,7 +34,7 @@ class Moment:
 
     disk: dict[Path, bytes]
     acknowledged: list[int]
-    seen: dict[int, StoredResult] = field(default_factory=dict)
+    seen: dict[int, OperationResult] = field(default_factory=dict)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def running(folder: Path, epoch: int, vfs: str | None = None) -> AsyncIter
     await worker.service.drain()
 
 
-async def finish(worker: Worker, already: list[int]) -> dict[int, StoredResult]:
+async def finish(worker: Worker, already: list[int]) -> dict[int, OperationResult]:
     """Submits what was never acknowledged; returns all results."""
     await worker.submit(*(call for call in PROGRAM if call.seq_id not in already))
     return {call.seq_id: await worker.finished(call.seq_id) for call in PROGRAM}
@@ -68,7 +68,7 @@ async def record_moments(root: Path, monkeypatch: pytest.MonkeyPatch, vfs: Lossy
     root.mkdir()
     folders = LossyFolders(root, monkeypatch)
     acknowledged: list[int] = []
-    seen: dict[int, StoredResult] = {}
+    seen: dict[int, OperationResult] = {}
 
     def take() -> None:
         with AT_ONE_MOMENT:

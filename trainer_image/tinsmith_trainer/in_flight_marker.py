@@ -34,7 +34,7 @@ MAX_SIGN_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class InFlightWork:
     """What a call of the engine is for. `seq_id` of a restore or a snapshot: the last operation inside."""
 
     purpose: Purpose
@@ -46,7 +46,7 @@ class Work:
 class Interruption:
     """A process ended while it was at `work`. `life` tells that process from others; `last_sign` may be empty."""
 
-    work: Work
+    work: InFlightWork
     life: str
     last_sign: str = ""
 
@@ -59,7 +59,7 @@ class InFlightMarker:
         self._path = path
         self._life = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._work: Work | None = None
+        self._work: InFlightWork | None = None
         self._stopped = False
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,7 +74,7 @@ class InFlightMarker:
         """What the process before this one was at when it ended."""
         return self._left
 
-    def set(self, work: Work) -> None:
+    def set(self, work: InFlightWork) -> None:
         with self._lock:
             if not self._stopped:
                 self._work = work
@@ -143,7 +143,7 @@ def _decoded(content: bytes) -> Interruption | None:
     if not length or len(body) != length or zlib.crc32(body) != checksum:
         return None
     fields = orjson.loads(body)
-    return Interruption(Work(**fields["work"]), fields["life"], fields["last_sign"])
+    return Interruption(InFlightWork(**fields["work"]), fields["life"], fields["last_sign"])
 
 
 class EngineCall:
@@ -162,7 +162,7 @@ class EngineCall:
         return 0.0 if started_at is None else time.monotonic() - started_at
 
     @contextlib.contextmanager
-    def at(self, work: Work) -> Iterator[None]:
+    def at(self, work: InFlightWork) -> Iterator[None]:
         """Around the call. An error that ends the process, such as SystemExit, leaves the mark."""
         self.mark.set(work)
         self._started_at = time.monotonic()

@@ -18,7 +18,7 @@ from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import Draining, JournalFull, ModelChanged
-from tinsmith_trainer.oplog.journal_tables import StoredResult, forget_events, read_result
+from tinsmith_trainer.oplog.journal_tables import OperationResult, forget_events, read_result
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.training import retry_policy
 from tinsmith_trainer.worker import service as service_module
@@ -456,7 +456,7 @@ async def test_results_are_forgotten_after_their_time_and_said_to_be_gone(
     await worker.finished(1)
     monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
-    assert worker.service.journal.read(lambda db: read_result(db, MODEL, 1)).result() == StoredResult(None, True, None)
+    assert worker.service.journal.read(lambda db: read_result(db, MODEL, 1)).result() == OperationResult(None, True)
     await worker.submit(step(2))
     assert (await worker.finished(2)).failure is None
 

@@ -55,7 +55,7 @@ async def reason_to_wait(worker: Worker, seq_id: int) -> str:
 
 def crash(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends without the snapshots of an orderly stop."""
-    monkeypatch.setattr(worker.service.scheduler, "_snapshot_at_stop", lambda: None)
+    monkeypatch.setattr(worker.service.scheduler._model_snapshots, "at_stop", lambda: None)
 
 
 def failing_for(adapter_id: str, verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from support.engine.reference import ReferenceEngine
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
-from tinsmith_trainer.oplog.journal_tables import StoredResult
+from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.service import WorkerParts, WorkerService
@@ -55,7 +55,7 @@ class Worker:
                 request.rejection.category, request.rejection.message = worker_pb2.USER, rejection
             await self.service.submit(request)
 
-    async def finished(self, seq_id: int, model_id: str = MODEL) -> StoredResult:
+    async def finished(self, seq_id: int, model_id: str = MODEL) -> OperationResult:
         result = await self.service.wait_for(model_id, seq_id, AWAIT_SECONDS)
         assert result is not None, f"operation {seq_id} did not finish"
         return result

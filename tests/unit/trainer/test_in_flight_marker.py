@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer import in_flight_marker, process_exit
 from tinsmith_trainer.errors import VolumeUnsuitable
-from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker, Interruption, Work
+from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker, InFlightWork, Interruption
 from tinsmith_trainer.process_exit import end_process, end_without_blame, tell_at_the_end
 
-WORK = Work("operation", "sess:train:0", 7)
+WORK = InFlightWork("operation", "sess:train:0", 7)
 
 
 def left_in(path: Path) -> Interruption | None:
@@ -133,7 +133,7 @@ def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
         "from tinsmith_trainer.worker import process\n"
         f"mark = marks.InFlightMarker(pathlib.Path({str(tmp_path / 'running')!r}))\n"
         "process_exit.tell_at_the_end(mark)\n"
-        "mark.set(marks.Work('operation', 'sess:train:0', 7))\n"
+        "mark.set(marks.InFlightWork('operation', 'sess:train:0', 7))\n"
         "print('marked', flush=True)\n"
         "process._die_with_parent(0)\n"
         "threading.Event().wait()\n"
@@ -183,7 +183,7 @@ def test_a_mark_is_read_as_it_was_written_or_not_at_all(
     model_id: str, seq_id: int, sign: str, cut: int, flipped: int
 ) -> None:
     """A power cut may leave any part of it."""
-    interruption = Interruption(Work("replay", model_id, seq_id), "life", sign)
+    interruption = Interruption(InFlightWork("replay", model_id, seq_id), "life", sign)
     content = in_flight_marker._encoded(interruption)
     assert in_flight_marker._decoded(content) == interruption
     assert in_flight_marker._decoded(content + b"the rest of a longer one before") == interruption

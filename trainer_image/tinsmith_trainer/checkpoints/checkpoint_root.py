@@ -39,6 +39,14 @@ class WrittenCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """A checkpoint on the root, for whoever wants to sample from it at once."""
+
+    written: WrittenCheckpoint
+    state: AdapterState
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
     state: AdapterState
     has_optimizer: bool

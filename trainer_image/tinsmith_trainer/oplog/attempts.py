@@ -12,7 +12,7 @@ from typing import Literal
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.in_flight_marker import InFlightMarker, Work
+from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Operation
@@ -40,7 +40,9 @@ class AttemptPolicy:
 Verdict = Literal["run", "fail", "set aside"]
 
 
-def verdict(work: Work, kind: worker_pb2.OperationKind.ValueType | None, interruptions: int, limit: int) -> Verdict:
+def verdict(
+    work: InFlightWork, kind: worker_pb2.OperationKind.ValueType | None, interruptions: int, limit: int
+) -> Verdict:
     """What nobody has heard a result of fails. The rest stands, or would take a model's last weights with it: it waits.
 
     `kind`: of an operation, else None.
@@ -57,7 +59,7 @@ class Attempts:
         self._journal = journal
         self._mark = mark
         self._limit = limit
-        self._known: dict[Work, tuple[int, str]] = {}
+        self._known: dict[InFlightWork, tuple[int, str]] = {}
 
     def recover(self) -> None:
         """Counts how the process before this one ended, on the disk, and remembers what was counted before."""
@@ -69,7 +71,7 @@ class Attempts:
         if left is not None:
             self._log(left.work)
 
-    def _log(self, work: Work) -> None:
+    def _log(self, work: InFlightWork) -> None:
         count, sign = self._known[work]
         log.warning(
             "the last process ended while the engine worked",
@@ -77,11 +79,11 @@ class Attempts:
             **{"times": count, "limit": self._limit, "last_sign": sign or SILENT},
         )
 
-    def verdict(self, work: Work, operation: Operation | None = None) -> Verdict:
+    def verdict(self, work: InFlightWork, operation: Operation | None = None) -> Verdict:
         count, _ = self._known.get(work, (0, ""))
         return verdict(work, operation.kind if operation else None, count, self._limit)
 
-    def succeeded(self, work: Work) -> None:
+    def succeeded(self, work: InFlightWork) -> None:
         """Of what leaves no outcome in the journal; an operation's interruptions are forgotten with its outcome."""
         if self._known.pop(work, None) is not None:
             self._journal.write(lambda db: journal_tables.forget_interruptions(db, work), must_succeed=True)
@@ -96,13 +98,13 @@ class Attempts:
     def failure_message(self, operation: Operation) -> str:
         """Of an operation that is given up."""
         advice = ADVICE.get(operation.kind, "Give the worker more memory, then send it again.")
-        work = Work("operation", operation.model_id, operation.seq_id)
+        work = InFlightWork("operation", operation.model_id, operation.seq_id)
         return (
             f"{_name(operation)} was given up, since {self._what_happened(work)} while it ran. "
             f"It was not applied, and what comes after it goes on. {advice}"
         )
 
-    def set_aside_reason(self, work: Work, operation: Operation | None = None) -> str:
+    def set_aside_reason(self, work: InFlightWork, operation: Operation | None = None) -> str:
         """Of a model that waits, since its next work ends the process."""
         cause = f"{self._what_happened(work)} while {_attempt(work, operation)}"
         return (
@@ -110,20 +112,20 @@ class Attempts:
             "and started again, with more memory if that is what it lacked. Others go on."
         )
 
-    def snapshot_refusal(self, work: Work) -> str:
+    def snapshot_refusal(self, work: InFlightWork) -> str:
         return (
             f"No snapshot of {work.model_id} is taken, since {self._what_happened(work)} while one was. Its operations "
             "stay in the journal. Give the worker more memory."
         )
 
-    def _what_happened(self, work: Work) -> str:
+    def _what_happened(self, work: InFlightWork) -> str:
         # An orderly stop may forget it at any time, from another thread.
         count, sign = self._known.get(work, (self._limit, ""))
         times = "once" if count == 1 else f"{count} times"
         return f"the worker's process ended {times} (the last sign: {sign or SILENT})"
 
 
-def reason_to_wait(work: Work, operation: Operation | None, error: Exception) -> str:
+def reason_to_wait(work: InFlightWork, operation: Operation | None, error: Exception) -> str:
     """Of a model that cannot take up here what was acknowledged, though nothing of it is damaged."""
     return (
         f"{work.model_id} waits, since this went wrong while {_attempt(work, operation)}: "
@@ -132,7 +134,7 @@ def reason_to_wait(work: Work, operation: Operation | None, error: Exception) ->
     )
 
 
-def _attempt(work: Work, operation: Operation | None) -> str:
+def _attempt(work: InFlightWork, operation: Operation | None) -> str:
     return {
         "operation": f"{_name(operation)} ran" if operation else "",
         "replay": f"{_name(operation)} ran again after a restart" if operation else "",

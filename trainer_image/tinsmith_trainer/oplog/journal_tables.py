@@ -9,8 +9,10 @@ from typing import Literal
 import apsw
 from tinsmith_rpc import worker_pb2
 
+from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
 from tinsmith_trainer.errors import Category
-from tinsmith_trainer.in_flight_marker import Interruption, Work
+from tinsmith_trainer.in_flight_marker import InFlightWork, Interruption
 
 Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
@@ -45,14 +47,21 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Success:
-    """A result as the client will read it: protobuf or JSON bytes."""
+class OperationResult:
+    """What became of an operation. What a client reads of it is read from the journal again."""
 
-    payload: bytes
-    protobuf: bool
-
-
-Outcome = Success | Failure
+    payload: bytes | None = None  # protobuf or JSON; None: it failed, or its time is over and it was forgotten
+    protobuf: bool = False
+    failure: Failure | None = None
+    # Between the run and the commit alone: what changes with it, on disk in the same transaction.
+    events: tuple[worker_pb2.Event, ...] = ()  # without id, epoch and time, which the journal gives them
+    saved_name: tuple[int, str] | None = None  # checkpoint kind and name
+    saved: SavedWeights | None = None
+    forces_snapshot: bool = False
+    snapshot: SnapshotFile | None = None
+    trained_tokens: int = 0
+    releases: bool = False
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +84,6 @@ class StoredModel:
     @property
     def is_open(self) -> bool:
         return self.phase in ("creating", "live")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResult:
-    """`payload` None: forgotten. `failure` set: it failed."""
-
-    payload: bytes | None
-    protobuf: bool
-    failure: Failure | None
 
 
 def get_meta(db: Database, key: str) -> str | None:
@@ -141,20 +141,24 @@ def raise_closed_below(db: Database, model_id: str, seq_id: int) -> None:
     )
 
 
-def record_outcome(db: Database, model_id: str, seq_id: int, outcome: Outcome, now: float) -> None:
-    """The first outcome stands: a replay never rewrites what a client may have read."""
-    if isinstance(outcome, Success):
-        db.execute(
-            "UPDATE operations SET status = 'done', result = ?, result_protobuf = ?, result_bytes = ?, finished_at = ?"
-            " WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
-            (outcome.payload, int(outcome.protobuf), len(outcome.payload), now, model_id, seq_id),
-        )
-    else:
-        db.execute(
-            "UPDATE operations SET status = 'failed', failure_category = ?, failure_message = ?, finished_at = ?"
-            " WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
-            (outcome.category, outcome.message, now, model_id, seq_id),
-        )
+def record_result(db: Database, model_id: str, seq_id: int, result: OperationResult, now: float) -> None:
+    """The first result stands: a replay never rewrites what a client may have read."""
+    failure = result.failure
+    db.execute(
+        "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, failure_category = ?,"
+        " failure_message = ?, finished_at = ? WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
+        (
+            "failed" if failure else "done",
+            result.payload,
+            None if failure else int(result.protobuf),
+            None if result.payload is None else len(result.payload),
+            failure.category if failure else None,
+            failure.message if failure else None,
+            now,
+            model_id,
+            seq_id,
+        ),
+    )
 
 
 def drop_body(db: Database, model_id: str, seq_id: int) -> None:
@@ -220,12 +224,12 @@ def note_saved_name(db: Database, model_id: str, kind: int, name: str, event_id:
     )
 
 
-def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int | None:
-    """The event of the latest save under this name, or None."""
+def saved_name_event(db: Database, model_id: str, kind: int, name: str) -> int:
+    """The event of the latest save under this name; 0: there is none."""
     row = db.execute(
         "SELECT event_id FROM saved_names WHERE model_id = ? AND kind = ? AND name = ?", (model_id, kind, name)
     ).fetchone()
-    return None if row is None else int(row[0])
+    return 0 if row is None else int(row[0])
 
 
 def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
@@ -235,7 +239,7 @@ def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
     return bytes(row[0])
 
 
-def read_result(db: Database, model_id: str, seq_id: int) -> StoredResult | None:
+def read_result(db: Database, model_id: str, seq_id: int) -> OperationResult | None:
     """None while it is pending or unknown."""
     row = db.execute(
         "SELECT status, result, result_protobuf, failure_category, failure_message FROM operations"
@@ -246,7 +250,7 @@ def read_result(db: Database, model_id: str, seq_id: int) -> StoredResult | None
         return None
     status, result, protobuf, category, message = row
     failure = None if status == "done" else Failure(category, message)
-    return StoredResult(None if result is None else bytes(result), bool(protobuf), failure)
+    return OperationResult(None if result is None else bytes(result), bool(protobuf), failure)
 
 
 def read_models(db: Database) -> list[StoredModel]:
@@ -293,13 +297,13 @@ def count_interruption(db: Database, interruption: Interruption) -> None:
     )
 
 
-def read_interruptions(db: Database) -> dict[Work, tuple[int, str]]:
+def read_interruptions(db: Database) -> dict[InFlightWork, tuple[int, str]]:
     """How often a process ended at which work, and what its last sign was then."""
     rows = db.execute("SELECT purpose, model_id, seq_id, count, last_sign FROM interruptions")
-    return {Work(*work): (count, last_sign) for *work, count, last_sign in rows}
+    return {InFlightWork(*work): (count, last_sign) for *work, count, last_sign in rows}
 
 
-def forget_interruptions(db: Database, work: Work) -> None:
+def forget_interruptions(db: Database, work: InFlightWork) -> None:
     db.execute(
         "DELETE FROM interruptions WHERE model_id = ? AND seq_id = ? AND purpose = ?",
         (work.model_id, work.seq_id, work.purpose),

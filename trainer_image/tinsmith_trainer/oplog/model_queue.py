@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, WindowFailure
-from tinsmith_trainer.in_flight_marker import Purpose, Work
+from tinsmith_trainer.in_flight_marker import InFlightWork, Purpose
 from tinsmith_trainer.oplog.journal_tables import Failure, ModelPhase, Operation, Status, StoredModel, StoredOperation
 from tinsmith_trainer.oplog.ordering import OperationOrder
 
@@ -30,10 +30,10 @@ class Entry:
         return self.status != "pending"
 
     @property
-    def work(self) -> Work:
+    def work(self) -> InFlightWork:
         """What its turn is spent on."""
         purpose: Purpose = "replay" if self.is_finished else "operation"
-        return Work(purpose, self.operation.model_id, self.operation.seq_id)
+        return InFlightWork(purpose, self.operation.model_id, self.operation.seq_id)
 
 
 @dataclass(slots=True)

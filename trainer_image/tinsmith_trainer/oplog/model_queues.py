@@ -45,8 +45,8 @@ class ModelQueues:
         self._on_finished = on_finished
         self._clock = clock
         self._changed = threading.Condition()
-        self._lines: dict[str, ModelQueue] = {}
-        self._queue: deque[str] = deque()  # models in the order of their turns
+        self._queues: dict[str, ModelQueue] = {}
+        self._turns: deque[str] = deque()  # models in the order of their turns
         self._maintenance_tasks: deque[MaintenanceTask] = deque()
         self._stopping = False
         self._kept_bytes = 0
@@ -81,20 +81,20 @@ class ModelQueues:
 
     def all(self) -> list[ModelQueue]:
         with self._changed:
-            return list(self._lines.values())
+            return list(self._queues.values())
 
     def find(self, model_id: str) -> ModelQueue | None:
         with self._changed:
-            return self._lines.get(model_id)
+            return self._queues.get(model_id)
 
     def entry(self, model_id: str, seq_id: int) -> Entry | None:
         with self._changed:
-            queue = self._lines.get(model_id)
+            queue = self._queues.get(model_id)
             return None if queue is None else queue.entries.get(seq_id)
 
     def backlog(self, model_id: str) -> int:
         with self._changed:
-            queue = self._lines.get(model_id)
+            queue = self._queues.get(model_id)
             return 0 if queue is None else queue.order.waiting_count
 
     # ---- accepting
@@ -105,7 +105,7 @@ class ModelQueues:
         Raises UnknownModel. The future fails with JournalFull, and then nothing was accepted.
         """
         with self._changed:
-            queue = self._line_for(operation)
+            queue = self._queue_for(operation)
             known = queue.entries.get(operation.seq_id)
             if known is not None:
                 return known.accepted
@@ -135,8 +135,8 @@ class ModelQueues:
         self._kept_bytes -= len(kept or b"")
         return kept
 
-    def _line_for(self, operation: Operation) -> ModelQueue:
-        queue = self._lines.get(operation.model_id)
+    def _queue_for(self, operation: Operation) -> ModelQueue:
+        queue = self._queues.get(operation.model_id)
         if queue is None:
             if operation.kind not in CREATES:
                 raise UnknownModel(operation.model_id)
@@ -145,9 +145,9 @@ class ModelQueues:
         return queue
 
     def _enlist(self, queue: ModelQueue) -> None:
-        self._lines[queue.model_id] = queue
+        self._queues[queue.model_id] = queue
         if queue.is_open:
-            self._queue.append(queue.model_id)
+            self._turns.append(queue.model_id)
 
     def _write_accepted(self, operation: Operation, payload: bytes, late: Failure | None) -> Future[None]:
         def write(db: journal_tables.Database) -> None:
@@ -184,15 +184,15 @@ class ModelQueues:
         """Models whose rows are gone."""
         with self._changed:
             for model_id in model_ids:
-                del self._lines[model_id]
+                del self._queues[model_id]
 
     def _forget(self, queue: ModelQueue, entry: Entry) -> None:
         with self._changed:
             self._drop_payload(entry)
             del queue.entries[entry.operation.seq_id]
             if not queue.entries:
-                del self._lines[queue.model_id]
-                self._queue.remove(queue.model_id)
+                del self._queues[queue.model_id]
+                self._turns.remove(queue.model_id)
 
     # ---- turns
 
@@ -216,7 +216,7 @@ class ModelQueues:
 
     def _seconds_to_next_hold(self) -> float | None:
         """When a queue that was put off is due again; None: only a change can bring work."""
-        held = [queue.held_until for queue in self._lines.values() if queue.is_open and queue.held_until]
+        held = [queue.held_until for queue in self._queues.values() if queue.is_open and queue.held_until]
         return max(min(held) - time.monotonic(), 0.0) if held else None
 
     def hold(self, queue: ModelQueue, seconds: float) -> None:
@@ -230,9 +230,9 @@ class ModelQueues:
             queue.set_aside = reason
 
     def _next_ready(self) -> Ready | None:
-        for _ in range(len(self._queue)):
-            queue = self._lines[self._queue[0]]
-            self._queue.rotate(-1)
+        for _ in range(len(self._turns)):
+            queue = self._queues[self._turns[0]]
+            self._turns.rotate(-1)
             turn = queue.order.next_turn() if self._may_run(queue) else None
             if turn is not None and not self._needs_a_slot(queue):
                 return queue, turn, queue.entries[turn.seq_id]
@@ -248,11 +248,11 @@ class ModelQueues:
         """A create waits, rather than fails, until another model is released."""
         if queue.has_adapter:
             return False
-        return sum(other.holds_a_slot for other in self._lines.values()) >= self._adapter_slots
+        return sum(other.holds_a_slot for other in self._queues.values()) >= self._adapter_slots
 
     def waits_for_a_slot(self, model_id: str) -> bool:
         with self._changed:
-            queue = self._lines.get(model_id)
+            queue = self._queues.get(model_id)
             return queue is not None and queue.is_open and self._needs_a_slot(queue)
 
     def finish(self, queue: ModelQueue, turn: Turn) -> None:
@@ -285,8 +285,8 @@ class ModelQueues:
 
     def _close(self, queue: ModelQueue, phase: journal_tables.ModelPhase, reason: str) -> None:
         queue.phase, queue.reason = phase, reason
-        if queue.model_id in self._queue:
-            self._queue.remove(queue.model_id)
+        if queue.model_id in self._turns:
+            self._turns.remove(queue.model_id)
 
     def _fail_waiting(self, queue: ModelQueue) -> None:
         failure = queue.closed_failure()

@@ -13,7 +13,7 @@ import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.errors import Draining, SamplerClosed, StorageUnavailable, TrainerError, UserError
-from tinsmith_trainer.oplog.journal_tables import Failure, Success
+from tinsmith_trainer.oplog.journal_tables import Failure
 from tinsmith_trainer.sampling.base import SampleOutcome, Sampler
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
@@ -91,7 +91,7 @@ class _Sample:
     """Finished without a result: it was lost with the sampler."""
 
     nbytes: int
-    result: Success | Failure | None = None
+    result: bytes | Failure | None = None
     finished_at: float = 0.0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     adapter: AdapterInUse | None = None
@@ -133,7 +133,7 @@ class Samples:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def wait(self, request_id: str, timeout_seconds: float) -> Success | Failure | None:
+    async def wait(self, request_id: str, timeout_seconds: float) -> bytes | Failure | None:
         """The result, or None when it is not there in time. Raises KeyError for ids that are not known, or lost."""
         sample = self._samples[request_id]
         if not sample.finished.is_set():  # also with a timeout of 0, which wait_for would not grant a single look
@@ -205,7 +205,7 @@ class Samples:
         else:
             self._finish(request.request_id, _as_result(outcome, request))
 
-    def _finish(self, request_id: str, result: Success | Failure) -> None:
+    def _finish(self, request_id: str, result: bytes | Failure) -> None:
         sample = self._samples[request_id]
         sample.result, sample.finished_at = result, time.monotonic()
         self._result_bytes += _size(result)
@@ -242,11 +242,11 @@ class Samples:
             del self._samples[forgotten]
 
 
-def _size(result: Success | Failure) -> int:
-    return len(result.payload) if isinstance(result, Success) else len(result.message)
+def _size(result: bytes | Failure) -> int:
+    return len(result.message) if isinstance(result, Failure) else len(result)
 
 
-def _as_result(outcome: SampleOutcome, request: worker_pb2.SampleRequest) -> Success | Failure:
+def _as_result(outcome: SampleOutcome, request: worker_pb2.SampleRequest) -> bytes | Failure:
     if outcome.error is not None:
         return Failure(outcome.error.category, str(outcome.error))
-    return Success(encode_sample(outcome, request), protobuf=True)
+    return encode_sample(outcome, request)

@@ -15,11 +15,10 @@ from itertools import islice
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
 from tinsmith_trainer.errors import OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
-from tinsmith_trainer.training.executor import SavedWeights
 
 log = structlog.get_logger(__name__)
 

@@ -1,23 +1,22 @@
 """What each kind of operation does to the engine, and what comes out of it.
 
-An executor computes; it does not write to the journal. The scheduler makes its findings durable.
+An executor computes; it does not write to the journal. The scheduler makes its results durable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import orjson
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, WrittenCheckpoint
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
-from tinsmith_trainer.engines.base import Outcome as EngineOutcome
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, SavedWeights, WrittenCheckpoint
+from tinsmith_trainer.engines.base import AdamParams, Engine, LoraSpec, Outcome, Work
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.oplog.journal_tables import Operation, Success
+from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.training.codec import (
     ForwardBackward,
     decode_forward_backward,
@@ -36,27 +35,6 @@ LOGPROB_BYTES = 4
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedWeights:
-    """A checkpoint on the root, for whoever wants to sample from it at once."""
-
-    written: WrittenCheckpoint
-    state: AdapterState
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """An operation that worked. `events` lack id, epoch and time, which the journal gives them."""
-
-    success: Success
-    forces_snapshot: bool = False
-    events: tuple[worker_pb2.Event, ...] = ()
-    saved_name: tuple[int, str] | None = None  # checkpoint kind and name
-    saved: SavedWeights | None = None
-    trained_tokens: int = 0
-    releases: bool = False
-
-
 @dataclass(slots=True)
 class LogprobGap:
     """Running mean of |trainer logprob - sampler logprob| over the latest RL tokens."""
@@ -64,7 +42,7 @@ class LogprobGap:
     weight: float = 0.98
     value: float = field(default=float("nan"))
 
-    def observe(self, call: ForwardBackward, outcome: EngineOutcome) -> None:
+    def observe(self, call: ForwardBackward, outcome: Outcome) -> None:
         gaps = [
             np.abs(output["logprobs"] - datum.loss_inputs["logprobs"])[datum.loss_inputs["advantages"] != 0]
             for datum, output in zip(call.datums, outcome.outputs, strict=True)
@@ -86,10 +64,8 @@ class Executor:
         self._base = engine.base_model()
         self.logprob_gap = LogprobGap()
 
-    def execute(
-        self, operation: Operation, payload: bytes, epoch: int, name_event: Callable[[int, str], int]
-    ) -> Executed:
-        """`name_event(kind, name)`: the event id of this model's latest save under a name, or 0."""
+    def execute(self, operation: Operation, payload: bytes, epoch: int, latest_save: int = 0) -> OperationResult:
+        """`latest_save`: the event of this model's latest save under the name that is asked for; 0: there is none."""
         model_id = operation.model_id
         match operation.kind:
             case worker_pb2.CREATE_MODEL:
@@ -102,7 +78,7 @@ class Executor:
                 return self._optim_step(model_id, worker_pb2.OptimStep.FromString(payload))
             case worker_pb2.SAVE_WEIGHTS:
                 request = worker_pb2.SaveWeights.FromString(payload)
-                _check_name_is_free(model_id, request, name_event)
+                _check_name_is_free(model_id, request, latest_save)
                 return self._save(operation, request, epoch)
             case worker_pb2.RELEASE_MODEL:
                 return self._release(operation, worker_pb2.ReleaseModel.FromString(payload), epoch)
@@ -117,13 +93,15 @@ class Executor:
         except UserError:
             return True
 
-    def _create(self, model_id: str, request: worker_pb2.CreateModel) -> Executed:
+    def _create(self, model_id: str, request: worker_pb2.CreateModel) -> OperationResult:
         lora = _lora_spec(request.lora)
         self._engine.create_adapter(model_id, lora)
         event = worker_pb2.Event(model_created=worker_pb2.ModelCreated(model_id=model_id, lora=request.lora))
-        return Executed(_json({"model_id": model_id, "type": "create_model"}), forces_snapshot=True, events=(event,))
+        return OperationResult(
+            orjson.dumps({"model_id": model_id, "type": "create_model"}), forces_snapshot=True, events=(event,)
+        )
 
-    def _load(self, model_id: str, request: worker_pb2.LoadWeights) -> Executed:
+    def _load(self, model_id: str, request: worker_pb2.LoadWeights) -> OperationResult:
         loaded = self._checkpoints.read(request.directory, request.manifest_digest, self._base)
         if request.with_optimizer and not loaded.has_optimizer:
             raise UserError(f"{request.tinker_path} holds no optimizer state; load it without the optimizer.")
@@ -137,21 +115,18 @@ class Executor:
         if request.create:
             created = worker_pb2.ModelCreated(model_id=model_id, lora=_lora_message(loaded.state.lora))
             events = (worker_pb2.Event(model_created=created),)
-        return Executed(_json(result), forces_snapshot=True, events=events)
+        return OperationResult(orjson.dumps(result), forces_snapshot=True, events=events)
 
-    def _forward_backward(self, model_id: str, payload: bytes, *, zstd: bool) -> Executed:
+    def _forward_backward(self, model_id: str, payload: bytes, *, zstd: bool) -> OperationResult:
         call = decode_forward_backward(payload, zstd=zstd)
         _check_result_size(call)
         [outcome] = self._engine.forward_backward([Work(model_id, call.datums, call.loss, call.forward_only)])
         if outcome.error is not None:
             raise outcome.error
         self.logprob_gap.observe(call, outcome)
-        return Executed(
-            Success(encode_forward_backward(outcome), protobuf=True),
-            trained_tokens=outcome.trained_tokens,
-        )
+        return OperationResult(encode_forward_backward(outcome), protobuf=True, trained_tokens=outcome.trained_tokens)
 
-    def _optim_step(self, model_id: str, request: worker_pb2.OptimStep) -> Executed:
+    def _optim_step(self, model_id: str, request: worker_pb2.OptimStep) -> OperationResult:
         params = AdamParams(
             learning_rate=request.learning_rate,
             beta1=request.beta1,
@@ -160,9 +135,9 @@ class Executor:
             weight_decay=request.weight_decay,
             grad_clip_norm=request.grad_clip_norm,
         )
-        return Executed(_json({"metrics": _json_floats(self._engine.optim_step(model_id, params))}))
+        return OperationResult(orjson.dumps({"metrics": _json_floats(self._engine.optim_step(model_id, params))}))
 
-    def _save(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int) -> Executed:
+    def _save(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int) -> OperationResult:
         state = self._engine.state(operation.model_id)
         contents: Contents = "training" if request.kind == worker_pb2.TRAINING else "sampler"
         area = EPHEMERAL_AREA if request.kind == worker_pb2.EPHEMERAL else PATH_KINDS[request.kind]
@@ -170,27 +145,29 @@ class Executor:
             operation.model_id, operation.seq_id, epoch, contents, state, self._base, area
         )
         reach("checkpoint-before-commit")
-        return Executed(
-            _json(_save_result(operation.model_id, request, written)),
+        return OperationResult(
+            orjson.dumps(_save_result(operation.model_id, request, written)),
             forces_snapshot=True,
             events=(_saved_event(operation, request, written, state.lora),),
             saved_name=(request.kind, request.name) if request.name else None,
             saved=SavedWeights(written, state.weights_only()) if request.kind in SAMPLED_KINDS else None,
         )
 
-    def _release(self, operation: Operation, request: worker_pb2.ReleaseModel, epoch: int) -> Executed:
+    def _release(self, operation: Operation, request: worker_pb2.ReleaseModel, epoch: int) -> OperationResult:
         released = worker_pb2.Event(model_released=worker_pb2.ModelReleased(model_id=operation.model_id))
         if not request.HasField("final_checkpoint"):
-            return Executed(_json({}), events=(released,), releases=True)
+            return OperationResult(orjson.dumps({}), events=(released,), releases=True)
         saved = self._save(operation, request.final_checkpoint, epoch)
-        return Executed(saved.success, events=(*saved.events, released), saved_name=saved.saved_name, releases=True)
+        return OperationResult(
+            saved.payload, events=(*saved.events, released), saved_name=saved.saved_name, releases=True
+        )
 
 
-def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, name_event: Callable[[int, str], int]) -> None:
+def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_save: int) -> None:
     """The server saw the store up to `seen_event_id`; saves of this model after that are in our journal."""
     if not request.name or request.overwrite:
         return
-    if request.name_taken or name_event(request.kind, request.name) > request.seen_event_id:
+    if request.name_taken or latest_save > request.seen_event_id:
         path = f"tinker://{model_id}/{PATH_KINDS[request.kind]}/{request.name}"
         raise UserError(f"{path} exists already. Choose another name, delete it first, or save with overwrite=True.")
 
@@ -281,10 +258,6 @@ def _saved_event(
     if request.HasField("ttl_seconds"):
         saved.ttl_seconds = request.ttl_seconds
     return worker_pb2.Event(checkpoint_saved=saved)
-
-
-def _json(value: Mapping[str, object]) -> Success:
-    return Success(orjson.dumps(value), protobuf=False)
 
 
 def _json_floats(metrics: Mapping[str, float]) -> dict[str, object]:

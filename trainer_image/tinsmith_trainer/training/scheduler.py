@@ -12,28 +12,29 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, SnapshotFolder, WindowFailure
+from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder, WindowFailure
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Draining, Refused, SnapshotDamaged, SnapshotRefused, TrainerError
+from tinsmith_trainer.errors import Refused, SnapshotDamaged, TrainerError
 from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker, Work
+from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker, InFlightWork
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy, Attempts, reason_to_wait
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Failure, Operation
+from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues
 from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_failure
 from tinsmith_trainer.process_exit import fatal_on_error
-from tinsmith_trainer.training.executor import Executed, Executor, SavedWeights
-from tinsmith_trainer.training.operation_results import OperationResult, Stamp, failure_of, write_operation_result
+from tinsmith_trainer.training.executor import Executor
+from tinsmith_trainer.training.operation_results import Stamp, failure_of, write_operation_result
 from tinsmith_trainer.training.retry_policy import retry_seconds
-from tinsmith_trainer.training.snapshotting import RequestedSnapshot, SnapshotPolicy, Snapshotter
+from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolicy, Snapshotter
 
 log = structlog.get_logger(__name__)
 
@@ -76,15 +77,18 @@ class Scheduler:
         self._attempts = Attempts(journal, mark, self._attempt_policy.limit)
         self._engine = engine
         self._executor = executor
-        self._lines = queues
+        self._queues = queues
         self._journal = journal
         self._snapshots = snapshots
         self._on_saved = on_saved
         self._clock = clock
-        self._snapshotter = Snapshotter(
-            engine, snapshots, self.engine_call, self._attempts, policy or SnapshotPolicy(), clock
+        self._model_snapshots = ModelSnapshots(
+            Snapshotter(engine, snapshots, self.engine_call, self._attempts, policy or SnapshotPolicy(), clock),
+            queues,
+            journal,
+            snapshots,
+            clock,
         )
-        self._asked_snapshot = RequestedSnapshot()
         self._epoch = 0
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
 
@@ -92,15 +96,14 @@ class Scheduler:
         """Takes over what the journal holds and begins to run it."""
         with fatal_on_error("the journal could not be taken over"):
             self._attempts.recover()
-            recovered = self._lines.recover()
-            self._snapshots.keep_only(queue.snapshot.name for queue in recovered if queue.snapshot)
-            self._snapshotter.last_time = self._snapshots.newest_written_at()
+            recovered = self._queues.recover()
+            self._model_snapshots.take_over(recovered)
             self._thread.start()
 
     @property
     def last_snapshot_time(self) -> float:
         """Unix seconds; 0: there is none."""
-        return self._snapshotter.last_time
+        return self._model_snapshots.last_time
 
     def set_epoch(self, epoch: int) -> None:
         """Names the checkpoints and events from now on. Never moves back."""
@@ -113,7 +116,7 @@ class Scheduler:
 
     def stop(self) -> None:
         """Lets the running operation finish, snapshots every model, ends the thread."""
-        self._lines.stop()
+        self._queues.stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -122,27 +125,27 @@ class Scheduler:
             self._run_all()
 
     def _run_all(self) -> None:
-        for queue in self._lines.all():
-            if not self._lines.is_stopping:
+        for queue in self._queues.all():
+            if not self._queues.is_stopping:
                 self._restore(queue)
-        while (ready := self._lines.wait_for_turn()) is not None:
+        while (ready := self._queues.wait_for_turn()) is not None:
             if callable(ready):
                 ready()
             else:
                 self._take(*ready)
-        self._snapshot_at_stop()
+        self._model_snapshots.at_stop()
 
     def _take(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
         try:
             if turn.missing:
                 queue.window_failure = missing_failure(turn.missing)
-            finding = self._decide(queue, entry)
+            result = self._decide(queue, entry)
             queue.put_off_since = None
             # Before anybody can hear of the result, and ask for what comes after it.
-            self._lines.finish(queue, turn)
-            if finding is not None:
+            self._queues.finish(queue, turn)
+            if result is not None:
                 reach("executed-before-result")
-                self._write_finding(queue, entry, finding)
+                self._write_result(queue, entry, result)
         except _NotNow:
             return
         except Exception:
@@ -170,7 +173,7 @@ class Scheduler:
         """A model that never left a snapshot starts over with its create."""
         if not queue.is_open or queue.snapshot is None:
             return
-        work = Work("restore", queue.model_id, queue.snapshot_applied)
+        work = InFlightWork("restore", queue.model_id, queue.snapshot_applied)
         if self._attempts.verdict(work) == "set aside":
             self._set_aside(queue, self._attempts.set_aside_reason(work))
             return
@@ -194,12 +197,12 @@ class Scheduler:
 
     def _set_aside(self, queue: ModelQueue, reason: str) -> None:
         log.error("model set aside", model_id=queue.model_id, reason=reason)
-        self._lines.set_aside(queue, reason)
+        self._queues.set_aside(queue, reason)
 
     def _replay(self, queue: ModelQueue, entry: Entry) -> None:
         """Runs again what ran before the crash, for its effect alone. Raises _NotNow."""
         operation = entry.operation
-        payload = self._lines.take_payload(entry)
+        payload = self._queues.take_payload(entry)
         if entry.failure is not None:
             self._note_failure(queue, operation, payload, entry.failure)
             return
@@ -216,23 +219,23 @@ class Scheduler:
 
     # ---- running
 
-    def _write_finding(self, queue: ModelQueue, entry: Entry, finding: OperationResult) -> None:
-        committed = self._journal.write(lambda db: self._write(db, entry.operation, finding), must_succeed=True)
-        committed.add_done_callback(lambda _: self._publish(queue, entry, finding))
+    def _write_result(self, queue: ModelQueue, entry: Entry, result: OperationResult) -> None:
+        committed = self._journal.write(lambda db: self._write(db, entry.operation, result), must_succeed=True)
+        committed.add_done_callback(lambda _: self._publish(queue, entry, result))
 
     def _run(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Raises _NotNow where it was put off."""
-        operation, payload = entry.operation, self._lines.take_payload(entry)
+        operation, payload = entry.operation, self._queues.take_payload(entry)
         try:
-            executed = self._execute(queue, entry, payload)
+            result = self._execute(queue, entry, payload)
         except Exception as error:
             if self._put_off(queue, operation, error):
                 raise _NotNow from error
             failure = failure_of(operation, error)
         else:
-            return OperationResult(executed.success, executed, self._snapshot_if_due(queue, entry.work, executed))
+            return replace(result, snapshot=self._model_snapshots.for_result(queue, entry.work, result))
         self._note_failure(queue, operation, payload, failure)
-        return OperationResult(failure)
+        return OperationResult(failure=failure)
 
     def _put_off(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
         """Whether it is to be tried again, as if it had not run; its model waits, the others go on."""
@@ -244,7 +247,7 @@ class Scheduler:
         queue.put_off_since = since
         tell = log.warning if isinstance(error, TrainerError) else log.exception
         tell("operation put off", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
-        self._lines.hold(queue, seconds)
+        self._queues.hold(queue, seconds)
         return True
 
     def _give_up(self, queue: ModelQueue, operation: Operation) -> OperationResult:
@@ -253,9 +256,9 @@ class Scheduler:
         failure = Failure("server", self._attempts.failure_message(operation))
         log.error("operation given up", model_id=queue.model_id, seq_id=operation.seq_id, reason=failure.message)
         self._note_failure(queue, operation, journal_tables.NEVER_READ, failure)
-        return OperationResult(failure, given_up=True)
+        return OperationResult(failure=failure, given_up=True)
 
-    def _execute(self, queue: ModelQueue, entry: Entry, payload: bytes) -> Executed:
+    def _execute(self, queue: ModelQueue, entry: Entry, payload: bytes) -> OperationResult:
         operation = entry.operation
         if operation.rejection is not None:
             raise Refused(operation.rejection.category, operation.rejection.message)
@@ -263,19 +266,19 @@ class Scheduler:
             raise Refused(queue.window_failure.category, failed_step_message(queue.window_failure))
         started = time.perf_counter()
         with self.engine_call.at(entry.work):
-            executed = self._executor.execute(operation, payload, self._epoch, self._name_event(queue.model_id))
-        self._note_success(queue, operation, executed, time.perf_counter() - started)
-        return executed
+            result = self._executor.execute(operation, payload, self._epoch, self._latest_save(operation, payload))
+        self._note_success(queue, operation, result, time.perf_counter() - started)
+        return result
 
-    def _note_success(self, queue: ModelQueue, operation: Operation, executed: Executed, seconds: float) -> None:
+    def _note_success(self, queue: ModelQueue, operation: Operation, result: OperationResult, seconds: float) -> None:
         queue.replay_seconds += seconds
         self.counters.train_seconds += seconds
-        self.counters.trained_tokens += executed.trained_tokens
+        self.counters.trained_tokens += result.trained_tokens
         if operation.kind == worker_pb2.OPTIM_STEP:
             queue.optimizer_step += 1
         elif operation.kind == worker_pb2.LOAD_WEIGHTS:
             queue.window_failure = None  # a load clears the accumulator, and with it what was wrong with it
-        if executed.releases:
+        if result.releases:
             self._engine.drop(queue.model_id)
 
     def _note_failure(self, queue: ModelQueue, operation: Operation, payload: bytes, failure: Failure) -> None:
@@ -290,109 +293,47 @@ class Scheduler:
             queue.reason = f"{queue.model_id} could not be created: {failure.message}"
             self._engine.drop(queue.model_id)
 
-    def _name_event(self, model_id: str) -> Callable[[int, str], int]:
-        def look_up(kind: int, name: str) -> int:
-            self._journal.settle()  # the save just before may still be on its way to the disk
-            return (
-                self._journal.read(lambda db: journal_tables.saved_name_event(db, model_id, kind, name)).result() or 0
-            )
-
-        return look_up
-
-    # ---- snapshots
+    def _latest_save(self, operation: Operation, payload: bytes) -> int:
+        """The event of this model's latest save under the name that this one wants for itself; 0: there is none."""
+        if operation.kind != worker_pb2.SAVE_WEIGHTS:
+            return 0
+        wanted = worker_pb2.SaveWeights.FromString(payload)
+        if not wanted.name or wanted.overwrite:
+            return 0
+        self._journal.settle()  # the save just before may still be on its way to the disk
+        return self._journal.read(
+            lambda db: journal_tables.saved_name_event(db, operation.model_id, wanted.kind, wanted.name)
+        ).result()
 
     def snapshot_soon(self) -> Future[float]:
-        """Has every model that changed since its last snapshot saved between two operations.
-
-        Resolves, once that is on disk, to the moment. Those who ask before it begins share it. Fails with
-        JournalFull, with SnapshotRefused, or with Draining when the stop came first, which saves them too.
-        """
-        return self._asked_snapshot.ask(lambda: self._lines.between_turns(self._snapshot_as_asked))
-
-    def _snapshot_as_asked(self) -> None:
-        asked = self._asked_snapshot.begin()
-        if asked is None:
-            return
-        refused: SnapshotRefused | None = None
-        try:
-            self._journal.settle()  # a release that is being synced must not be snapshot again
-            for queue in self._lines.all():
-                try:
-                    self._snapshot_if_changed(queue)
-                except SnapshotRefused as error:  # the others are saved all the same
-                    refused = error
-            if refused is not None:
-                raise refused
-        except Exception as error:
-            log.warning("no snapshot, though one was asked for", error=str(error))
-            asked.set_exception(error)
-        else:
-            self._snapshotter.last_time = self._clock()  # also where nothing had changed: all of it is saved
-            asked.set_result(self.last_snapshot_time)
-
-    def _snapshot_at_stop(self) -> None:
-        """Saves the next start a replay; nothing depends on it."""
-        self._journal.settle()
-        for queue in self._lines.all():
-            try:
-                self._snapshot_if_changed(queue)
-            except Exception:
-                log.exception("no snapshot at the stop", model_id=queue.model_id)
-        if (asked := self._asked_snapshot.begin()) is not None:
-            asked.set_exception(Draining("this worker is shutting down; it saves its adapters on its way"))
-
-    def _snapshot_if_due(self, queue: ModelQueue, work: Work, executed: Executed) -> SnapshotFile | None:
-        if executed.releases:
-            return None
-        if executed.forces_snapshot:
-            return self._snapshotter.when_there_is_room(queue, work)
-        return self._snapshotter.if_due(queue, work.seq_id)
-
-    def _snapshot_if_changed(self, queue: ModelQueue) -> None:
-        """Durable when it returns. Only when every outcome is on disk, so that a model that has ended is known to."""
-        applied = queue.order.applied
-        if not queue.is_open or applied <= queue.snapshot_applied:
-            return
-        file = self._snapshotter.now(queue, applied)
-        recorded = self._journal.write(
-            lambda db: journal_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
-            must_succeed=True,
-        )
-        recorded.result()
-        self._replace_snapshot(queue, file, applied)
+        """See `ModelSnapshots.soon`."""
+        return self._model_snapshots.soon()
 
     # ---- in the journal's thread
 
-    def _write(self, db: journal_tables.Database, operation: Operation, finding: OperationResult) -> None:
-        write_operation_result(db, operation, finding, self._stamp())
+    def _write(self, db: journal_tables.Database, operation: Operation, result: OperationResult) -> None:
+        write_operation_result(db, operation, result, self._stamp())
         reach("result-before-sync")
 
     def _stamp(self) -> Stamp:
         return Stamp(self._epoch, self._clock())
 
-    def _publish(self, queue: ModelQueue, entry: Entry, finding: OperationResult) -> None:
+    def _publish(self, queue: ModelQueue, entry: Entry, result: OperationResult) -> None:
         with fatal_on_error("a result could not be published", blames_the_call=False):
             reach("result-before-visible")
-            self._take_effect(queue, entry, finding)
+            self._take_effect(queue, entry, result)
 
-    def _take_effect(self, queue: ModelQueue, entry: Entry, finding: OperationResult) -> None:
-        failure, executed = finding.failure, finding.executed
-        self.counters.operations_failed += failure is not None
-        self.counters.operations_done += failure is None
-        if finding.snapshot is not None:
-            self._replace_snapshot(queue, finding.snapshot, entry.operation.seq_id)
-        if executed is not None and executed.saved is not None:
-            self._on_saved(executed.saved)
-        if executed is not None and executed.releases:
-            self._replace_snapshot(queue, None, entry.operation.seq_id)
-            self._lines.close_model(queue, "released")
-        self._lines.publish(queue, entry, failure)
-
-    def _replace_snapshot(self, queue: ModelQueue, file: SnapshotFile | None, applied: int) -> None:
-        old, queue.snapshot = queue.snapshot, file
-        queue.snapshot_applied, queue.snapshot_at = applied, self._clock()
-        if old is not None and (file is None or old.name != file.name):
-            self._snapshots.remove(old.name)
+    def _take_effect(self, queue: ModelQueue, entry: Entry, result: OperationResult) -> None:
+        self.counters.operations_failed += result.failure is not None
+        self.counters.operations_done += result.failure is None
+        if result.snapshot is not None:
+            self._model_snapshots.replace(queue, result.snapshot, entry.operation.seq_id)
+        if result.saved is not None:
+            self._on_saved(result.saved)
+        if result.releases:
+            self._model_snapshots.replace(queue, None, entry.operation.seq_id)
+            self._queues.close_model(queue, "released")
+        self._queues.publish(queue, entry, result.failure)
 
     def _corrupt(self, queue: ModelQueue, reason: str) -> None:
         """The volume lost what this model was; the others go on."""
@@ -403,4 +344,4 @@ class Scheduler:
             self._stamp().add_event(db, event)
 
         self._journal.write(write, must_succeed=True)
-        self._lines.close_model(queue, "corrupted", reason)
+        self._queues.close_model(queue, "corrupted", reason)

@@ -1,11 +1,14 @@
-"""When a model is snapshot, and how long that takes. The engine's thread alone, which holds the state."""
+"""When a model is snapshot, how long that takes, and what the journal knows of it.
+
+Of the engine's thread, which holds the state.
+"""
 
 from __future__ import annotations
 
 import errno
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -13,11 +16,14 @@ import structlog
 
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import JournalFull, SnapshotRefused
-from tinsmith_trainer.in_flight_marker import EngineCall, Work
+from tinsmith_trainer.errors import Draining, JournalFull, SnapshotRefused
+from tinsmith_trainer.in_flight_marker import EngineCall, InFlightWork
+from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import Attempts
-from tinsmith_trainer.oplog.journal import FULL_RETRY_SECONDS
+from tinsmith_trainer.oplog.journal import FULL_RETRY_SECONDS, Journal
+from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import ModelQueue
+from tinsmith_trainer.oplog.model_queues import ModelQueues
 
 
 class RequestedSnapshot:
@@ -88,7 +94,7 @@ class Snapshotter:
             log.warning("no snapshot", model_id=queue.model_id, error=str(error) or type(error).__name__)
             return None
 
-    def when_there_is_room(self, queue: ModelQueue, work: Work) -> SnapshotFile:
+    def when_there_is_room(self, queue: ModelQueue, work: InFlightWork) -> SnapshotFile:
         """The operation has had its effect, and its result may only be seen with the snapshot: so it waits.
 
         A process that ends here has ended at the operation. So it should where this raises, for any other reason.
@@ -116,14 +122,14 @@ class Snapshotter:
 
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
         """Only shortens a replay: one that ends every process is better not taken."""
-        work = Work("snapshot", queue.model_id, queue.snapshot_applied)
+        work = InFlightWork("snapshot", queue.model_id, queue.snapshot_applied)
         if self._attempts.verdict(work) != "run":
             raise SnapshotRefused(self._attempts.snapshot_refusal(work))
         file = self._write(queue, applied, work)
         self._attempts.succeeded(work)
         return file
 
-    def _write(self, queue: ModelQueue, applied: int, work: Work) -> SnapshotFile:
+    def _write(self, queue: ModelQueue, applied: int, work: InFlightWork) -> SnapshotFile:
         started = time.perf_counter()
         with self._engine_call.at(work):
             state = self._engine.state(queue.model_id)
@@ -133,3 +139,104 @@ class Snapshotter:
         queue.rank, queue.optimizer_step = state.lora.rank, state.optimizer_step
         queue.replay_seconds = 0.0
         return file
+
+
+class ModelSnapshots:
+    """Has models saved, and makes their snapshots count: the journal names one before the one before it goes."""
+
+    def __init__(
+        self,
+        snapshotter: Snapshotter,
+        queues: ModelQueues,
+        journal: Journal,
+        folder: SnapshotFolder,
+        clock: Callable[[], float],
+    ) -> None:
+        self._snapshotter = snapshotter
+        self._queues = queues
+        self._journal = journal
+        self._folder = folder
+        self._clock = clock
+        self._requested = RequestedSnapshot()
+
+    def take_over(self, recovered: Sequence[ModelQueue]) -> None:
+        """What the process before this one left: files that the journal does not name are removed."""
+        self._folder.keep_only(queue.snapshot.name for queue in recovered if queue.snapshot)
+        self._snapshotter.last_time = self._folder.newest_written_at()
+
+    @property
+    def last_time(self) -> float:
+        """Unix seconds; 0: there is none."""
+        return self._snapshotter.last_time
+
+    def soon(self) -> Future[float]:
+        """Has every model that changed since its last snapshot saved between two operations. Thread-safe.
+
+        Resolves, once that is on disk, to the moment. Those who ask before it begins share it. Fails with
+        JournalFull, with SnapshotRefused, or with Draining when the stop came first, which saves them too.
+        """
+        return self._requested.ask(lambda: self._queues.between_turns(self._as_asked))
+
+    def _as_asked(self) -> None:
+        asked = self._requested.begin()
+        if asked is None:
+            return
+        try:
+            self._all_that_changed()
+        except Exception as error:
+            log.warning("no snapshot, though one was asked for", error=str(error))
+            asked.set_exception(error)
+        else:
+            self._snapshotter.last_time = self._clock()  # also where nothing had changed: all of it is saved
+            asked.set_result(self.last_time)
+
+    def _all_that_changed(self) -> None:
+        """Raises what `Snapshotter.now` does."""
+        refused: SnapshotRefused | None = None
+        self._journal.settle()  # a release that is being synced must not be snapshot again
+        for queue in self._queues.all():
+            try:
+                self._if_changed(queue)
+            except SnapshotRefused as error:  # the others are saved all the same
+                refused = error
+        if refused is not None:
+            raise refused
+
+    def at_stop(self) -> None:
+        """Saves the next start a replay; nothing depends on it."""
+        self._journal.settle()
+        for queue in self._queues.all():
+            try:
+                self._if_changed(queue)
+            except Exception:
+                log.exception("no snapshot at the stop", model_id=queue.model_id)
+        if (asked := self._requested.begin()) is not None:
+            asked.set_exception(Draining("this worker is shutting down; it saves its adapters on its way"))
+
+    def for_result(self, queue: ModelQueue, work: InFlightWork, result: OperationResult) -> SnapshotFile | None:
+        """The one that the journal is to name in the transaction of this result."""
+        if result.releases:
+            return None
+        if result.forces_snapshot:
+            return self._snapshotter.when_there_is_room(queue, work)
+        return self._snapshotter.if_due(queue, work.seq_id)
+
+    def _if_changed(self, queue: ModelQueue) -> None:
+        """Durable when it returns. Only when every outcome is on disk, so that a model that has ended is known to."""
+        applied = queue.order.applied
+        if not queue.is_open or applied <= queue.snapshot_applied:
+            return
+        file = self._snapshotter.now(queue, applied)
+        recorded = self._journal.write(
+            lambda db: journal_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
+            must_succeed=True,
+        )
+        recorded.result()
+        self.replace(queue, file, applied)
+
+    def replace(self, queue: ModelQueue, file: SnapshotFile | None, applied: int) -> None:
+        """The journal has named it, or forgotten the model (`file` None)."""
+        old, queue.snapshot = queue.snapshot, file
+        queue.snapshot_applied, queue.snapshot_at = applied, self._clock()
+        if old is not None and (file is None or old.name != file.name):
+            self._folder.remove(old.name)

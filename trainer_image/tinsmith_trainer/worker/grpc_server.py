@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
 from tinsmith_trainer.errors import Draining, JournalFull, ServerError, SnapshotRefused
-from tinsmith_trainer.oplog.journal_tables import Failure, StoredResult, Success
+from tinsmith_trainer.oplog.journal_tables import Failure, OperationResult
 from tinsmith_trainer.oplog.model_queues import UnknownModel
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler
@@ -72,7 +72,9 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
             return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
         if outcome is None:
             return worker_pb2.AwaitReply(pending=worker_pb2.Pending())
-        return _reply(outcome)
+        if isinstance(outcome, Failure):
+            return _failed(outcome)
+        return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=outcome, protobuf=True))
 
     @override
     async def CancelSample(
@@ -163,7 +165,7 @@ class WorkerServicer(SamplingServicer):
             await _abort(context, error)
         if result is None:
             return worker_pb2.AwaitReply(pending=self._service.pending(request.model_id, request.seq_id))
-        return _reply(_outcome(result))
+        return _reply(result)
 
     @override
     async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:
@@ -205,16 +207,14 @@ async def _abort(context: Context, error: Exception) -> NoReturn:
     raise AssertionError("abort returned")
 
 
-def _outcome(result: StoredResult) -> Success | Failure | None:
+def _reply(result: OperationResult) -> worker_pb2.AwaitReply:
     if result.failure is not None:
-        return result.failure
-    return None if result.payload is None else Success(result.payload, result.protobuf)
-
-
-def _reply(outcome: Success | Failure | None) -> worker_pb2.AwaitReply:
-    if outcome is None:
+        return _failed(result.failure)
+    if result.payload is None:
         return worker_pb2.AwaitReply(gone=worker_pb2.Gone(reason="the result was kept for its time and then dropped"))
-    if isinstance(outcome, Failure):
-        failure = worker_pb2.Failure(category=CATEGORIES[outcome.category], message=outcome.message)
-        return worker_pb2.AwaitReply(failure=failure)
-    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=outcome.payload, protobuf=outcome.protobuf))
+    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=result.payload, protobuf=result.protobuf))
+
+
+def _failed(failure: Failure) -> worker_pb2.AwaitReply:
+    told = worker_pb2.Failure(category=CATEGORIES[failure.category], message=failure.message)
+    return worker_pb2.AwaitReply(failure=told)

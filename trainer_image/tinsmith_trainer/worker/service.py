@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Category, Draining, JournalFull, ModelChanged
@@ -22,13 +22,13 @@ from tinsmith_trainer.in_flight_marker import InFlightMarker
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Failure, Operation, StoredModel, StoredResult
+from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult, StoredModel
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.process_exit import tell_at_the_end
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
-from tinsmith_trainer.training.executor import Executor, SavedWeights
+from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.scheduler import Scheduler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.unknown_fields import unknown_fields_of_operation
@@ -188,7 +188,7 @@ class WorkerService:
         operation, payload = _operation(request, time.time())
         await asyncio.shield(asyncio.wrap_future(self.queues.accept(operation, payload)))
 
-    async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> StoredResult | None:
+    async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> OperationResult | None:
         """None when it is not finished in time. Raises KeyError when the operation is not known."""
         if self.epoch == 0:
             raise NotActive("this worker has not been activated, and does not know what its journal holds")
@@ -265,7 +265,7 @@ class WorkerService:
         except TimeoutError:
             return
 
-    async def _result(self, model_id: str, seq_id: int) -> StoredResult:
+    async def _result(self, model_id: str, seq_id: int) -> OperationResult:
         cached = self._cache.get((model_id, seq_id))
         if cached is not None:
             return cached
@@ -332,12 +332,12 @@ class ResultCache:
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._bytes = 0
-        self._results: OrderedDict[tuple[str, int], StoredResult] = OrderedDict()
+        self._results: OrderedDict[tuple[str, int], OperationResult] = OrderedDict()
 
-    def get(self, key: tuple[str, int]) -> StoredResult | None:
+    def get(self, key: tuple[str, int]) -> OperationResult | None:
         return self._results.get(key)
 
-    def put(self, key: tuple[str, int], result: StoredResult) -> None:
+    def put(self, key: tuple[str, int], result: OperationResult) -> None:
         replaced = self._results.pop(key, None)
         if replaced is not None:
             self._bytes -= _cached_bytes(replaced)

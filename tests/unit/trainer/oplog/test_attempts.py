@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.in_flight_marker import InFlightMarker, Work
+from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import Attempts, verdict
 from tinsmith_trainer.oplog.journal import Journal
@@ -20,7 +20,12 @@ from tinsmith_trainer.oplog.journal_tables import Operation
 LIMIT = 3
 KINDS = [kind for kind in worker_pb2.OperationKind.values() if kind != worker_pb2.OPERATION_KIND_UNSPECIFIED]
 ANSWERED = ("replay", "restore", "snapshot")
-WORKS = [Work("operation", "a", 1), Work("operation", "a", 2), Work("replay", "a", 1), Work("restore", "b", 0)]
+WORKS = [
+    InFlightWork("operation", "a", 1),
+    InFlightWork("operation", "a", 2),
+    InFlightWork("replay", "a", 1),
+    InFlightWork("restore", "b", 0),
+]
 
 
 def operation(kind: worker_pb2.OperationKind.ValueType = worker_pb2.FORWARD_BACKWARD) -> Operation:
@@ -38,7 +43,7 @@ def life(folder: Path) -> Iterator[tuple[Attempts, InFlightMarker, Journal]]:
     mark.close()
 
 
-def ends_at(folder: Path, work: Work) -> None:
+def ends_at(folder: Path, work: InFlightWork) -> None:
     with life(folder) as (_, mark, _):
         mark.set(work)
 
@@ -48,19 +53,19 @@ def test_an_operation_without_an_answer_fails_at_the_limit_and_a_release_waits(
     kind: worker_pb2.OperationKind.ValueType, ended: int, limit: int
 ) -> None:
     expected = "run" if ended < limit else "set aside" if kind == worker_pb2.RELEASE_MODEL else "fail"
-    assert verdict(Work("operation", "a", 1), kind, ended, limit) == expected
+    assert verdict(InFlightWork("operation", "a", 1), kind, ended, limit) == expected
 
 
 @pytest.mark.parametrize("purpose", ANSWERED)
 def test_what_was_answered_never_fails(purpose: str) -> None:
-    work = Work(purpose, "a", 1)  # type: ignore[arg-type]
+    work = InFlightWork(purpose, "a", 1)  # type: ignore[arg-type]
     assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT - 1, LIMIT) == "run"
     assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT, LIMIT) == "set aside"
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from([None, *WORKS]), max_size=8))
-def test_each_end_is_counted_once_for_the_work_that_it_came_in(ends: list[Work | None]) -> None:
+def test_each_end_is_counted_once_for_the_work_that_it_came_in(ends: list[InFlightWork | None]) -> None:
     """None: the process ended between two calls."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -127,13 +132,13 @@ def test_the_failure_names_the_operation_the_times_and_the_cure(
 @pytest.mark.parametrize(
     ("work", "kind", "what"),
     [
-        (Work("operation", "a", 1), worker_pb2.RELEASE_MODEL, "while release_model ran."),
-        (Work("replay", "a", 1), worker_pb2.OPTIM_STEP, "while optim_step 1 ran again after a restart."),
-        (Work("restore", "a", 4), None, "while its snapshot of operation 4 was loaded."),
+        (InFlightWork("operation", "a", 1), worker_pb2.RELEASE_MODEL, "while release_model ran."),
+        (InFlightWork("replay", "a", 1), worker_pb2.OPTIM_STEP, "while optim_step 1 ran again after a restart."),
+        (InFlightWork("restore", "a", 4), None, "while its snapshot of operation 4 was loaded."),
     ],
 )
 def test_the_reason_of_a_model_that_waits_says_what_ends_and_that_nothing_is_lost(
-    work: Work, kind: worker_pb2.OperationKind.ValueType | None, what: str, tmp_path: Path
+    work: InFlightWork, kind: worker_pb2.OperationKind.ValueType | None, what: str, tmp_path: Path
 ) -> None:
     ends_at(tmp_path, work)
     with life(tmp_path) as (attempts, _, _):

@@ -13,12 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engine.reference import ReferenceEngine
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, LoadedCheckpoint, WrittenCheckpoint
+from tinsmith_trainer.checkpoints.checkpoint_root import (
+    CheckpointRoot,
+    LoadedCheckpoint,
+    SavedWeights,
+    WrittenCheckpoint,
+)
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, AdapterLimits, SamplerAdapters
-from tinsmith_trainer.training.executor import SavedWeights
 
 BASE = ReferenceEngine().base_model()
 WAIT_SECONDS = 20.0
