@@ -870,20 +870,28 @@ class Result(_message.Message):
 
     PAYLOAD_FIELD_NUMBER: _builtins.int
     PROTOBUF_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     protobuf: _builtins.bool
     """else JSON"""
+    event_id: _builtins.int
+    """Of an operation: the worker's event up to which the store must know all of them before a client sees this; 0: none.
+    Absent where an earlier release of the worker wrote it: then its latest event may be the one.
+    """
     def __init__(
         self,
         *,
         payload: _builtins.bytes = ...,
         protobuf: _builtins.bool = ...,
+        event_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_event_id", b"_event_id", "event_id", b"event_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "protobuf", b"protobuf"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_event_id", b"_event_id", "event_id", b"event_id", "payload", b"payload", "protobuf", b"protobuf"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__event_id: _TypeAlias = _typing.Literal["event_id"]  # noqa: Y015
+    _WhichOneofArgType__event_id: _TypeAlias = _typing.Literal["_event_id", b"_event_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__event_id) -> _WhichOneofReturnType__event_id | None: ...
 
 Global___Result: _TypeAlias = Result  # noqa: Y015
 

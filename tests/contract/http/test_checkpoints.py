@@ -59,6 +59,24 @@ async def test_whoever_has_seen_a_save_can_list_it(server: TestedServer) -> None
     assert "last_sampler_checkpoint" not in run
 
 
+async def test_a_save_is_shown_after_its_record_is_there_also_by_a_worker_of_the_release_before(
+    server: TestedServer,
+) -> None:
+    server.worker.tells_event_ids = False
+    model_id = await server.model()
+    path = (await server.outcome(await server.save(model_id, 1, "ck")))["path"]
+    assert [found["tinker_path"] for found in await checkpoints(server)] == [path]
+
+
+async def test_a_result_that_no_event_belongs_to_is_shown_without_asking_for_events(server: TestedServer) -> None:
+    model_id = await server.model()
+    drains = server.worker.drains
+    await server.outcome(await server.post("/optim_step", {"model_id": model_id, "seq_id": 1, "adam_params": {}}))
+    assert server.worker.drains == drains
+    await server.outcome(await server.save(model_id, 2, "ck"))
+    assert server.worker.drains > drains
+
+
 async def test_a_name_can_be_saved_again_only_with_overwrite(server: TestedServer) -> None:
     model_id = await server.model()
     await server.outcome(await server.save(model_id, 1, "ck", user_metadata={"a": "b"}))

@@ -456,7 +456,9 @@ async def test_results_are_forgotten_after_their_time_and_said_to_be_gone(
     await worker.finished(1)
     monkeypatch.setattr(service_module, "KEEP_RESULTS_SECONDS", -1.0)
     await worker.service.tidy()
-    assert worker.service.journal.read(lambda db: read_result(db, MODEL, 1)).result() == OperationResult(None, True)
+    assert worker.service.journal.read(lambda db: read_result(db, MODEL, 1)).result() == OperationResult(
+        None, True, event_id=0
+    )
     await worker.submit(step(2))
     assert (await worker.finished(2)).failure is None
 

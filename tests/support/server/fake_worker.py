@@ -46,6 +46,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.only_trains = False
         self.draining = False
         self.hangs = False
+        self.tells_event_ids = True  # False: as the release before did
+        self.drains = 0
         self.asked = 0
         self.samples_waiting = 0
         self.create_failure: str | None = None
@@ -157,6 +159,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         def news() -> list[worker_pb2.Event]:
             return [event for event in self.events if event.event_id > request.after_event_id]
 
+        self.drains += request.timeout_seconds == 0
         with contextlib.suppress(TimeoutError):
             async with self._changed:
                 await asyncio.wait_for(self._changed.wait_for(news), request.timeout_seconds)
@@ -178,7 +181,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             return worker_pb2.AwaitReply(pending=worker_pb2.Pending())
 
     def _settle(self, request: worker_pb2.SubmitRequest) -> None:
-        self.outcomes[request.model_id, request.seq_id] = self._outcome(request)
+        outcome = self._outcome(request)
+        if self.tells_event_ids and outcome.HasField("result"):
+            outcome.result.event_id = 0 if _save_in(request) is None else len(self.events)
+        self.outcomes[request.model_id, request.seq_id] = outcome
 
     def _outcome(self, request: worker_pb2.SubmitRequest) -> worker_pb2.AwaitReply:
         if request.HasField("rejection"):

@@ -71,6 +71,14 @@ CREATE TABLE IF NOT EXISTS interruptions (
 );
 """
 
+ADDED_COLUMNS = {
+    "operations": {
+        "event_id": "INTEGER",  # of a result: up to which event the store must know all; 0: none; NULL: not told
+        "forward_only": "INTEGER",  # of a forward_backward that was read; NULL: it was not, or not told
+    }
+}
+"""What releases after the first one keep, in files of theirs and in those of the ones before, whose rows have NULL."""
+
 
 @dataclass(slots=True)
 class JournalStats:
@@ -245,6 +253,7 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     db.pragma("journal_mode", "WAL")
     db.pragma("synchronous", "FULL")
     db.execute(SCHEMA)
+    _add_columns(db)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
     # A server may remember a cursor of a volume that was lost: events of a new one must come after it.
     db.execute(
@@ -259,3 +268,11 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
             "Start it with the version that wrote the journal."
         )
     return db
+
+
+def _add_columns(db: apsw.Connection) -> None:
+    for table, columns in ADDED_COLUMNS.items():
+        there = {str(name) for (name,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+        for name, kind in columns.items():
+            if name not in there:
+                db.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")

@@ -40,6 +40,7 @@ class Operation:
     zstd: bool
     accepted_at: float
     rejection: Failure | None = None
+    forward_only: bool | None = None  # of a forward_backward that has run; None: only its body can tell
 
     @property
     def is_forward_backward(self) -> bool:
@@ -53,6 +54,7 @@ class OperationResult:
     payload: bytes | None = None  # protobuf or JSON; None: it failed, or its time is over and it was forgotten
     protobuf: bool = False
     failure: Failure | None = None
+    event_id: int | None = None  # see `worker.proto`; None: of a release before this field, or not yet in the journal
     # Between the run and the commit alone: what changes with it, on disk in the same transaction.
     events: tuple[worker_pb2.Event, ...] = ()  # without id, epoch and time, which the journal gives them
     saved_name: tuple[int, str] | None = None  # checkpoint kind and name
@@ -60,6 +62,7 @@ class OperationResult:
     forces_snapshot: bool = False
     snapshot: SnapshotFile | None = None
     trained_tokens: int = 0
+    forward_only: bool | None = None  # of a forward_backward
     releases: bool = False
     given_up: bool = False
 
@@ -145,16 +148,19 @@ def record_result(db: Database, model_id: str, seq_id: int, result: OperationRes
     """The first result stands: a replay never rewrites what a client may have read."""
     failure = result.failure
     db.execute(
-        "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, failure_category = ?,"
-        " failure_message = ?, finished_at = ? WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
+        "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, event_id = ?,"
+        " failure_category = ?, failure_message = ?, finished_at = ?, forward_only = ?"
+        " WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
         (
             "failed" if failure else "done",
             result.payload,
             None if failure else int(result.protobuf),
             None if result.payload is None else len(result.payload),
+            result.event_id,
             failure.category if failure else None,
             failure.message if failure else None,
             now,
+            result.forward_only,
             model_id,
             seq_id,
         ),
@@ -242,15 +248,15 @@ def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
 def read_result(db: Database, model_id: str, seq_id: int) -> OperationResult | None:
     """None while it is pending or unknown."""
     row = db.execute(
-        "SELECT status, result, result_protobuf, failure_category, failure_message FROM operations"
+        "SELECT status, result, result_protobuf, event_id, failure_category, failure_message FROM operations"
         " WHERE model_id = ? AND seq_id = ?",
         (model_id, seq_id),
     ).fetchone()
     if row is None or row[0] == "pending":
         return None
-    status, result, protobuf, category, message = row
+    status, result, protobuf, event_id, category, message = row
     failure = None if status == "done" else Failure(category, message)
-    return OperationResult(None if result is None else bytes(result), bool(protobuf), failure)
+    return OperationResult(None if result is None else bytes(result), bool(protobuf), failure, event_id)
 
 
 def read_models(db: Database) -> list[StoredModel]:
@@ -264,7 +270,7 @@ def read_models(db: Database) -> list[StoredModel]:
 def read_operations(db: Database, model_id: str) -> list[StoredOperation]:
     """All operations of a model in order, without payloads and results."""
     rows = db.execute(
-        "SELECT seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, status,"
+        "SELECT seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, forward_only, status,"
         " failure_category, failure_message FROM operations WHERE model_id = ? ORDER BY seq_id",
         (model_id,),
     )
@@ -272,9 +278,11 @@ def read_operations(db: Database, model_id: str) -> list[StoredOperation]:
 
 
 def _stored_operation(model_id: str, row: tuple) -> StoredOperation:  # type: ignore[type-arg]
-    seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, status, category, message = row
+    seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, forward_only, *outcome = row
+    status, category, message = outcome
     rejection = Failure(rejection_category, rejection_message) if rejection_category else None
-    operation = Operation(model_id, seq_id, kind, bool(zstd), accepted_at, rejection)
+    only = None if forward_only is None else bool(forward_only)
+    operation = Operation(model_id, seq_id, kind, bool(zstd), accepted_at, rejection, only)
     return StoredOperation(operation, status, Failure(category, message) if status in ("failed", "late") else None)
 
 

@@ -124,7 +124,12 @@ class Executor:
         if outcome.error is not None:
             raise outcome.error
         self.logprob_gap.observe(call, outcome)
-        return OperationResult(encode_forward_backward(outcome), protobuf=True, trained_tokens=outcome.trained_tokens)
+        return OperationResult(
+            encode_forward_backward(outcome),
+            protobuf=True,
+            trained_tokens=outcome.trained_tokens,
+            forward_only=call.forward_only,
+        )
 
     def _optim_step(self, model_id: str, request: worker_pb2.OptimStep) -> OperationResult:
         params = AdamParams(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 from tinsmith_rpc import worker_pb2
@@ -51,7 +51,8 @@ def write_operation_result(
 ) -> None:
     """In the journal's thread."""
     model_id, failure = operation.model_id, result.failure
-    journal_tables.record_result(db, model_id, operation.seq_id, result, stamp.time)
+    saved = _add_events(db, model_id, result, stamp)
+    journal_tables.record_result(db, model_id, operation.seq_id, replace(result, event_id=saved), stamp.time)
     journal_tables.forget_interruptions(db, InFlightWork("operation", model_id, operation.seq_id))
     if result.given_up:
         journal_tables.drop_body(db, model_id, operation.seq_id)
@@ -61,13 +62,17 @@ def write_operation_result(
         journal_tables.set_model_phase(
             db, model_id, "released" if failure else "live", failure.message if failure else ""
         )
-    _add_events(db, model_id, result, stamp)
     if result.releases:
         journal_tables.forget_model(db, model_id)
 
 
-def _add_events(db: journal_tables.Database, model_id: str, result: OperationResult, stamp: Stamp) -> None:
+def _add_events(db: journal_tables.Database, model_id: str, result: OperationResult, stamp: Stamp) -> int:
+    """Returns the one that a server must know before a client sees the result, since a client may ask for it next."""
+    saved = 0
     for event in result.events:
         event_id = stamp.add_event(db, event)
-        if result.saved_name is not None and event.HasField("checkpoint_saved"):
-            journal_tables.note_saved_name(db, model_id, *result.saved_name, event_id)
+        if event.HasField("checkpoint_saved"):
+            saved = event_id
+            if result.saved_name is not None:
+                journal_tables.note_saved_name(db, model_id, *result.saved_name, event_id)
+    return saved

@@ -202,15 +202,15 @@ class Scheduler:
     def _replay(self, queue: ModelQueue, entry: Entry) -> None:
         """Runs again what ran before the crash, for its effect alone. Raises _NotNow."""
         operation = entry.operation
-        payload = self._queues.take_payload(entry)
+        bears_gradient = self._bears_gradient(entry)
         if entry.failure is not None:
-            self._note_failure(queue, operation, payload, entry.failure)
+            self._note_failure(queue, operation, entry.failure, bears_gradient=bears_gradient)
             return
         if operation.kind not in (worker_pb2.FORWARD_BACKWARD, worker_pb2.OPTIM_STEP):
             raise AssertionError(f"operation {operation.seq_id} left no snapshot, and replay must not repeat it")
-        if operation.kind == worker_pb2.OPTIM_STEP or self._executor.bears_gradient(operation, payload):
+        if operation.kind == worker_pb2.OPTIM_STEP or bears_gradient:
             try:
-                self._execute(queue, entry, payload)
+                self._execute(queue, entry, self._queues.take_payload(entry))
             except Exception as error:  # it ran once: what has changed is the place
                 log.exception("operation not replayed", model_id=queue.model_id, seq_id=operation.seq_id)
                 self._set_aside(queue, reason_to_wait(entry.work, operation, error))
@@ -234,8 +234,7 @@ class Scheduler:
             failure = failure_of(operation, error)
         else:
             return replace(result, snapshot=self._model_snapshots.for_result(queue, entry.work, result))
-        self._note_failure(queue, operation, payload, failure)
-        return OperationResult(failure=failure)
+        return self._failed(queue, operation, failure, self._executor.bears_gradient(operation, payload))
 
     def _put_off(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
         """Whether it is to be tried again, as if it had not run; its model waits, the others go on."""
@@ -255,8 +254,21 @@ class Scheduler:
         self.counters.operations_given_up += 1
         failure = Failure("server", self._attempts.failure_message(operation))
         log.error("operation given up", model_id=queue.model_id, seq_id=operation.seq_id, reason=failure.message)
-        self._note_failure(queue, operation, journal_tables.NEVER_READ, failure)
-        return OperationResult(failure=failure, given_up=True)
+        return replace(self._failed(queue, operation, failure, operation.is_forward_backward), given_up=True)
+
+    def _failed(
+        self, queue: ModelQueue, operation: Operation, failure: Failure, bears_gradient: bool
+    ) -> OperationResult:
+        self._note_failure(queue, operation, failure, bears_gradient=bears_gradient)
+        forward_only = not bears_gradient if operation.is_forward_backward else None
+        return OperationResult(failure=failure, forward_only=forward_only)
+
+    def _bears_gradient(self, entry: Entry) -> bool:
+        """Of an operation that ran before; where an earlier release wrote the journal, its body tells."""
+        operation = entry.operation
+        if operation.is_forward_backward and operation.forward_only is None:
+            return self._executor.bears_gradient(operation, self._queues.take_payload(entry))
+        return operation.is_forward_backward and not operation.forward_only
 
     def _execute(self, queue: ModelQueue, entry: Entry, payload: bytes) -> OperationResult:
         operation = entry.operation
@@ -281,9 +293,9 @@ class Scheduler:
         if result.releases:
             self._engine.drop(queue.model_id)
 
-    def _note_failure(self, queue: ModelQueue, operation: Operation, payload: bytes, failure: Failure) -> None:
+    def _note_failure(self, queue: ModelQueue, operation: Operation, failure: Failure, *, bears_gradient: bool) -> None:
         """What a failed operation leaves behind, at its first run and at replay alike."""
-        if queue.window_failure is None and self._executor.bears_gradient(operation, payload):
+        if queue.window_failure is None and bears_gradient:
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"
             queue.window_failure = WindowFailure(failure.category, message)
         elif operation.kind == worker_pb2.OPTIM_STEP:

@@ -212,7 +212,8 @@ def _reply(result: OperationResult) -> worker_pb2.AwaitReply:
         return _failed(result.failure)
     if result.payload is None:
         return worker_pb2.AwaitReply(gone=worker_pb2.Gone(reason="the result was kept for its time and then dropped"))
-    return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=result.payload, protobuf=result.protobuf))
+    told = worker_pb2.Result(payload=result.payload, protobuf=result.protobuf, event_id=result.event_id)
+    return worker_pb2.AwaitReply(result=told)
 
 
 def _failed(failure: Failure) -> worker_pb2.AwaitReply:

@@ -49,6 +49,19 @@ class Events:
                 pass
             return (await self._store.get_worker(worker_id)).event_cursor
 
+    async def drain_for(self, worker_id: str, result: worker_pb2.Result, connect_seconds: float) -> None:
+        """Applies at least what has to be in the store before a client sees this result. Raises WorkerUnavailable.
+
+        A worker of an earlier release does not say what that is: everything, unless it is the protobuf of a
+        forward_backward, which reports nothing.
+        """
+        if result.HasField("event_id"):
+            known = result.event_id == 0 or (await self._store.get_worker(worker_id)).event_cursor >= result.event_id
+        else:
+            known = result.protobuf
+        if not known:
+            await self.drain(worker_id, connect_seconds)
+
     async def follow(self, worker_id: str, hold_seconds: float) -> None:
         """Waits for the worker's next events and applies them. Raises WorkerUnavailable."""
         await self._apply_next(worker_id, hold_seconds, CONNECT_SECONDS)

@@ -23,7 +23,6 @@ from tinsmith_server.wire.ids import OperationId, SampleId, parse_request_id
 METADATA_THRESHOLD_BYTES = 64 * 1024
 # A worker that answers "pending" early must not turn a hold into a busy loop.
 PAUSE_SECONDS = 0.2
-SAVE_MARKERS = (b'"path"', b'"sampling_session_id"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +132,11 @@ class Futures:
 
     async def _finished(self, model: Model, result: worker_pb2.Result, deadline: float) -> Answer:
         """A save is shown once its record is in the store, so that whoever sees it can list and load it."""
-        if not result.protobuf and any(marker in result.payload for marker in SAVE_MARKERS):
-            try:
-                await self._events.drain(model.worker_id, _remaining(deadline))
-            except WorkerUnavailable as error:
-                await asyncio.sleep(_remaining(deadline))
-                return Pending(str(error), paused=True)
+        try:
+            await self._events.drain_for(model.worker_id, result, _remaining(deadline))
+        except WorkerUnavailable as error:
+            await asyncio.sleep(_remaining(deadline))
+            return Pending(str(error), paused=True)
         return Ready(result.payload, result.protobuf)
 
     async def _unknown(self, model: Model, seq_id: int, deadline: float) -> Answer:
