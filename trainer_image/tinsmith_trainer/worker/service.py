@@ -348,7 +348,7 @@ class ResultCache:
             self._bytes -= _cached_bytes(oldest)
 
 
-def _cached_bytes(result: StoredResult) -> int:
+def _cached_bytes(result: OperationResult) -> int:
     """Never 0: a failure has no payload, and a client may make failures without end."""
     message = result.failure.message if result.failure is not None else ""
     return RESULT_ENTRY_BYTES + len(result.payload or b"") + len(message)

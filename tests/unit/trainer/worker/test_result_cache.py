@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from tinsmith_trainer.oplog.journal_tables import Failure, StoredResult
+from tinsmith_trainer.oplog.journal_tables import Failure, OperationResult
 from tinsmith_trainer.worker.service import RESULT_ENTRY_BYTES, ResultCache
 
 MESSAGE = "datum 0: the loss is not finite" * 8
-FAILED = StoredResult(None, protobuf=False, failure=Failure("user", MESSAGE))
+FAILED = OperationResult(None, protobuf=False, failure=Failure("user", MESSAGE))
 RESULTS = {
     "failed": FAILED,
-    "succeeded": StoredResult(bytes(len(MESSAGE)), protobuf=False, failure=None),
-    "empty": StoredResult(b"", protobuf=False, failure=None),
-    "forgotten by the journal": StoredResult(None, protobuf=False, failure=None),
+    "succeeded": OperationResult(bytes(len(MESSAGE)), protobuf=False, failure=None),
+    "empty": OperationResult(b"", protobuf=False, failure=None),
+    "forgotten by the journal": OperationResult(None, protobuf=False, failure=None),
 }
 
 
 @pytest.mark.parametrize("result", RESULTS.values(), ids=list(RESULTS))
-def test_of_very_many_results_only_the_latest_stay(result: StoredResult) -> None:
+def test_of_very_many_results_only_the_latest_stay(result: OperationResult) -> None:
     cache = ResultCache(100 * RESULT_ENTRY_BYTES)
     for seq_id in range(1000):
         cache.put(("m", seq_id), result)
@@ -32,14 +32,14 @@ def test_a_failures_message_takes_the_room_that_it_needs() -> None:
     cache = ResultCache(100 * RESULT_ENTRY_BYTES)
     for seq_id in range(3):
         message = "x" * (60 * RESULT_ENTRY_BYTES)
-        cache.put(("m", seq_id), StoredResult(None, protobuf=False, failure=Failure("server", message)))
+        cache.put(("m", seq_id), OperationResult(None, protobuf=False, failure=Failure("server", message)))
 
     assert [cache.get(("m", seq_id)) is not None for seq_id in range(3)] == [False, False, True]
 
 
 def test_a_result_that_is_put_again_is_counted_once() -> None:
     cache = ResultCache(4 * RESULT_ENTRY_BYTES)
-    cache.put(("m", 0), StoredResult(b"first", protobuf=False, failure=None))
+    cache.put(("m", 0), OperationResult(b"first", protobuf=False, failure=None))
     for _ in range(1000):
         cache.put(("m", 1), FAILED)
 
