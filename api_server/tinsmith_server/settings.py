@@ -62,7 +62,11 @@ class Settings(BaseSettings):
         (), description="More flags of the engine's worker, as on a command line: `--ranks 2`."
     )
     adapter_slots: int = Field(8, ge=1, description="Adapters that one worker holds in memory.")
-    max_rank: int = Field(64, ge=1, description="Highest LoRA rank.")
+    max_rank: int = Field(
+        128,
+        ge=1,
+        description="Highest LoRA rank; recipes of the cookbook ask for 128. Each slot may take memory for it.",
+    )
     lora_alpha: float = Field(32.0, gt=0, description="LoRA alpha, whatever the rank.")
     map_stable_reinforce: bool = Field(True, description="Run `stable_reinforce` as `cispo`, and say so.")
     deterministic_sampling: bool = Field(False, description="A sample does not depend on its company; slower.")

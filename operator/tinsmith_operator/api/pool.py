@@ -24,7 +24,7 @@ class SamplerEngine(StrEnum):
 
 
 class LoadedAdapters(Resource):
-    """Of each replica."""
+    """Of each replica. `max_rank` is what the first CRD filled in, as a session's."""
 
     max_loaded: int = 64
     max_rank: int = 64

@@ -88,6 +88,9 @@ class Model(Resource):
 
 
 class Adapters(Resource):
+    """The CRD fills in another `max_rank`, which the API server keeps in every resource. This one is what the first
+    CRD filled in: hashes leave it out, and with another here every worker that was made then would restart."""
+
     slots: int = 8
     max_rank: int = 64
 

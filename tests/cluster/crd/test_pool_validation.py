@@ -93,7 +93,7 @@ def test_a_bad_pool_is_refused_with_a_sentence(manifest: Manifest, says: str, ku
 @pytest.mark.parametrize("said", [{}, {"replicas": None}], ids=["nothing", "null"])
 def test_the_api_server_fills_in_the_defaults_of_a_pool(said: Manifest, kubectl: Kubectl) -> None:
     kept = try_to_create(kubectl, pool(**said))["spec"]
-    assert (kept["replicas"], kept["engine"], kept["adapters"]) == (1, "builtin", {"maxLoaded": 64, "maxRank": 64})
+    assert (kept["replicas"], kept["engine"], kept["adapters"]) == (1, "builtin", {"maxLoaded": 64, "maxRank": 128})
 
 
 CHANGES = {

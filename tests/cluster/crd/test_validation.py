@@ -159,7 +159,7 @@ def test_a_bad_session_is_refused_with_a_sentence(manifest: Manifest, says: str,
 
 def test_the_api_server_fills_in_the_defaults(kubectl: Kubectl) -> None:
     kept = try_to_create(kubectl, session())
-    assert kept["spec"]["adapters"] == {"slots": 8, "maxRank": 64}
+    assert kept["spec"]["adapters"] == {"slots": 8, "maxRank": 128}
     assert kept["spec"]["storage"]["retentionPolicy"] == {"whenDeleted": "Retain"}
 
 

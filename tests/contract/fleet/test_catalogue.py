@@ -43,7 +43,7 @@ def with_catalogue(settings: Settings, folder: Path, entries: list[dict[str, Any
 async def test_models_of_the_catalogue_are_advertised_before_any_session_is_there(fleet: KubernetesFleet) -> None:
     assert {model.name: (model.max_rank, model.sampling) for model in fleet.models} == {
         MODEL: (16, True),
-        BIG_MODEL: (64, False),
+        BIG_MODEL: (128, False),
     }
 
 

@@ -57,7 +57,7 @@ async def test_sessions_of_one_model_are_workers_of_their_own(
     assert [worker.name for worker in cluster_fleet.trainers(MODEL, 17)] == [operator.title("second")]
     served = cluster_fleet.model(MODEL)
     assert served is not None
-    assert (served.max_rank, served.max_context_length) == (64, 4096)
+    assert (served.max_rank, served.max_context_length) == (128, 4096)
     for worker in (first, second):
         assert (await store.get_worker(worker.worker_id)).epoch == worker.fake.epoch == 1
     assert (await store.get_worker(first.worker_id)).home == operator.title("first")

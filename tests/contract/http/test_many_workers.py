@@ -259,7 +259,8 @@ async def test_a_worker_that_goes_and_comes_back_at_once_is_followed_again(
 async def test_a_rank_above_every_workers_limit_fails_at_once(server: TestedServer, fleet: FakeFleet) -> None:
     failed = await server.outcome(await server.create_model(await server.session(), lora_config={"rank": 65}))
     assert failed == {
-        "error": "lora_config.rank: 65 is above 64, the highest for org/tiny",
+        "error": "lora_config.rank: 65 is above 64, the highest for org/tiny; ask for less, or an administrator "
+        "can raise adapters.maxRank of its TrainingSession",
         "category": "user",
     }
     assert fleet.asked == []

@@ -35,6 +35,10 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monk
     assert (settings.host, settings.port, settings.max_rank, settings.adapter_slots) == ("flag", 2, 5, 8)
 
 
+def test_without_a_setting_an_adapter_may_have_the_rank_that_recipes_of_the_cookbook_ask_for() -> None:
+    assert load_settings({}).max_rank == 128
+
+
 def test_an_engines_flags_are_split_as_a_shell_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINSMITH_ENGINE_FLAGS", "--ranks 2 --ray-address 'h:1'")
     assert load_settings({}, None).engine_flags == ("--ranks", "2", "--ray-address", "h:1")

@@ -12,7 +12,7 @@ from tinsmith_server.fleet.kubernetes.watching import Key
 
 POOL_LABEL = "tinsmith.dev/pool"
 PORT_NAME = "rpc"
-DEFAULT_MAX_RANK = 64
+DEFAULT_MAX_RANK = 128
 
 
 class _AdaptersPart(Part):

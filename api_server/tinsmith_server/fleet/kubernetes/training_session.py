@@ -13,7 +13,7 @@ from tinsmith_server.fleet.kubernetes.api import Manifest
 from tinsmith_server.fleet.kubernetes.watching import Key
 
 ENTRY_LABEL = "tinsmith.dev/catalogue-entry"
-DEFAULT_SLOTS, DEFAULT_MAX_RANK = 8, 64
+DEFAULT_SLOTS, DEFAULT_MAX_RANK = 8, 128
 
 
 class Part(BaseModel):

@@ -96,7 +96,10 @@ def find_served(fleet: Fleet, name: str) -> ServedModel:
 
 def check_rank(served: ServedModel, rank: int) -> None:
     if served.max_rank is not None and rank > served.max_rank:
-        raise InvalidModelRequest(f"lora_config.rank: {rank} is above {served.max_rank}, the highest for {served.name}")
+        raise InvalidModelRequest(
+            f"lora_config.rank: {rank} is above {served.max_rank}, the highest for {served.name}; ask for less, "
+            "or an administrator can raise adapters.maxRank of its TrainingSession"
+        )
 
 
 def check_optimizer(config: OptimizerConfig) -> None:

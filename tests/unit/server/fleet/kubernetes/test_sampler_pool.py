@@ -34,7 +34,7 @@ def test_a_pool_that_does_not_sample_says_what_is_in_the_way(given: Pool, senten
 
 def test_fields_of_a_newer_operator_are_passed_over_and_defaults_are_the_resources() -> None:
     read = pool(engine="builtin", newer={"field": 1})
-    assert (read.model, read.replicas, read.max_rank) == ("org/tiny", 1, 64)
+    assert (read.model, read.replicas, read.max_rank) == ("org/tiny", 1, 128)
     with pytest.raises(ValidationError):
         parse_pool({"metadata": {"name": "fast", "namespace": "team", "uid": "u"}, "spec": {}})
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from support.kubernetes.crds import fill_defaults, root_schema
 from support.server.operator_stand_in import spec_of
-from tinsmith_server.fleet.kubernetes.training_session import Session, parse_session
+from tinsmith_server.fleet.kubernetes.training_session import AdaptersPart, Session, parse_session
 
 
 def session(*conditions: tuple[str, str, str], deleted: bool = False, **spec: Any) -> Session:
@@ -16,6 +17,16 @@ def session(*conditions: tuple[str, str, str], deleted: bool = False, **spec: An
     )
     said = [{"type": type, "status": status, "message": message} for type, status, message in conditions]
     return parse_session({"metadata": metadata, "spec": spec_of(**spec), "status": {"conditions": said}})
+
+
+def test_what_a_spec_leaves_out_is_what_the_api_server_fills_in() -> None:
+    """A catalogue's spec has not been through it."""
+    said = spec_of()
+    filled = fill_defaults(said, root_schema()["properties"]["spec"])["adapters"]
+    assert filled["maxRank"] == 128
+    assert parse_session({"metadata": {"name": "tiny", "namespace": "team"}, "spec": said}).spec.adapters == (
+        AdaptersPart(slots=filled["slots"], maxRank=filled["maxRank"])
+    )
 
 
 READY = ("Ready", "True", "The worker answers.")
