@@ -13,7 +13,7 @@ from tinsmith_server.app import create_app
 from tinsmith_server.cli.serving import BACKLOG, KEEP_ALIVE_SECONDS, listen, url_of
 from tinsmith_server.cli.stopping import StoppingServer
 from tinsmith_server.errors import WorkerAbsent
-from tinsmith_server.fleet.activation import activate
+from tinsmith_server.fleet.activation import ActivatedHandle
 from tinsmith_server.fleet.base import (
     Changes,
     EpochRegistry,
@@ -21,7 +21,6 @@ from tinsmith_server.fleet.base import (
     HomeRow,
     SamplerHandle,
     ServedModel,
-    WorkerClient,
     WorkerHandle,
 )
 from tinsmith_server.fleet.client import GrpcWorkerClient
@@ -34,83 +33,50 @@ MODEL = "bench/reference"
 WORKER_ID = "bench-worker"
 
 
-class OneWorker(WorkerHandle):
+class OneWorker(ActivatedHandle):
     """Reached by its Unix socket, and activated before anything else."""
 
-    def __init__(self, socket: str) -> None:
-        self._socket = socket
-        self._opened: GrpcWorkerClient | None = None
-        self._epochs: EpochRegistry | None = None
-
-    async def open(self, epochs: EpochRegistry) -> None:
-        # A channel belongs to the event loop in which it was made.
-        self._opened = GrpcWorkerClient(f"unix:{self._socket}")
+    def __init__(self, socket: str, epochs: EpochRegistry) -> None:
+        """In the event loop in which it is used: a channel belongs to one."""
+        super().__init__(WORKER_ID)
+        self._client = GrpcWorkerClient(f"unix:{socket}")
         self._epochs = epochs
-        await self.renew()
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    @property
-    def _client(self) -> GrpcWorkerClient:
-        assert self._opened is not None
-        return self._opened
-
-    @property
-    @override
-    def worker_id(self) -> str:
-        return WORKER_ID
-
-    @property
-    @override
-    def name(self) -> str:
-        return WORKER_ID
 
     @property
     @override
     def base_model(self) -> str:
         return MODEL
 
-    @property
     @override
-    def accepting(self) -> bool:
-        return True
-
-    @property
-    @override
-    def slots(self) -> int | None:
-        return None
-
-    @property
-    @override
-    def leaving(self) -> bool:
-        return False
-
-    @override
-    async def connection(self, timeout_seconds: float) -> WorkerClient:
+    async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         return self._client
 
     @override
-    def running(self) -> WorkerClient | None:
+    def running(self) -> GrpcWorkerClient | None:
         return self._client
 
-    @override
-    async def renew(self) -> None:
-        assert self._epochs is not None
-        await activate(self._client, WORKER_ID, self._epochs)
+    async def close(self) -> None:
+        await self._client.close()
 
 
 class OneWorkerFleet(Fleet):
     """A fleet in which nothing ever happens."""
 
     def __init__(self, socket: str) -> None:
-        self._worker = OneWorker(socket)
+        self._socket = socket
+        self._opened: OneWorker | None = None
         self._served = ServedModel(MODEL, WORKER_ID)
         self._changes = Changes()
 
     @override
     async def open(self, epochs: EpochRegistry) -> None:
-        await self._worker.open(epochs)
+        self._opened = OneWorker(self._socket, epochs)
+        await self._opened.renew()
+
+    @property
+    def _worker(self) -> OneWorker:
+        assert self._opened is not None
+        return self._opened
 
     @override
     async def close(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 
 from tinsmith_rpc import worker_pb2
+from typing_extensions import override
 
 from tinsmith_server.errors import StaleEpoch, WorkerUnavailable
-from tinsmith_server.fleet.base import EpochRegistry
+from tinsmith_server.fleet.base import EpochRegistry, WorkerHandle
 from tinsmith_server.fleet.client import GrpcWorkerClient
 
 STALE_EPOCH_PAUSE_SECONDS = 0.02
@@ -36,3 +38,54 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: EpochRegist
             # The volume has seen a higher epoch than the store gave: take the next one.
             await epochs.raise_epoch(worker_id, row.epoch, instance_id)
             await asyncio.sleep(STALE_EPOCH_PAUSE_SECONDS)
+
+
+class ActivatedHandle(WorkerHandle):
+    """What is the same wherever a worker runs. Its own process is called as it is, and takes what it is given."""
+
+    _epochs: EpochRegistry
+    """There before the first connection is."""
+
+    def __init__(self, worker_id: str) -> None:
+        self._worker_id = worker_id
+        self._renewal = asyncio.Lock()
+
+    @property
+    @override
+    def worker_id(self) -> str:
+        return self._worker_id
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._worker_id
+
+    @property
+    @override
+    def accepting(self) -> bool:
+        """A worker that does not run is started by the first sample."""
+        return True
+
+    @property
+    @override
+    def slots(self) -> int | None:
+        return None
+
+    @property
+    @override
+    def leaving(self) -> bool:
+        return False
+
+    @abstractmethod
+    @override
+    def running(self) -> GrpcWorkerClient | None: ...
+
+    @override
+    async def renew(self) -> None:
+        async with self._renewal:
+            client = self.running()
+            if client is not None:
+                await self._activate(client)
+
+    async def _activate(self, client: GrpcWorkerClient) -> worker_pb2.DescribeReply:
+        return await activate(client, self._worker_id, self._epochs)

@@ -10,6 +10,7 @@ from typing import Any
 
 from support.server.fake_worker import FakeWorker, serve_fake_worker
 from tinsmith_server.errors import WorkerAbsent, WorkerUnavailable, WorkerUnstartable
+from tinsmith_server.fleet.activation import ActivatedHandle
 from tinsmith_server.fleet.base import (
     Changes,
     EpochRegistry,
@@ -18,7 +19,6 @@ from tinsmith_server.fleet.base import (
     SamplerHandle,
     SamplerKind,
     ServedModel,
-    WorkerClient,
     WorkerHandle,
 )
 from tinsmith_server.fleet.client import GrpcWorkerClient
@@ -35,14 +35,14 @@ MODELS = (
 )
 
 
-class FakeHandle(WorkerHandle):
+class FakeHandle(ActivatedHandle):
     """`down` is the reason why nobody reaches the worker; `unloadable` says that it is the model's fault.
 
     A `suspended` one is known to run nowhere, as when a human has stopped it.
     """
 
     def __init__(self, worker_id: str, weights: str, slots: int | None = None) -> None:
-        self._worker_id = worker_id
+        super().__init__(worker_id)
         self._slots = slots
         self.weights = weights
         self.suspended = False
@@ -52,9 +52,7 @@ class FakeHandle(WorkerHandle):
         self.unloadable = False
         self.waits: list[float] = []
         self._client: GrpcWorkerClient | None = None
-        self._epochs: EpochRegistry | None = None
         self._server: Any = None
-        self._renewing = asyncio.Lock()
 
     async def open(self, epochs: EpochRegistry, directory: Path) -> None:
         self._epochs = epochs
@@ -66,16 +64,6 @@ class FakeHandle(WorkerHandle):
         if self._client is not None:
             await self._client.close()
             await self._server.stop(None)
-
-    @property
-    @override
-    def worker_id(self) -> str:
-        return self._worker_id
-
-    @property
-    @override
-    def name(self) -> str:
-        return self._worker_id
 
     @property
     @override
@@ -98,7 +86,7 @@ class FakeHandle(WorkerHandle):
         return self.goes
 
     @override
-    async def connection(self, timeout_seconds: float) -> WorkerClient:
+    async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         self.waits.append(timeout_seconds)
         assert self._client is not None
         if self.down is not None:
@@ -107,27 +95,12 @@ class FakeHandle(WorkerHandle):
             await asyncio.sleep(timeout_seconds)
             raise WorkerUnavailable(self.down)
         if self.fake.epoch == 0:
-            await self.renew()
+            await self._activate(self._client)
         return self._client
 
     @override
-    def running(self) -> WorkerClient | None:
+    def running(self) -> GrpcWorkerClient | None:
         return self._client if self.down is None and self.fake.epoch else None
-
-    @override
-    async def renew(self) -> None:
-        async with self._renewing:
-            await self._renew()
-
-    async def _renew(self) -> None:
-        assert self._epochs is not None
-        assert self._client is not None
-        row = await self._epochs.get_worker(self._worker_id)
-        if row.instance_id != self.fake.instance_id:
-            raised = await self._epochs.raise_epoch(self._worker_id, row.epoch, self.fake.instance_id)
-            assert raised is not None
-            row = raised
-        await self._client.activate(row.epoch)
 
 
 class FakeReplica(FakeHandle):
@@ -148,7 +121,7 @@ class FakeReplica(FakeHandle):
         return not self.terminating and self.down is None
 
     @override
-    async def connection(self, timeout_seconds: float) -> WorkerClient:
+    async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         self.fake.epoch = 1  # a sampler needs no activation
         return await super().connection(timeout_seconds)
 

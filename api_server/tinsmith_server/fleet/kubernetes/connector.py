@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
 from tinsmith_server.errors import TinsmithError, WorkerUnavailable
@@ -120,6 +121,28 @@ class Connector:
             self._connected.clear()
             self._client = None
             await client.close()
+
+
+class ConnectedHandle(ABC):
+    """The part of a handle that has its connection from a connector."""
+
+    _connector: Connector
+
+    async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
+        client = await self._connector.connection(timeout_seconds)
+        if client is None:
+            raise self._why_not()
+        return client
+
+    def running(self) -> GrpcWorkerClient | None:
+        return self._connector.client
+
+    async def close(self) -> None:
+        await self._connector.close()
+
+    @abstractmethod
+    def _why_not(self) -> WorkerUnavailable:
+        """What to say when there is no connection."""
 
 
 def unreachable(what: str, trouble: str) -> WorkerUnavailable:

@@ -9,17 +9,17 @@ from typing import TypeAlias
 from typing_extensions import override
 
 from tinsmith_server.errors import WorkerUnavailable
-from tinsmith_server.fleet.base import SamplerClient, SamplerHandle, SamplerKind
+from tinsmith_server.fleet.base import SamplerHandle, SamplerKind
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
-from tinsmith_server.fleet.kubernetes.connector import Connector, unreachable
+from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
 from tinsmith_server.fleet.kubernetes.sampler_pool import Endpoint, Pool, Slice, endpoints_of
 from tinsmith_server.fleet.kubernetes.watching import Key
 
 TargetOf = Callable[[Endpoint], str]
 
 
-class PoolReplica(SamplerHandle):
+class PoolReplica(ConnectedHandle, SamplerHandle):
     """Connected to for as long as its pod is listed, also while it terminates: it may still have results."""
 
     def __init__(self, pool: Pool, endpoint: Endpoint, tls: TlsDirectory, target_of: TargetOf) -> None:
@@ -67,21 +67,11 @@ class PoolReplica(SamplerHandle):
             self._connector.look_again()
 
     @override
-    async def connection(self, timeout_seconds: float) -> SamplerClient:
-        client = await self._connector.connection(timeout_seconds)
-        if client is not None:
-            return client
+    def _why_not(self) -> WorkerUnavailable:
         what = f"replica {self.endpoint.pod_name} of {self.pool.title}"
         if self.endpoint.serving:
-            raise unreachable(what, self._connector.trouble)
-        raise WorkerUnavailable(f"{what} does not answer just now")
-
-    @override
-    def running(self) -> SamplerClient | None:
-        return self._connector.client
-
-    async def close(self) -> None:
-        await self._connector.close()
+            return unreachable(what, self._connector.trouble)
+        return WorkerUnavailable(f"{what} does not answer just now")
 
     def _target(self) -> str:
         return self._target_of(self.endpoint)

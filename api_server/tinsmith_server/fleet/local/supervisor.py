@@ -12,8 +12,9 @@ from pathlib import Path
 from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, WorkerUnavailable, WorkerUnstartable
-from tinsmith_server.fleet.activation import activate
-from tinsmith_server.fleet.base import EpochRegistry, WorkerClient, WorkerHandle
+from tinsmith_server.fleet.activation import ActivatedHandle
+from tinsmith_server.fleet.base import EpochRegistry
+from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.local.process import WorkerProcess
 from tinsmith_server.logs import get_logger
 
@@ -27,7 +28,7 @@ MENDING_BACKOFF_SECONDS = 10.0
 HEALTHY_SECONDS = 60.0
 
 
-class Supervisor(WorkerHandle):
+class Supervisor(ActivatedHandle):
     """One worker's life in this server. Idle until somebody asks for its connection."""
 
     def __init__(
@@ -39,7 +40,7 @@ class Supervisor(WorkerHandle):
         epochs: EpochRegistry,
     ) -> None:
         """Each life gets a socket whose path begins with `sockets`."""
-        self._worker_id = worker_id
+        super().__init__(worker_id)
         self._base_model = base_model
         self._command = command
         self._sockets = sockets
@@ -52,41 +53,14 @@ class Supervisor(WorkerHandle):
         # Set while there is an answer: a ready worker, or what a person has to mend.
         self._settled = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
-        self._renewal = asyncio.Lock()
-
-    @property
-    @override
-    def worker_id(self) -> str:
-        return self._worker_id
-
-    @property
-    @override
-    def name(self) -> str:
-        return self._worker_id
 
     @property
     @override
     def base_model(self) -> str:
         return self._base_model
 
-    @property
     @override
-    def accepting(self) -> bool:
-        """A worker that does not run is started by the first sample."""
-        return True
-
-    @property
-    @override
-    def slots(self) -> int | None:
-        return None
-
-    @property
-    @override
-    def leaving(self) -> bool:
-        return False
-
-    @override
-    async def connection(self, timeout_seconds: float) -> WorkerClient:
+    async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         self._see_that_it_lives()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -98,14 +72,8 @@ class Supervisor(WorkerHandle):
         raise WorkerUnstartable(self._reason) if self._needs_mending else WorkerUnavailable(self._reason)
 
     @override
-    def running(self) -> WorkerClient | None:
+    def running(self) -> GrpcWorkerClient | None:
         return self._running.client if self._running else None
-
-    @override
-    async def renew(self) -> None:
-        async with self._renewal:
-            if self._running is not None:
-                await self._activate(self._running)
 
     async def close(self) -> None:
         """Stops the worker, which snapshots its models first."""
@@ -145,7 +113,7 @@ class Supervisor(WorkerHandle):
         log.info("worker started", worker_id=self._worker_id, pid=process.pid)
         try:
             await process.until_serving()
-            await process.unless_dead(self._activate(process))
+            await process.unless_dead(self._activate(process.client))
             self._ready(process)
             await process.wait()
             self._lost(process.cause_of_death(), process.needs_mending)
@@ -169,6 +137,3 @@ class Supervisor(WorkerHandle):
             self._settled.set()
         else:
             self._settled.clear()
-
-    async def _activate(self, process: WorkerProcess) -> None:
-        await activate(process.client, self._worker_id, self._epochs)
