@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
 from tinsmith_server.errors import StaleEpoch, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet, WorkerClient, WorkerHandle
@@ -38,6 +38,22 @@ class Delivery:
                 if remaining <= 0:
                     raise
             await asyncio.sleep(RETRY_PAUSE_SECONDS)
+
+    async def release(
+        self,
+        worker_id: str,
+        model_id: str,
+        final_checkpoint: worker_pb2.SaveWeights | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """The model's last operation; without a checkpoint its weights are dropped. Raises like `submit`."""
+        request = worker_pb2.SubmitRequest(
+            model_id=model_id,
+            seq_id=RELEASE_SEQ_ID,
+            kind=worker_pb2.RELEASE_MODEL,
+            payload=worker_pb2.ReleaseModel(final_checkpoint=final_checkpoint).SerializeToString(),
+        )
+        await self.submit(worker_id, request, patience_seconds)
 
     async def _accepted(self, handle: WorkerHandle, worker: WorkerClient, request: worker_pb2.SubmitRequest) -> bool:
         """False when the worker that took it is not, or no longer, the one that the store points to."""

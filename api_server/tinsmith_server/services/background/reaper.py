@@ -110,14 +110,9 @@ class Reaper:
         model = await self._binding.until_bound(model, REACH_SECONDS)
         if model.state != "bound":
             return
-        request = worker_pb2.SubmitRequest(
-            model_id=model.model_id,
-            seq_id=RELEASE_SEQ_ID,
-            kind=worker_pb2.RELEASE_MODEL,
-            payload=self._payload(save=save).SerializeToString(),
-        )
+        autosave = self._autosave() if save else None
         try:
-            await self._delivery.submit(model.worker_id, request, REACH_SECONDS)
+            await self._delivery.release(model.worker_id, model.model_id, autosave, REACH_SECONDS)
             worker = await self._fleet.worker(model.worker_id).connection(RELEASE_WAIT_SECONDS)
             reply = await worker.await_result(model.model_id, RELEASE_SEQ_ID, RELEASE_WAIT_SECONDS)
         except ModelNotAtWorker:
@@ -131,16 +126,9 @@ class Reaper:
         if await self._store.end_model(model.model_id, "released", only_unplaced=only_unplaced):
             log.info("model released", model_id=model.model_id, session_id=model.session_id)
 
-    def _payload(self, *, save: bool) -> worker_pb2.ReleaseModel:
-        if not save:
-            return worker_pb2.ReleaseModel()
-        return worker_pb2.ReleaseModel(
-            final_checkpoint=worker_pb2.SaveWeights(
-                kind=worker_pb2.TRAINING,
-                name=AUTOSAVE_NAME,
-                overwrite=True,
-                ttl_seconds=self._autosave_ttl_seconds,
-            )
+    def _autosave(self) -> worker_pb2.SaveWeights:
+        return worker_pb2.SaveWeights(
+            kind=worker_pb2.TRAINING, name=AUTOSAVE_NAME, overwrite=True, ttl_seconds=self._autosave_ttl_seconds
         )
 
 
