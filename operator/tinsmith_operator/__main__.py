@@ -1,4 +1,4 @@
-"""`python3 -m tinsmith_operator`: one operator, told by its environment, until SIGTERM."""
+"""`python3 -m tinsmith_operator`: one operator, configured by its environment, until SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong for the operator. `cluster.py` turns the Kubernetes client's errors into these."""
+"""What can go wrong for the operator. `kube/client.py` turns the Kubernetes client's errors into these."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class NotLeading(OperatorError):
 
 
 class SecretTaken(OperatorError):
-    """A Secret of the installation's has a name under which somebody else keeps another one."""
+    """A Secret of the installation's has a name that somebody else's Secret has already."""
 
 
 class AuthorityInvalid(OperatorError):

@@ -1,4 +1,4 @@
-"""What the operator can be told, by environment variables `TINSMITH_OPERATOR_…`."""
+"""The operator's settings, environment variables `TINSMITH_OPERATOR_…`."""
 
 from __future__ import annotations
 

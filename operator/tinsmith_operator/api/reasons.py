@@ -9,7 +9,7 @@ from enum import Enum, StrEnum, auto
 
 
 class Progress(Enum):
-    """What kstatus, and with it every GitOps tool, is told."""
+    """What kstatus, and with it every GitOps tool, reads."""
 
     DONE = auto()  # neither Reconciling nor Stalled
     MOVING = auto()  # Reconciling: nothing to do but wait
@@ -63,7 +63,7 @@ class Reason(StrEnum):
     NOT_REPORTED = "NotReported", Progress.DONE, "The worker has not said yet how many slots are used."
 
     # --- on the way
-    CREATING_OBJECTS = "CreatingObjects", Progress.MOVING, "The objects that belong to it are being made."
+    CREATING_OBJECTS = "CreatingObjects", Progress.MOVING, "The objects that belong to it are being created."
     WAITING_FOR_SCHEDULER = "WaitingForScheduler", Progress.MOVING, "The pod is there and has no node yet."
     UNSCHEDULABLE = (
         "Unschedulable",
@@ -176,7 +176,7 @@ class Reason(StrEnum):
     CLAIM_MISMATCH = (
         "ClaimMismatch",
         Progress.STUCK,
-        "The journal's claim was kept from an earlier session of this name and differs in what cannot be changed.",
+        "The journal's claim is left from an earlier session of this name, and differs in what cannot be changed.",
         "Apply the session with the claim's storage class and access mode, or delete the claim and what is on it.",
     )
     CLAIM_TERMINATING = (

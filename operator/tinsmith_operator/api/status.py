@@ -8,7 +8,7 @@ from tinsmith_operator.api.base import Resource, Time
 
 
 class Condition(Resource):
-    """One of `model.conditions.ConditionType`; its reason is a `model.reasons.Reason`."""
+    """One of `api.conditions.ConditionType`; its reason is an `api.reasons.Reason`."""
 
     type: str
     status: str

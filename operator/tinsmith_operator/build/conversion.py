@@ -42,7 +42,7 @@ GRACE_SECONDS = 30
 PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 NO_GPUS: Manifest = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
-"""Where NVIDIA's runtime is a node's default, an image for CUDA sees all GPUs that are not kept from it."""
+"""Where NVIDIA's runtime is a node's default, an image for CUDA sees all GPUs that are not hidden from it."""
 
 
 def build_conversion(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:

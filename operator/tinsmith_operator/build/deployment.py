@@ -1,4 +1,4 @@
-"""The Deployment that keeps a pool's samplers, with their token server, and its PodDisruptionBudget."""
+"""The Deployment of a pool's samplers, with their token server, and its PodDisruptionBudget."""
 
 from __future__ import annotations
 

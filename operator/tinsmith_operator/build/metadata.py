@@ -57,7 +57,7 @@ def child_metadata(owner: Owner, name: str) -> Manifest:
 
 
 def sealed(manifest: Manifest) -> Manifest:
-    """With the hash of itself: what is compared later then also tells of a field that is wanted no more."""
+    """With the hash of itself: a comparison then also finds a field that is wanted no more."""
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), CONFIGURATION_ANNOTATION: fingerprint(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}

@@ -95,7 +95,7 @@ def _tcp(port: int) -> Manifest:
 
 
 def egress(source: ModelSource, installation: Installation) -> list[Manifest]:
-    """Names and the ports of what a pod fetches or keeps outside; nothing at all where it needs neither."""
+    """Names and the ports of what a pod fetches or stores outside; nothing at all where it needs neither."""
     ports = {HTTPS_PORT} if source.type is SourceType.HUB else set()
     if (port := installation.checkpoint_port) is not None:
         ports.add(port)

@@ -1,4 +1,4 @@
-"""What a worker is told of the ranks that divide its model, and what these need in each pod."""
+"""The worker's options for the ranks that divide its model, and what these need in each pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The template of a pod that serves a model, whatever keeps it."""
+"""The template of a pod that serves a model, whatever its workload is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The template of the worker's pod, and what the worker is told: by its spec, and by the plan beside it."""
+"""The template of the worker's pod, with the worker's arguments: from the spec, and from the plan beside it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def worker_template(session: TrainingSession, installation: Installation, plan: 
 
 
 def worker_arguments(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> list[str]:
-    """The image is told as it was asked for: the first start does not know its digest, and runs the same."""
+    """The image is named as it was asked for: the first start does not know its digest, and runs the same."""
     spec = session.spec
     options = {
         **model_options(spec.model),

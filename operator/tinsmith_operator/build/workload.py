@@ -1,4 +1,4 @@
-"""What keeps the pods of a session: a StatefulSet of one, or a RayCluster."""
+"""The workload of a session: a StatefulSet of one pod, or a RayCluster of several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinsmith_operator.installation import Installation
 
 
 def build_workload(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
-    """One pod is a StatefulSet's; several are a RayCluster's, which KubeRay keeps."""
+    """One pod is a StatefulSet's; several are a RayCluster's, which KubeRay runs."""
     build = build_ray_cluster if session.spec.is_group else build_stateful_set
     return build(session, installation, plan)
 

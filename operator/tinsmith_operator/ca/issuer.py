@@ -1,4 +1,4 @@
-"""The certificates of an installation, as they are kept in Secrets of its namespace.
+"""The certificates of an installation, issued by its certificate authority and stored in Secrets of its namespace.
 
 The authority is made once, by a POST that only one operator can win, and never replaced: whoever loses reads what is
 there. Where somebody puts another one in its place (a backup, a rotation), that one is adopted, and every leaf follows.
@@ -39,7 +39,7 @@ log = get_logger(__name__)
 class Issuer:
     """What certifies API server, workers and operator to each other.
 
-    problem: why certificates cannot be issued or kept, until somebody does something; None when they can.
+    problem: why certificates cannot be issued or stored, until somebody does something; None when they can.
     """
 
     def __init__(

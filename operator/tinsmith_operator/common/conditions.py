@@ -7,7 +7,7 @@ from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common.diagnosis import found
 
 AS_WANTED = found(Reason.AS_WANTED, "There is nothing left to do.")
-BRINGING = found(Reason.CREATING_OBJECTS, "Objects are being brought to what the spec says.")
+BRINGING = found(Reason.CREATING_OBJECTS, "Objects are being updated to what the spec says.")
 READY_REASONS = frozenset({Reason.WORKER_READY, Reason.REPLICAS_READY})
 
 

@@ -135,7 +135,7 @@ _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find 
 def why_pods_are_missing(refused: str | None) -> Finding:
     """refused: what their controller last heard when it tried to make one."""
     if refused is None:
-        return found(Reason.CREATING_OBJECTS, "The pod is being made.")
+        return found(Reason.CREATING_OBJECTS, "The pod is being created.")
     reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in refused else Reason.POD_REFUSED
     return found(reason, f"The pod cannot be created: {quoted(refused)}.")
 
@@ -218,7 +218,7 @@ def _waiting(pod: Pod, evidence: Evidence) -> Finding | None:
         return found(Reason.IMAGE_PULL_FAILED, f"The image {pod.image} cannot be pulled: {message or reason}.")
     if reason == "CreateContainerConfigError":
         known = Reason.SECRET_MISSING if _MISSING.search(message) else Reason.CANNOT_START
-        return found(known, f"The container cannot be made: {message}.")
+        return found(known, f"The container cannot be created: {message}.")
     if reason.endswith("Error"):
         return found(Reason.CANNOT_START, f"The container cannot be started: {message or reason}.")
     mount = evidence.latest(pod.uid, MOUNT_WARNINGS)

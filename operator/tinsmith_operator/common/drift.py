@@ -61,7 +61,7 @@ def _holds_items(live: Any, wanted: list[Any], field: str) -> bool:
 
 
 def ensure_child(owner: Owner, live: Manifest | None, wanted: Manifest) -> tuple[Create | Apply, ...]:
-    """No request when the live object is what is wanted; none about a stranger's, or one that is on its way out."""
+    """No request when the live object is what is wanted; none about a foreign object, or one that is being deleted."""
     if live is None:
         return (Create(wanted),)
     if not is_ours(owner, live) or live["metadata"].get("deletionTimestamp"):

@@ -76,7 +76,7 @@ class Surroundings(ABC):
     """What lies under the names of an owner's children, ours or not; None is "not there".
 
     authority_fingerprint: None when there is no authority that could issue anything.
-    ca_problem: why certificates cannot be issued or kept, as a sentence.
+    ca_problem: why certificates cannot be issued or stored, as a sentence.
     certificate: None also when the Secret holds nothing that can be read.
     snapshot: the latest answer of the session's worker to a request for one.
     warnings: may be left empty while the owner is ready.

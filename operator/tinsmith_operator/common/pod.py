@@ -1,4 +1,4 @@
-"""A pod's status, read, and whether its node has gone silent: the operator may not read nodes, the pod tells."""
+"""A pod's status, read; and whether its node has gone silent, by that status: the operator may not read nodes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Pod:
 
     @property
     def journal_image(self) -> str | None:
-        """As the worker was told it, which it writes into its journal: what the session asked for, on any mirror."""
+        """By the worker's arguments, which it writes into its journal: what the session asked for, on any mirror."""
         arguments = self._wanted.get("args") or ()
         return next((each.removeprefix("--image=") for each in arguments if each.startswith("--image=")), None)
 

@@ -78,7 +78,7 @@ def answered_restart(owner: Owner, before: str | None, running_for: str | None) 
 
 
 def restart_events(before: str | None, after: str | None, done: str) -> tuple[Emit, ...]:
-    """What is told when the status moves on to `after`. done: what was restarted, as the beginning of a sentence."""
+    """The Events when the status moves on to `after`. done: what was restarted, as the beginning of a sentence."""
     if after is None or after == before:
         return ()
     if not is_time(after):
@@ -89,12 +89,12 @@ def restart_events(before: str | None, after: str | None, done: str) -> tuple[Em
 def request_events(
     session: TrainingSession, after: Requests | None, snapshot: SnapshotAnswer | None
 ) -> tuple[Emit, ...]:
-    """What is told when the status moves on to `after`."""
+    """The Events when the status moves on to `after`."""
     before, after = session.status.requests or Requests(), after or Requests()
-    told = [*restart_events(before.restart, after.restart, "The worker was")]
+    events = [*restart_events(before.restart, after.restart, "The worker was")]
     if after.snapshot is not None and after.snapshot != before.snapshot:
-        told.append(_snapshot(after.snapshot, snapshot))
-    return tuple(told)
+        events.append(_snapshot(after.snapshot, snapshot))
+    return tuple(events)
 
 
 def _asked(owner: Owner, name: str) -> str | None:
@@ -103,7 +103,7 @@ def _asked(owner: Owner, name: str) -> str | None:
 
 
 def _is_done(asked: str | None, is_answered: bool) -> bool:
-    """One that cannot be read is done with, once that has been told."""
+    """One that cannot be read is done with, once an Event has said so."""
     return asked is not None and (is_answered or not is_time(asked))
 
 

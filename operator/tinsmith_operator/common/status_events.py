@@ -18,7 +18,7 @@ def status_changes(before: OwnerStatus, after: OwnerStatus) -> tuple[Action, ...
 
 
 def _of_ours(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus:
-    """With the conditions that we write, in our order: the API server keeps others' beside them, in its own order, and
+    """With the conditions that we write, in our order: the API server has others' beside them, in its own order, and
     writing ours again would change neither."""
     ours = (before.condition(condition.type) for condition in after.conditions)
     return before.model_copy(update={"conditions": tuple(condition for condition in ours if condition is not None)})
@@ -26,12 +26,12 @@ def _of_ours(before: OwnerStatus, after: OwnerStatus) -> OwnerStatus:
 
 def _events(before: OwnerStatus, after: OwnerStatus) -> tuple[Emit, ...]:
     """One for each reason that is new, whichever conditions it moved."""
-    told: dict[str, Emit] = {}
+    emitted: dict[str, Emit] = {}
     for type_ in EVENT_CONDITIONS:
         condition = after.condition(type_)
         if condition is not None and _is_news(before.condition(type_), condition):
-            told.setdefault(condition.reason, Emit(_event_type(condition), condition.reason, condition.message))
-    return tuple(told.values())
+            emitted.setdefault(condition.reason, Emit(_event_type(condition), condition.reason, condition.message))
+    return tuple(emitted.values())
 
 
 def _is_news(before: Condition | None, after: Condition) -> bool:

@@ -38,7 +38,7 @@ REMEMBERED_ENDS = 4096
 
 OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
 
-# Of a stranger's object of these kinds nothing is read but whose it is. Not claims: a session may use anybody's.
+# Of a foreign object of these kinds nothing is read but whose it is. Not claims: a session may use anybody's.
 SEEN_FOR_THEIR_NAMES = frozenset(
     resource.kind for resource in (WORKLOADS, RAY_CLUSTERS, DEPLOYMENTS, SERVICES, POLICIES, BUDGETS)
 )
@@ -108,7 +108,7 @@ class Cache:
         version = version_of(manifest)
         if version < self._ended.get(uid, 0) or (known is not None and version <= version_of(known)):
             return False
-        self._put(ref, kept_of(manifest))
+        self._put(ref, trimmed(manifest))
         self._tell(ref, known, manifest)
         return True
 
@@ -173,8 +173,8 @@ class Cache:
             self._enqueue(key)
 
 
-def kept_of(manifest: Manifest) -> Manifest:
-    """What is held in memory of it: of a stranger's, which a whole cluster may have many of, only whose it is."""
+def trimmed(manifest: Manifest) -> Manifest:
+    """What is held in memory of it: of a foreign object, which a whole cluster may have many of, only whose it is."""
     if manifest["kind"] not in SEEN_FOR_THEIR_NAMES or _concerns_us(manifest):
         return manifest
     metadata = {name: value for name, value in manifest["metadata"].items() if name not in LARGE_METADATA}

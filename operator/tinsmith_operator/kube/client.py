@@ -119,7 +119,7 @@ class Cluster:
         """
         metadata = manifest["metadata"]
         if not (metadata.get("uid") and metadata.get("resourceVersion")):
-            raise AssertionError("an apply without UID and version could overwrite a stranger's object")
+            raise AssertionError("an apply without UID and version could overwrite a foreign object")
         path = resource.path(metadata["namespace"], metadata["name"], subresource)
         query: Query = {"fieldManager": MANAGER, "force": "true"}
         priority = Priority.STATUS if subresource == "status" else Priority.ORDINARY

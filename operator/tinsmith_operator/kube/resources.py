@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, and where the API server keeps them."""
+"""The kinds of objects that the operator reads and writes, and where the API server has them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Resource:
 
 SESSIONS = Resource(API_VERSION, SESSION_KIND, SESSION_PLURAL)
 POOLS = Resource(API_VERSION, POOL_KIND, POOL_PLURAL)
-# Watched whole: so a stranger's object under one of our names is seen before we run into it, and a claim that a
+# Watched whole: so a foreign object under one of our names is seen before we run into it, and a claim that a
 # session merely uses is seen too.
 WORKLOADS = Resource("apps/v1", "StatefulSet", "statefulsets")
 DEPLOYMENTS = Resource("apps/v1", "Deployment", "deployments")

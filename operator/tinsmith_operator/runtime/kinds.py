@@ -49,7 +49,7 @@ class SessionKind:
         return session, decide(observed, self.installation, self.clock())
 
     def _is_seen(self, session: TrainingSession) -> bool:
-        """Whether what keeps its pods is known, or why it cannot be; when it is, the session is looked at again."""
+        """Whether its RayCluster has been listed, or why it cannot be; when it is, the session is reconciled again."""
         if not session.spec.is_group:
             return True
         self.ray_clusters.want()

@@ -5,7 +5,7 @@ successful renewal and stops after two thirds of the lease; others count the who
 renewal, which is later. Both use monotonic clocks of their own; the times inside the Lease are for people.
 
 A process that was frozen between its check and its write is not stopped by this. That its write then does no harm is
-due to what every write carries (`cluster.py`).
+due to what every write carries (`kube/client.py`).
 """
 
 from __future__ import annotations

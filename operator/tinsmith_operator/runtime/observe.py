@@ -131,18 +131,18 @@ def _has_ended(pod: Manifest) -> bool:
 
 
 def _precedence(user: Manifest, claim_uid: str | None) -> tuple[bool, str, str]:
-    """Times are in whole seconds: of two that were made within one, who has begun tells, and else the UIDs do."""
+    """Times are in whole seconds: of two that were made within one, who has begun decides, and else the UIDs do."""
     has_begun = claim_uid is not None and (user.get("status") or {}).get("workerId") == claim_uid
     return not has_begun, str(user["metadata"].get("creationTimestamp")), str(user["metadata"]["uid"])
 
 
 def _pods_of_a_group(session: TrainingSession, labelled: list[Manifest]) -> list[Manifest]:
-    """Those that a RayCluster of the session's name keeps, or that KubeRay made and nobody keeps any more."""
+    """Those of a RayCluster of the session's name, or that KubeRay made and that have no owner any more."""
     return [pod for pod in labelled if RAY_LABEL in labels_of(pod) and not has_foreign_owner(session, pod)]
 
 
 def _worker_pod(session: TrainingSession, numbered: Manifest | None, group: list[Manifest]) -> Manifest | None:
-    """numbered: as a StatefulSet names it. The pod of the other kind is told while it is there: it may still write."""
+    """numbered: as a StatefulSet names it. The pod of the other kind counts while it is there: it may still write."""
     heads = [pod for pod in group if not _is_member(pod)]
     if not session.spec.is_group:
         return numbered or next(iter(heads), None)

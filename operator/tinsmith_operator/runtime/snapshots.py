@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 class Snapshots:
-    """`heard` is told whose request has been answered."""
+    """`heard` is called with whose request has been answered."""
 
     def __init__(self, take: TakeSnapshot, heard: Callable[[Key], None]) -> None:
         self._take = take

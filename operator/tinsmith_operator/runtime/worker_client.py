@@ -56,7 +56,7 @@ TakeSnapshot = Callable[[Target], Awaitable[datetime]]
 
 
 class Workers:
-    """Asks each worker that is followed. `heard` is told whose report is new."""
+    """Asks each worker that is followed. `heard` is called with whose report is new."""
 
     def __init__(self, describe: Describe, period_seconds: float, heard: Callable[[Key], None]) -> None:
         self._describe = describe

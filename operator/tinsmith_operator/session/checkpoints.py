@@ -67,7 +67,7 @@ def _is_saved(situation: Situation) -> bool:
 def _may_hold_adapters(situation: Situation) -> bool:
     """Whether a worker has ever been ready to acknowledge anything on this volume, of this session or of one before.
 
-    The status tells it, whatever operator wrote it: those of before `firstReadyTime` noted what the worker reported.
+    The status says it, whatever operator wrote it: those of before `firstReadyTime` noted what the worker reported.
     """
     session, pod, claim = situation.session, situation.owned.writer, situation.claim
     noted = session.status.first_ready_time is not None or session.status.epoch is not None
@@ -77,7 +77,7 @@ def _may_hold_adapters(situation: Situation) -> bool:
 
 
 def _was_made_for(session: TrainingSession, claim: Manifest) -> bool:
-    """Not kept from an earlier session of its name."""
+    """Not left by an earlier session of its name."""
     made_at = parse_time(claim["metadata"].get("creationTimestamp"))
     return made_at is not None and session.creation_time is not None and made_at >= session.creation_time
 

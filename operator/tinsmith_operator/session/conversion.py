@@ -64,7 +64,7 @@ def why_not_converted(situation: Situation) -> Finding | None:
         return None
     job = situation.conversion
     if job is None or job.is_terminating:
-        return found(Reason.CREATING_OBJECTS, "The Job that converts the model is being made.")
+        return found(Reason.CREATING_OBJECTS, "The Job that converts the model is being created.")
     if (gave_up := job.failure) is not None:
         words = next((_last_words(each) for each in reversed(job.tries) if each.has_failed), quoted(gave_up))
         return found(Reason.CONVERSION_FAILED, f"{_name(job)} gave up: {words}.")

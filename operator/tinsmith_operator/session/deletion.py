@@ -56,7 +56,7 @@ def _report(situation: Situation, actions: tuple[Action, ...], *, waits: bool) -
     finding = _waiting_words(situation) if waits else lost or deleting
     standard = standard_conditions(finding, finding, lost)
     if waits and situation.waiting_since is None:
-        # From now on the grace is counted, so it must be said although much else kept the session from being ready.
+        # From now on the grace is counted, so it must be said although the session was not ready for other reasons.
         standard = tuple(replace(each, begins=each.type is ConditionType.RECONCILING) for each in standard)
     slots = found(Reason.NOT_REPORTED, "The session is being deleted.") if waits else deleting
     no_slots = ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.UNKNOWN, slots)

@@ -18,6 +18,7 @@ from tinsmith_operator.common.diagnosis import (
     why_pods_are_missing,
 )
 from tinsmith_operator.common.pod import Pod, node_is_silent
+from tinsmith_operator.common.workload_state import RAY_CLUSTER, STATEFUL_SET
 from tinsmith_operator.session.conversion import why_not_converted
 from tinsmith_operator.session.group import waiting_for_members
 from tinsmith_operator.session.situation import Situation, claim_mismatch
@@ -115,7 +116,8 @@ def _missing_pod(situation: Situation) -> Finding | None:
         return None
     workload = situation.observed.workload
     if workload is None:
-        return found(Reason.CREATING_OBJECTS, "What keeps the pods is being made.")
+        kind = RAY_CLUSTER if situation.session.spec.is_group else STATEFUL_SET
+        return found(Reason.CREATING_OBJECTS, f"The {kind} is being created.")
     warning = situation.evidence.latest(workload["metadata"]["uid"], POD_CREATION_WARNINGS)
     return why_pods_are_missing(warning.message if warning is not None else None)
 
@@ -136,7 +138,7 @@ def _claim_trouble(situation: Situation) -> Finding | None:
         )
     if claim is None:
         if session.spec.storage.existing_claim is None:
-            return _refusal(situation) or found(Reason.CREATING_OBJECTS, "The volume's claim is being made.")
+            return _refusal(situation) or found(Reason.CREATING_OBJECTS, "The volume's claim is being created.")
         return found(Reason.CLAIM_MISSING, f"{CLAIM} {session.claim_name} (spec.storage.existingClaim) is not there.")
     if situation.owned.claim is not None and (mismatch := claim_mismatch(session, claim)):
         return found(Reason.CLAIM_MISMATCH, f"{CLAIM} {session.claim_name} from before has {mismatch}.")

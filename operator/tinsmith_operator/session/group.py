@@ -2,7 +2,7 @@
 
 When a rank is lost, the worker ends itself, and its container begins anew in place: a new run of the group. The members
 of the run before have lost their head, with what they computed for it, and are replaced. A run is known by the head's
-pod and how often its container was started in it; the status keeps which members belong to it. No clock is compared.
+pod and how often its container was started in it; the status says which members belong to it. No clock is compared.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def left_behind(situation: Situation) -> tuple[Pod, ...]:
 
 
 def group_run(situation: Situation) -> GroupRun | None:
-    """The run as the status should tell it: the next one only when nobody is left of the one before."""
+    """The run as the status should name it: the next one only when nobody is left of the one before."""
     before, head = situation.session.status.group, situation.pod
     if not situation.session.spec.is_group or head is None or left_behind(situation):
         return before

@@ -156,7 +156,7 @@ def _in_order(pods: Sequence[Manifest]) -> tuple[Pod, ...]:
 
 
 def claim_mismatch(session: TrainingSession, claim: Manifest) -> str | None:
-    """In which field a claim that was kept from an earlier session is not what this one asks for."""
+    """In which field a claim that an earlier session left is not what this one asks for."""
     storage, spec = session.spec.storage, claim["spec"]
     if spec.get("accessModes") != [storage.access_mode.value]:
         return f"accessMode {', '.join(spec.get('accessModes') or ())}, not {storage.access_mode.value}"

@@ -53,7 +53,7 @@ def build_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
 
 
 def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -> datetime | None:
-    """Kept for ever: before it, no worker of this session has acknowledged anything."""
+    """Never changed again: before it, no worker of this session has acknowledged anything."""
     before, pod = situation.session.status.first_ready_time, situation.pod
     if before is not None or pod is None or not pod.is_ready:
         return before
@@ -62,8 +62,8 @@ def _first_ready_time(situation: Situation, conditions: tuple[Condition, ...]) -
 
 
 def _snapshot_time(situation: Situation) -> datetime | None:
-    """To the minute, or a busy worker would have its status written with every report. One that was asked for is told
-    to the second, rounded up: whoever asked waits for a time that is not before the request.
+    """To the minute, or a busy worker would have its status written with every report. One that was asked for: to the
+    second, rounded up, since whoever asked waits for a time that is not before the request.
     """
     before, report, answer = situation.session.status.last_snapshot_time, situation.report, situation.observed.snapshot
     if answer is not None and answer.at is not None and answer.request == snapshot_request(situation.session):

@@ -5,7 +5,7 @@ asked for, and, once known, by digest. Another image gets the volume only after 
 If it finds that it has not, it refuses; the old image then runs until it is ready, which means replayed, and the
 upgrade is tried once more.
 
-Another default of the installation stops nobody: who runs keeps the image, until the worker is stopped for a reason of
+Another default of the installation stops nobody: a worker goes on with its image until it is stopped for a reason of
 its own. What the spec names is wanted at once.
 """
 
@@ -29,7 +29,7 @@ MOST_REFUSALS = 2
 @dataclass(frozen=True)
 class ImagePlan:
     """requested: what should run in the end. stop_first: nothing may run until the worker's pod is gone.
-    available: the installation's default, where another image is kept until the next clean restart.
+    available: the installation's default, where another image goes on running until the next clean restart.
     """
 
     pins: Pins
@@ -59,14 +59,14 @@ def plan_image(
         return _first_plan(named, installation, pod)
     if (fallen_back := _after_refusal(pins, pod)) is not None:
         return ImagePlan(fallen_back, named or installation.trainer_image)
-    if named is None and _is_kept(pins, observed, owned, installation, restart):
-        kept = _arrived(_with_digest(pins, pod), pod)
-        return ImagePlan(kept, kept.image.reference, available=installation.trainer_image)
+    if named is None and _stays_on_image(pins, observed, owned, installation, restart):
+        same = _arrived(_with_digest(pins, pod), pod)
+        return ImagePlan(same, same.image.reference, available=installation.trainer_image)
     return _plan_for(named or installation.trainer_image, named is not None, pins, observed, owned)
 
 
 def _first_plan(named: str | None, installation: Installation, pod: Pod | None) -> ImagePlan:
-    """Nothing is pinned. If a worker runs all the same, somebody took the annotations away: it keeps its image."""
+    """Nothing is pinned. If a worker runs all the same, somebody took the annotations away: its image stays."""
     running = pod.journal_image if pod is not None else None
     image = named or running or installation.trainer_image
     return ImagePlan(Pins(PinnedImage(image, None), named is not None), image)
@@ -93,7 +93,7 @@ def _plan_for(requested: str, by_session: bool, pins: Pins, observed: Observed, 
     )
 
 
-def _is_kept(
+def _stays_on_image(
     pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> bool:
     """Whether only the installation's default is another one, and nothing stops the worker for a reason of its own.
@@ -107,7 +107,7 @@ def _is_kept(
 
 
 def _is_new(observed: Observed, pins: Pins) -> bool:
-    """A session that has not run yet, on a volume that was kept from another one."""
+    """A session that has not run yet, on a volume that another one left."""
     return observed.workload is None and observed.pod is None and observed.session.status.image != pins.image.reference
 
 
@@ -120,7 +120,7 @@ def _restarts_anyway(
     pins: Pins, observed: Observed, owned: OwnedObjects, installation: Installation, restart: str | None
 ) -> bool:
     """Because of what its user said: the spec, or that it shall start anew. Without a pod, the template of the next one
-    tells with what it would start; without that, the status tells what has been answered.
+    says with what it would start; without that, the status says what has been answered.
     """
     template = owned.workload.template if owned.workload is not None else None
     live = owned.pod.manifest if owned.pod is not None else template
@@ -156,7 +156,7 @@ def _after_refusal(pins: Pins, pod: Pod | None) -> Pins | None:
 
 
 def runs(pod: Pod, image: PinnedImage) -> bool:
-    """By what the worker was told. Pods ask for an image as somebody wrote it, later by digest, and behind a webhook
+    """By the worker's arguments. Pods ask for an image as somebody wrote it, later by digest, and behind a webhook
     for mirrors by another name."""
     return pod.journal_image == image.reference
 

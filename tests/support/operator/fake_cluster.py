@@ -1,4 +1,4 @@
-"""The verbs of the operator's `cluster.py` over objects in memory, with versions, UIDs and their conflicts."""
+"""The verbs of the operator's `kube/client.py` over objects in memory, with versions, UIDs and their conflicts."""
 
 from __future__ import annotations
 

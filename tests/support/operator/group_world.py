@@ -116,7 +116,7 @@ class GroupWorld(World):
             self._delete(("Pod", spare["metadata"]["name"]), spare["metadata"]["uid"])
 
     def _ray_pod(self, cluster: Manifest, name: str, template: Manifest) -> Manifest:
-        pod = self._kept_pod(cluster, template, name)
+        pod = self._pod_of(cluster, template, name)
         pod["metadata"]["labels"]["ray.io/cluster"] = cluster["metadata"]["name"]
         return pod
 

@@ -74,7 +74,7 @@ def come_to_rest_with_and_without_a_death(
     undisturbed.settle()
 
 
-def a_strangers(world: ModelCluster, place: Place) -> Manifest:
+def a_foreign_object(world: ModelCluster, place: Place) -> Manifest:
     """An object of somebody else at this place, as it is now."""
     kind, name = place
     metadata = {"name": name, "labels": {"app": "theirs"}}

@@ -30,7 +30,7 @@ from tinsmith_operator.common.actions import (
     WriteStatus,
 )
 from tinsmith_operator.common.observed import CertificateFacts, KubernetesWarning, Surroundings
-from tinsmith_operator.kube.cache import kept_of
+from tinsmith_operator.kube.cache import trimmed
 from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
 
 AUTHORITY = "authority-1"
@@ -109,7 +109,7 @@ class ModelCluster(ABC):
     def get(self, kind: str, name: str) -> Manifest | None:
         """As the operator's cache holds it."""
         found = self.objects.get((kind, name))
-        return kept_of(copy.deepcopy(found)) if found is not None else None
+        return trimmed(copy.deepcopy(found)) if found is not None else None
 
     def add(self, manifest: Manifest) -> Manifest:
         """Whoever makes it."""

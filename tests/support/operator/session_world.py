@@ -166,7 +166,7 @@ class World(ModelCluster):
         elif len(tries) > job["spec"]["backoffLimit"]:
             job["status"] = {"conditions": [{"type": "Failed", "status": "True", "message": "too many tries"}]}
         elif all(phase == "Failed" for phase in phases):
-            self.add(self._kept_pod(job, job["spec"]["template"], f"{conversion_name(self.name)}-{self._version()}"))
+            self.add(self._pod_of(job, job["spec"]["template"], f"{conversion_name(self.name)}-{self._version()}"))
 
     def conversion_ends(self, phase: str, **terminated: Any) -> None:
         """Of each try that is under way."""
@@ -205,15 +205,15 @@ class World(ModelCluster):
         return pod if pod is not None and "ownerReferences" in pod["metadata"] else None
 
     def _new_pod(self, workload: Manifest) -> Manifest:
-        return self._kept_pod(workload, workload["spec"]["template"], self.pod_name)
+        return self._pod_of(workload, workload["spec"]["template"], self.pod_name)
 
-    def _kept_pod(self, keeper: Manifest, template: Manifest, name: str) -> Manifest:
+    def _pod_of(self, workload: Manifest, template: Manifest, name: str) -> Manifest:
         template = copy.deepcopy(template)
         owner = {
-            "apiVersion": keeper["apiVersion"],
-            "kind": keeper["kind"],
-            "name": keeper["metadata"]["name"],
-            "uid": keeper["metadata"]["uid"],
+            "apiVersion": workload["apiVersion"],
+            "kind": workload["kind"],
+            "name": workload["metadata"]["name"],
+            "uid": workload["metadata"]["uid"],
             "controller": True,
         }
         metadata = {**template["metadata"], "name": name, "ownerReferences": [owner]}

@@ -197,16 +197,16 @@ async def test_a_spoiled_client_secret_is_written_anew(issuer: Issuer, cluster: 
     ],
     ids=["without labels", "another writer's", "another release's"],
 )
-async def test_a_strangers_secret_in_the_clients_place_is_told_and_left_alone(
+async def test_a_foreign_secret_in_the_clients_place_is_told_and_left_alone(
     issuer: Issuer, cluster: FakeCluster, labels: dict[str, str]
 ) -> None:
     """An ingress has its certificate under such a name, and its writer would write it back for ever."""
     theirs = new_authority("an ingress", NOW).secret_data()
     metadata = {"name": CLIENT.name, "namespace": "tin", "labels": labels}
-    stranger = cluster.put({"kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": theirs})
+    foreign = cluster.put({"kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls", "data": theirs})
     with pytest.raises(SecretTaken):
         await issuer.refresh()
-    assert cluster.objects[CLIENT] == stranger
+    assert cluster.objects[CLIENT] == foreign
     assert issuer.problem is not None
     assert "tin/tinsmith-api-server-tls is somebody else's" in issuer.problem
     assert issuer.known_fingerprint is not None, "workers get their certificates all the same"
@@ -227,8 +227,10 @@ async def test_the_operators_own_leaf_stays_until_it_is_due_and_is_in_no_secret(
     assert issuer.operator_leaf() is not leaf
 
 
-async def test_a_stranger_that_comes_between_is_left_for_the_next_refresh(issuer: Issuer, cluster: FakeCluster) -> None:
-    cluster.failures["create"] = [AlreadyExists("a stranger's")]
+async def test_a_foreign_secret_that_comes_between_is_left_for_the_next_refresh(
+    issuer: Issuer, cluster: FakeCluster
+) -> None:
+    cluster.failures["create"] = [AlreadyExists("somebody else's")]
     cluster.failures["get"] = [NotFound("not yet")]
     with pytest.raises(NotFound):
         await issuer.refresh()

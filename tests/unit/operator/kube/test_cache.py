@@ -246,7 +246,7 @@ def large(resource: Resource, **labels: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", sorted(SEEN_FOR_THEIR_NAMES))
-def test_of_a_strangers_object_only_whose_it_is_is_kept(cache: Cache, kind: str) -> None:
+def test_of_a_foreign_object_only_whose_it_is_is_kept(cache: Cache, kind: str) -> None:
     resource = BY_KIND[kind]
     theirs = large(resource, app="web")
     theirs["metadata"]["ownerReferences"] = [{"apiVersion": "apps/v1", "kind": "Other", "uid": "o", "controller": True}]

@@ -108,7 +108,7 @@ async def test_an_apply_is_guarded_by_uid_and_version_and_forces_what_is_ours(cl
 @pytest.mark.parametrize("missing", ["uid", "resourceVersion"])
 async def test_an_apply_that_could_hit_another_object_is_not_sent(cluster: Cluster, wire: Wire, missing: str) -> None:
     guard = {name: value for name, value in GUARD.items() if name != missing}
-    with pytest.raises(AssertionError, match="stranger"):
+    with pytest.raises(AssertionError, match="foreign object"):
         await cluster.apply(SERVICES, {**SERVICE, "metadata": {**SERVICE["metadata"], **guard}})  # type: ignore[dict-item]
     assert wire.requests == []
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.operator import histories
 from support.operator.histories import (
     Step,
-    a_strangers,
+    a_foreign_object,
     come_to_rest_with_and_without_a_death,
     decides_alike_and_changes_nothing,
     live_through,
@@ -133,15 +133,15 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
     assert essence(cut_short) == essence(undisturbed)
 
 
-@given(life=st.lists(steps(), max_size=30), stranger=st.sampled_from(CHILDREN))
+@given(life=st.lists(steps(), max_size=30), foreign=st.sampled_from(CHILDREN))
 @SETTINGS
-def test_what_is_not_the_pools_is_never_touched(life: list[Step], stranger: tuple[str, str]) -> None:
+def test_what_is_not_the_pools_is_never_touched(life: list[Step], foreign: tuple[str, str]) -> None:
     world = a_world()
-    theirs = a_strangers(world, stranger)
-    live_through(world, [each for each in life if str(stranger) not in each.__name__ and each.__name__ != "controller"])
+    theirs = a_foreign_object(world, foreign)
+    live_through(world, [each for each in life if str(foreign) not in each.__name__ and each.__name__ != "controller"])
     for _ in range(10):
         world.operate()
-    assert world.objects[stranger] == theirs
+    assert world.objects[foreign] == theirs
     assert world.owner is not None
     assert world.owner["status"]["conditions"][0]["reason"] == "NameConflict"
 

@@ -23,7 +23,7 @@ from tinsmith_operator.common.actions import (
 )
 from tinsmith_operator.common.drift import holds
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotLeading, Refused
-from tinsmith_operator.kube.cache import Cache, kept_of
+from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.events import Events
 from tinsmith_operator.kube.resources import SECRETS, SERVICES, SESSIONS, Key, Ref
 from tinsmith_operator.runtime.actor import BELIEVED_SECONDS, Actor
@@ -83,17 +83,17 @@ async def test_what_was_created_is_in_the_cache_before_any_watch_tells(house: Ho
     assert house.cache.peek(SERVICE) == house.cluster.objects[SERVICE]
 
 
-async def test_a_strangers_object_under_the_name_is_looked_at_and_left_alone(house: House) -> None:
-    stranger = house.cluster.put(manifest(SERVICE, labels={}) | {"spec": {"of": "a stranger"}})
+async def test_a_foreign_object_under_the_name_is_looked_at_and_left_alone(house: House) -> None:
+    foreign = house.cluster.put(manifest(SERVICE, labels={}) | {"spec": {"of": "somebody else"}})
     with pytest.raises(AlreadyExists):
         await house.act(Create(manifest(SERVICE)), WriteStatus({}))
-    assert house.cluster.objects[SERVICE] == stranger
-    assert house.cache.peek(SERVICE) == kept_of(stranger)
+    assert house.cluster.objects[SERVICE] == foreign
+    assert house.cache.peek(SERVICE) == trimmed(foreign)
     assert "apply" not in [verb for verb, _, _ in house.cluster.requests]
 
 
 @simulated_time
-async def test_a_strangers_object_that_no_watch_shows_is_believed_for_a_minute() -> None:
+async def test_a_foreign_object_that_no_watch_shows_is_believed_for_a_minute() -> None:
     house = House()
     house.cluster.put(manifest(SECRET, labels={}))
     house.cache.read(SECRET, Key("tin", "tiny", "TrainingSession"))

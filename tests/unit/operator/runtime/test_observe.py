@@ -208,7 +208,7 @@ def test_the_worker_of_an_earlier_session_that_ran_otherwise_is_seen_while_it_is
     assert observe_session(cache, SESSION_KEY, session, None).pod == earlier
 
 
-def test_a_strangers_pod_of_the_name_that_a_stateful_set_would_use_is_nothing_to_a_group(cache: Cache) -> None:
+def test_a_foreign_pod_of_the_name_that_a_stateful_set_would_use_is_nothing_to_a_group(cache: Cache) -> None:
     cache.note(manifest(PODS, "qwen-0", "theirs", labels={"app": "theirs"}))
     assert observe_session(cache, SESSION_KEY, GROUP, None).pod is None
 

@@ -147,7 +147,7 @@ def test_a_claim_that_was_deleted_under_the_session_is_made_again_with_another_w
 
 
 @pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "tinsmith.dev/session"])
-def test_a_claim_that_lacks_one_of_our_labels_is_a_strangers(label: str) -> None:
+def test_a_claim_that_lacks_one_of_our_labels_is_foreign(label: str) -> None:
     world = settled_world()
     world.user_deletes_owner()
     world.settle()

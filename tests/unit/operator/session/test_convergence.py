@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.operator import histories
 from support.operator.histories import (
     Step,
-    a_strangers,
+    a_foreign_object,
     come_to_rest_with_and_without_a_death,
     decides_alike_and_changes_nothing,
     step,
@@ -171,18 +171,18 @@ def test_dying_between_any_two_actions_changes_nothing_in_the_end(
 
 @given(
     life=st.lists(steps(), max_size=30),
-    stranger=st.sampled_from([*CHILDREN, ("PersistentVolumeClaim", "qwen-journal")]),
+    foreign=st.sampled_from([*CHILDREN, ("PersistentVolumeClaim", "qwen-journal")]),
 )
 @SETTINGS
-def test_what_is_not_the_sessions_is_never_touched(life: list[Step], stranger: tuple[str, str]) -> None:
+def test_what_is_not_the_sessions_is_never_touched(life: list[Step], foreign: tuple[str, str]) -> None:
     world = a_world()
-    theirs = a_strangers(world, stranger)
-    others_steps = [each for each in life if str(stranger) not in each.__name__ and each.__name__ != "binder"]
+    theirs = a_foreign_object(world, foreign)
+    others_steps = [each for each in life if str(foreign) not in each.__name__ and each.__name__ != "binder"]
     live_through(world, others_steps)
     for _ in range(10):
         world.operate()
         world.controller_works()
-    left = world.objects[stranger]
+    left = world.objects[foreign]
     left.pop("status", None)
     theirs.pop("status", None)
     assert left == theirs

@@ -315,7 +315,7 @@ def test_a_pod_of_an_earlier_session_that_ends_does_not_stand_for_a_conversion()
     assert ("StatefulSet", "qwen") not in world.objects
 
 
-def test_a_strangers_job_of_that_name_is_left_alone_and_told() -> None:
+def test_a_foreign_job_of_that_name_is_left_alone_and_told() -> None:
     world = one_pod()
     theirs = world.add({"kind": "Job", "metadata": {"name": JOB[1]}, "spec": {}})
     for _ in range(8):

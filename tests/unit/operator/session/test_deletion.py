@@ -381,7 +381,7 @@ def test_a_worker_that_lost_its_stateful_set_is_waited_for_and_stopped_all_the_s
     assert world.session is None
 
 
-def test_a_strangers_pod_of_the_workers_name_holds_no_deletion_up() -> None:
+def test_a_foreign_pod_of_the_workers_name_holds_no_deletion_up() -> None:
     world = settled_world(storage=DELETE, suspend=True)
     world.add({"kind": "Pod", "metadata": {"name": "qwen-0", "labels": {}}, "spec": {}, "status": {}})
     world.user_deletes_owner()

@@ -292,7 +292,7 @@ def test_a_refused_change_that_is_taken_back_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("place", [("Service", "qwen"), ("NetworkPolicy", "qwen"), ("Secret", "qwen-tls")])
-def test_a_ready_worker_behind_a_strangers_object_is_not_ready(place: tuple[str, str]) -> None:
+def test_a_ready_worker_behind_a_foreign_object_is_not_ready(place: tuple[str, str]) -> None:
     world = ready_world()
     world.objects[place]["metadata"]["ownerReferences"] = []
     ready = conditions(world)["Ready"]

@@ -139,7 +139,7 @@ def test_a_worker_has_stopped_when_nobody_could_start_it(
     assert has_stopped(observed, owned_objects(observed)) is stopped
 
 
-def test_a_strangers_statefulset_of_the_sessions_name_starts_no_worker_of_ours() -> None:
+def test_a_foreign_statefulset_of_the_sessions_name_starts_no_worker_of_ours() -> None:
     theirs = {"kind": "StatefulSet", "metadata": {"name": "qwen", "generation": 2}}
     observed = replace(settled_world().observe(), workload=theirs, pod=None)
     assert has_stopped(observed, owned_objects(observed))
