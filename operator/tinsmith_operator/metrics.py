@@ -34,7 +34,7 @@ class Metrics:
             f"{PREFIX}_reconcile_seconds", "Seconds that a reconcile took.", registry=self.registry
         )
         self._retries = Counter(
-            f"{PREFIX}_retries", "Sessions and pools put back after a failure.", registry=self.registry
+            f"{PREFIX}_retries", "Sessions and pools requeued after a failure.", registry=self.registry
         )
         self._requests = Counter(
             f"{PREFIX}_api_requests",

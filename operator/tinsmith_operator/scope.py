@@ -1,4 +1,4 @@
-"""Which namespaces an operator looks after."""
+"""Which namespaces an operator watches."""
 
 from __future__ import annotations
 

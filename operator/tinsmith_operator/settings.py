@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     release: str = Field("tinsmith", description="Name of the release; the defaults of other names begin with it.")
     watch_namespaces: str = Field(
         "",
-        description="Namespaces that are looked after, with commas between them; empty: the release's own; `*`: the "
+        description="Namespaces that are watched, with commas between them; empty: the release's own; `*`: the "
         "whole cluster.",
     )
 
@@ -58,8 +58,8 @@ class Settings(BaseSettings):
 
     ray_version: str | None = Field(
         None,
-        description="Ray in the images of sessions of several nodes, as KubeRay is told it; none: that of the "
-        "project's own.",
+        description="Version of Ray in the images of sessions of several nodes, for KubeRay; none: that of the "
+        "project's own images.",
     )
     ray_cluster_labels: dict[str, str] = Field(
         default_factory=dict,
@@ -67,7 +67,7 @@ class Settings(BaseSettings):
         "the cluster's scheduler to start all pods of one together.",
     )
     discovery_seconds: Seconds = Field(
-        30, description="How often the cluster is asked for KubeRay, while a session waits for it."
+        30, description="How often the cluster is asked for KubeRay's kind, while a session waits for it."
     )
 
     ca_secret: str = Field("", description="Secret of the certificate authority; empty: `<release>-ca`.")
@@ -83,19 +83,21 @@ class Settings(BaseSettings):
     delete_grace_seconds: Seconds = Field(
         600, description="How long a deletion waits for the session's adapters to be saved elsewhere."
     )
-    resync_seconds: Seconds = Field(600, description="Every session is looked at anew this often; costs no request.")
-    describe_seconds: float = Field(60, ge=1, description="How often a worker is asked how it does.")
-    concurrent_reconciles: int = Field(4, ge=1, description="Sessions worked on at the same time.")
+    resync_seconds: Seconds = Field(
+        600, description="Every session is reconciled at least this often; costs no request."
+    )
+    describe_seconds: float = Field(60, ge=1, description="How often a worker is asked for its state (`Describe`).")
+    concurrent_reconciles: int = Field(4, ge=1, description="Sessions and pools reconciled at the same time.")
 
-    lease_name: str = Field("", description="Lease that makes one operator act; empty: `<release>-operator`.")
+    lease_name: str = Field("", description="Lease for leader election; empty: `<release>-operator`.")
     lease_seconds: int = Field(15, ge=3, description="How long after its leader's death another operator begins.")
     identity: str = Field(
         default_factory=unique_identity,
         description="Name in the lease, other than of any process that may run beside this one; default: a fresh one.",
     )
 
-    max_requests_per_second: float = Field(10, gt=0, description="Writes to the Kubernetes API, over time.")
-    burst: int = Field(50, ge=1, description="Writes to the Kubernetes API, at once.")
+    max_requests_per_second: float = Field(10, gt=0, description="Writes to the Kubernetes API per second, on average.")
+    burst: int = Field(50, ge=1, description="Writes to the Kubernetes API in a burst.")
 
     health_port: int = Field(8080, ge=0, le=65535, description="Port of `/healthz` and `/readyz`; 0 takes a free one.")
     metrics_port: int = Field(9090, ge=0, le=65535, description="Port of `/metrics`; 0 takes a free one.")

@@ -1,1 +1,1 @@
-"""Pure: what sessions and pools are decided by alike."""
+"""Pure: what decisions about sessions and about pools share."""

@@ -1,4 +1,4 @@
-"""What can be done about a session.
+"""The actions that a decision consists of: what can be done about a session or pool, and its children.
 
 Whoever does it knows no rule: each action in turn, until one fails; the next decision starts from what is there then.
 """

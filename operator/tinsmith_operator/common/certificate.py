@@ -1,4 +1,4 @@
-"""When a certificate is made anew."""
+"""Whether the certificate of a workload is missing, or due for renewal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a live child has drifted from what is wanted, and what to do about it, whatever its kind."""
+"""Whether a live child has drifted from the desired object, and the create or apply that mends it, of any kind."""
 
 from __future__ import annotations
 

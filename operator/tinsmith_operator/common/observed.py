@@ -1,4 +1,4 @@
-"""What is there, as far as a decision needs to know it."""
+"""What is observed of a session or pool: the input of a decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to look again: something will be different without anybody saying so."""
+"""When to reconcile again although no event comes: deadlines, renewals, warnings that are not watched."""
 
 from __future__ import annotations
 

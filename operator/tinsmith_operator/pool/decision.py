@@ -1,4 +1,4 @@
-"""decide_pool: what is to be done about a pool, beside `decide` for sessions."""
+"""decide_pool: from what is observed of a SamplerPool to the actions that reconcile it, as `decide` for sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes keys from the queue, a few at a time, and says when each is looked at again."""
+"""Takes keys from the work queue, a few at a time, and requeues them: at once, later, or with backoff on failure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure: what is there around a TrainingSession, to what is to be done. The entry is `decision`."""
+"""Pure: decides about a TrainingSession, from what is observed of it. The entry is `decision`."""

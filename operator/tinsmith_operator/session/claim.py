@@ -1,4 +1,4 @@
-"""What to do about the journal's claim."""
+"""Creates, annotates and grows the PersistentVolumeClaim of the journal."""
 
 from __future__ import annotations
 

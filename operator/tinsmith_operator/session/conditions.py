@@ -1,4 +1,4 @@
-"""The conditions as they should read now."""
+"""The conditions of a session as they should read now."""
 
 from __future__ import annotations
 

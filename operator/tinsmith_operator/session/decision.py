@@ -1,4 +1,4 @@
-"""decide: the one entry of this package, and its table of contents."""
+"""decide: from what is observed of a TrainingSession to the actions that reconcile it. The parts are its neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do about the StatefulSet or RayCluster and what makes it reachable, and when its pods are replaced."""
+"""Ensures the StatefulSet or RayCluster with its Service, NetworkPolicy and certificate, and replaces its pods."""
 
 from __future__ import annotations
 
