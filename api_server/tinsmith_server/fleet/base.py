@@ -200,7 +200,7 @@ class Fleet(Protocol):
     def all_samplers(self) -> Sequence[SamplerHandle]:
         """Whoever may still hold a sample that it took, whether or not it takes new ones."""
 
-    async def look_again(self) -> None:
+    async def refresh(self) -> None:
         """Makes up for changes that were missed. Raises WorkerUnavailable when it cannot be told what was."""
 
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:

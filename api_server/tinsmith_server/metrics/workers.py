@@ -65,7 +65,7 @@ class SamplingCollector(Collector):
 
 
 class WorkerCollector(Collector):
-    """What `Describe` said when the workers were last looked at."""
+    """What `Describe` said when the workers were last asked."""
 
     def __init__(self, workers: Callable[[], Sequence[DescribedWorker]]) -> None:
         self._workers = workers

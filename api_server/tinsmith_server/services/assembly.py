@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.accounts.sessions import Sessions
-from tinsmith_server.services.background.inspection import Capabilities, Inspection
+from tinsmith_server.services.background.inspection import Capabilities, Inspection, Readiness
 from tinsmith_server.services.background.leases import Leases
-from tinsmith_server.services.background.readiness import Readiness
 from tinsmith_server.services.background.reaper import LostWorkers, Reaper
 from tinsmith_server.services.background.tasks import Background
 from tinsmith_server.services.checkpoints.checkpoints import Checkpoints

@@ -154,12 +154,12 @@ async def test_a_replica_that_no_watch_tells_of_is_found_by_looking_again(
     monkeypatch.setattr(cluster_fleet._refresh, "_age_seconds", 0.0)
     with monkeypatch.context() as network:
         network.setattr(KubernetesApi, "watch", silent)
-        await cluster_fleet.look_again()
+        await cluster_fleet.refresh()
         unseen = await operator.run_replica("fast")
         assert holding(cluster_fleet) == {known.pod_uid}
-        await cluster_fleet.look_again()
+        await cluster_fleet.refresh()
         assert holding(cluster_fleet) == {known.pod_uid, unseen.pod_uid}
-    await cluster_fleet.look_again()
+    await cluster_fleet.refresh()
     await operator.remove_replica(unseen)
     await until(lambda: holding(cluster_fleet) == {known.pod_uid})  # watched again
 
@@ -182,7 +182,7 @@ async def test_a_pod_with_anothers_certificate_is_not_spoken_to(
 async def test_a_renewed_certificate_is_shown_to_replicas_too(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.CERTIFICATE_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.CERTIFICATE_CHECK_SECONDS", 0.02)
     await operator.apply_pool("fast")
     replica = await running_replica(cluster_fleet, operator)
     handle = accepting(cluster_fleet)[replica.pod_uid]

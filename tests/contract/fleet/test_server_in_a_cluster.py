@@ -22,7 +22,7 @@ ENTRY = {"name": "tiny", "maxSessions": 1, "spec": spec_of(adapters={"slots": 1}
 
 @pytest.fixture
 def settings(cluster_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("tinsmith_server.services.training.placement.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.1)
     monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.1)
     catalogue = tmp_path / "catalogue.json"
     catalogue.write_text(json.dumps([ENTRY]))
@@ -70,7 +70,7 @@ async def test_a_model_waits_for_the_session_that_is_made_for_it_and_then_for_it
 async def test_a_model_that_a_vanished_replica_had_accepted_is_taken_up_by_another(
     settings: Settings, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody polls for it: the other replica finds it in the store, once the chore is its own."""
+    """Nobody polls for it: the other replica finds it in the store, once the task is its own."""
     monkeypatch.setattr("tinsmith_server.services.background.tasks.TAKE_UP_SECONDS", 0.1)
     monkeypatch.setattr("tinsmith_server.services.background.leases.RENEW_SECONDS", 0.1)
     async with serving(settings):

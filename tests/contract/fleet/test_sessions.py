@@ -287,7 +287,7 @@ async def test_a_worker_with_anothers_certificate_is_not_spoken_to(
 async def test_a_renewed_certificate_is_shown_without_a_pause_for_clients(
     cluster_fleet: KubernetesFleet, operator: StandInOperator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.CERTIFICATE_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.fleet.kubernetes.connector.CERTIFICATE_CHECK_SECONDS", 0.02)
     worker = await running_session(cluster_fleet, operator, "tiny")
     handle = cluster_fleet.worker(worker.worker_id)
     before = await handle.connection(START_SECONDS)

@@ -99,7 +99,7 @@ async def test_capabilities_prefer_what_the_worker_says_over_the_models_configur
     before = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
     assert before[0] == {"model_name": "org/tiny", "max_context_length": 1024, "trainable": True, "sampleable": True}
     await server.model()
-    await server.services.inspection.look()
+    await server.services.inspection.refresh()
     after = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
     assert [model["max_context_length"] for model in after] == [512, 512, 1024]
 
@@ -141,7 +141,7 @@ async def test_the_api_page_has_no_title_made_of_a_function_name(server: TestedS
 async def test_metrics_hold_no_ids_of_clients(server: TestedServer) -> None:
     model_id = await server.model()
     await server.forward_backward(model_id, 1)
-    await server.services.inspection.look()
+    await server.services.inspection.refresh()
     text = (await server.client.get("http://server/metrics")).text
     assert "sess-" not in text
     assert 'tinsmith_queue_depth{base_model="org/tiny",worker="tiny-1"} 0.0' in text

@@ -23,7 +23,7 @@ SLOTS = 2
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
     """Two workers with two slots each, for one base model whose adapters have rank 64 at most."""
-    monkeypatch.setattr("tinsmith_server.services.training.placement.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.02)
     monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.02)
     monkeypatch.setattr("tinsmith_server.services.training.binding.ATTEMPT_SECONDS", 0.1)
     served = ServedModel(BASE_MODEL, "tiny-1", max_rank=64)

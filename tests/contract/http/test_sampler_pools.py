@@ -21,8 +21,8 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def one_server(tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TestedServer]:
-    """For what a server counts by itself. It looks at its samplers when it is told to."""
-    monkeypatch.setattr("tinsmith_server.services.background.tasks.LOOK_SECONDS", 3600.0)
+    """For what a server counts by itself. It asks its samplers when it is told to."""
+    monkeypatch.setattr("tinsmith_server.services.background.tasks.INSPECT_SECONDS", 3600.0)
     async with running_server(settings_for(tmp_path), fleet) as server:
         yield server
 
@@ -171,7 +171,7 @@ async def test_a_replica_that_another_server_heard_of_first_is_waited_for(
     submitted = (await server.sample(await server.sampler())).json()["request_id"]
     del fleet.replicas["p1"]
     polling = asyncio.create_task(server.result(submitted))
-    await asyncio.sleep(0.2)  # it has looked in vain, and waits
+    await asyncio.sleep(0.2)  # it has asked in vain, and waits
     assert not polling.done()
     fleet.replicas["p1"] = replica
     fleet.changes.note()
@@ -190,9 +190,9 @@ async def test_a_replica_that_a_server_never_heard_of_is_looked_for_before_its_s
     assert (waiting.status_code, waiting.json()["queue_state_reason"]) == (408, fleet.blind)
     fleet.blind = None
     assert (await hasty_server.result(submitted)).status_code == 200
-    needed = fleet.looks
+    needed = fleet.refreshes
     assert (await hasty_server.result(submitted)).status_code == 200
-    assert fleet.looks == needed
+    assert fleet.refreshes == needed
 
 
 async def test_a_cancelled_sample_is_stopped_where_it_is(server: TestedServer, fleet: FakeFleet) -> None:
@@ -212,10 +212,10 @@ async def test_a_replica_that_says_that_it_is_busy_is_passed_over(one_server: Te
     sampler = await one_server.sampler()
     first = await taken_by(one_server, sampler, 0)
     fleet.replicas[first].fake.samples_waiting = 10 * FEW_SAMPLES
-    await one_server.services.inspection.look()
+    await one_server.services.inspection.refresh()
     assert await taken_by(one_server, sampler, 1) != first
     fleet.replicas[first].fake.samples_waiting = 0
-    await one_server.services.inspection.look()
+    await one_server.services.inspection.refresh()
     assert await taken_by(one_server, sampler, 2) == first
 
 
@@ -226,7 +226,7 @@ async def test_a_replica_that_hangs_leaves_what_is_known_of_the_others_fresh(
     hanging, _ = await add_pool(fleet, "p1", "p2")
     hanging.fake.hangs = True
     async with asyncio.timeout(10):
-        await one_server.services.inspection.look()
+        await one_server.services.inspection.refresh()
     assert "p2" in one_server.services.inspection.workers
     assert "p1" not in one_server.services.inspection.workers
 
@@ -314,22 +314,22 @@ async def test_a_replica_that_does_not_say_how_it_does_is_asked_last(
     first = await taken_by(one_server, sampler, 0)
     hanging = fleet.replicas[first].fake
     hanging.hangs, hanging.asked = True, 0
-    await one_server.services.inspection.look()
+    await one_server.services.inspection.refresh()
     assert await taken_by(one_server, sampler, 1) != first
     assert hanging.asked == 0
     hanging.hangs = False
-    await one_server.services.inspection.look()
+    await one_server.services.inspection.refresh()
     assert await taken_by(one_server, sampler, 2) == first
 
 
-async def test_a_replica_that_was_not_connected_at_the_last_look_is_not_taken_for_silent(
+async def test_a_replica_that_was_not_connected_at_the_last_refresh_is_not_taken_for_silent(
     one_server: TestedServer, fleet: FakeFleet
 ) -> None:
     await add_pool(fleet, "p1", "p2")
     sampler = await one_server.sampler()
     first = await taken_by(one_server, sampler, 0)
     fleet.replicas[first].down = "it restarts"
-    await one_server.services.inspection.look()
+    await one_server.services.inspection.refresh()
     fleet.replicas[first].down = None
     assert await taken_by(one_server, sampler, 1) == first
 
@@ -355,7 +355,7 @@ async def test_the_metrics_say_where_samples_went_and_name_no_client(
     first = fleet.replicas[await taken_by(one_server, sampler, 0)]
     first.fake.draining = True
     await taken_by(one_server, sampler, 1)
-    await one_server.services.inspection.look()
+    await one_server.services.inspection.refresh()
     text = (await one_server.client.get("http://server/metrics")).text
     for line in (
         'tinsmith_samples_given_total{base_model="org/tiny",kind="pool"} 2.0',

@@ -79,9 +79,9 @@ async def test_a_session_finished_at_one_is_over_at_the_other(replicas: Replicas
 
 @pytest.fixture
 def no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the chores that would do it in the end."""
-    for chore in ("REAP_SECONDS", "RELEASE_SECONDS"):
-        monkeypatch.setattr(f"tinsmith_server.services.background.tasks.{chore}", 3600.0)
+    """Of the maintenance tasks that would do it in the end."""
+    for period in ("REAP_SECONDS", "RELEASE_SECONDS"):
+        monkeypatch.setattr(f"tinsmith_server.services.background.tasks.{period}", 3600.0)
 
 
 async def test_slots_come_free_at_once_wherever_a_session_ended(no_rounds: None, replicas: Replicas) -> None:
@@ -109,7 +109,7 @@ async def test_a_key_works_everywhere_at_once_and_dies_everywhere_within_seconds
 async def test_models_that_wait_are_served_in_the_order_of_their_arrival_whoever_accepted_them(
     replicas: Replicas, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.training.placement.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.1)
     first, second = replicas
     fleet.handles["tiny-1"]._slots = 1
     held = await first.model()

@@ -129,7 +129,7 @@ class FakeReplica(FakeHandle):
 class FakeFleet(Fleet):
     """Its workers survive `close`, as pods survive their API server.
 
-    `capacity` is what it says of more; `asked` is what it was asked for. Those `unseen` show when it looks again,
+    `capacity` is what it says of more; `asked` is what it was asked for. Those `unseen` show with a refresh,
     unless it is `blind`: the reason why it cannot.
     """
 
@@ -144,7 +144,7 @@ class FakeFleet(Fleet):
         self.lost: dict[str, str] = {}
         self.not_ready: str | None = None
         self.blind: str | None = None
-        self.looks = 0
+        self.refreshes = 0
         self._changes = Changes()
         self._epochs: EpochRegistry | None = None
         self._directory = tempfile.TemporaryDirectory(prefix="tinsmith-")
@@ -227,8 +227,8 @@ class FakeFleet(Fleet):
         return [one for one in self.handles.values() if served is not None and one.weights == served.weights]
 
     @override
-    async def look_again(self) -> None:
-        self.looks += 1
+    async def refresh(self) -> None:
+        self.refreshes += 1
         if self.blind is not None:
             raise WorkerUnavailable(self.blind)
         self.replicas |= self.unseen

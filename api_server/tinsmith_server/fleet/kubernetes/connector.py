@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 5.0
-CERTIFICATE_LOOK_SECONDS = 10.0
+CERTIFICATE_CHECK_SECONDS = 10.0
 
 Target = Callable[[], "str | None"]
 """Where it is now; None while there is nothing to connect to."""
@@ -46,7 +46,7 @@ class Connector:
         """While it is connected."""
         return self._client
 
-    def look_again(self) -> None:
+    def note_change(self) -> None:
         """The target may be another one, or there at last."""
         self._changed.set()
 
@@ -97,7 +97,7 @@ class Connector:
         changed = asyncio.create_task(self._changed.wait())
         try:
             first = asyncio.FIRST_COMPLETED
-            await asyncio.wait({broken, changed}, timeout=CERTIFICATE_LOOK_SECONDS, return_when=first)
+            await asyncio.wait({broken, changed}, timeout=CERTIFICATE_CHECK_SECONDS, return_when=first)
         finally:
             changed.cancel()
 

@@ -34,9 +34,9 @@ from tinsmith_server.settings import Settings
 log = get_logger(__name__)
 
 
-# So old may a look be that is asked for, and so long may one take.
-LOOK_AGE_SECONDS = 2.0
-LOOK_TIMEOUT_SECONDS = 10.0
+# So old may a refresh be that is asked for, and so long may one take.
+REFRESH_AGE_SECONDS = 2.0
+REFRESH_TIMEOUT_SECONDS = 10.0
 
 
 def target_of(endpoint: Endpoint) -> str:
@@ -64,7 +64,7 @@ class KubernetesFleet(Fleet):
         self._session_view = View(self._api, SESSIONS, self._scope, parse_session, self._take_sessions)
         self._pool_view = View(self._api, POOLS, self._scope, parse_pool, self._take_pools)
         self._endpoint_view = View(self._api, ENDPOINTS, self._scope, parse_slice, self._take_pools)
-        self._refresh = SharedRefresh(self._list_all, LOOK_AGE_SECONDS, LOOK_TIMEOUT_SECONDS)
+        self._refresh = SharedRefresh(self._list_all, REFRESH_AGE_SECONDS, REFRESH_TIMEOUT_SECONDS)
         self._provisioner = SessionProvisioner(self._api, self._catalogue, self._scope.home, self._session_view.note)
         self._sessions: Mapping[Key, Session] = {}
         self._handles: dict[str, SessionHandle] = {}
@@ -150,7 +150,7 @@ class KubernetesFleet(Fleet):
         return [*(one for one in self._pools.replicas if one.may_answer), *workers]
 
     @override
-    async def look_again(self) -> None:
+    async def refresh(self) -> None:
         try:
             await self._refresh.recent()
         except (KubernetesError, TimeoutError) as error:
@@ -182,7 +182,7 @@ class KubernetesFleet(Fleet):
     async def _list_all(self) -> None:
         watches = [watch for view in self._views for watch in view.watches if not watch.refused]
         # All of them end before this does: none may begin to watch after the fleet was closed.
-        outcomes = await asyncio.gather(*(watch.look_again() for watch in watches), return_exceptions=True)
+        outcomes = await asyncio.gather(*(watch.refresh() for watch in watches), return_exceptions=True)
         for failure in filter(None, outcomes):
             raise failure
 

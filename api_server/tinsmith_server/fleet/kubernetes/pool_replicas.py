@@ -64,7 +64,7 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
         """What the cluster says of it now."""
         if (pool, endpoint) != (self.pool, self.endpoint):
             self.pool, self.endpoint = pool, endpoint
-            self._connector.look_again()
+            self._connector.note_change()
 
     @override
     def _why_not(self) -> WorkerUnavailable:

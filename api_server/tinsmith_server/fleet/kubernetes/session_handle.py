@@ -52,7 +52,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         """What the cluster says of the session now."""
         if session != self.session:
             self.session = session
-            self._connector.look_again()
+            self._connector.note_change()
 
     @override
     def _why_not(self) -> WorkerUnavailable:

@@ -127,11 +127,11 @@ class View(Generic[T]):
 
 
 class SharedRefresh:
-    """Whoever wants one gets a look that began not long ago: another's, or one of its own."""
+    """Whoever wants one gets a refresh that began not long ago: another's, or one of its own."""
 
-    def __init__(self, look: Callable[[], Awaitable[None]], age_seconds: float, timeout_seconds: float) -> None:
-        """A look may be `age_seconds` old, and takes `timeout_seconds` at most."""
-        self._look = look
+    def __init__(self, refresh: Callable[[], Awaitable[None]], age_seconds: float, timeout_seconds: float) -> None:
+        """A refresh may be `age_seconds` old, and takes `timeout_seconds` at most."""
+        self._refresh = refresh
         self._age_seconds = age_seconds
         self._timeout_seconds = timeout_seconds
         self._began_at = float("-inf")
@@ -159,11 +159,11 @@ class SharedRefresh:
 
     def _begin(self) -> asyncio.Task[None]:
         self._began_at = asyncio.get_running_loop().time()
-        task = asyncio.create_task(self._bounded(), name="a look at the Kubernetes API")
+        task = asyncio.create_task(self._bounded(), name="refresh from the Kubernetes API")
         # All who waited may have given up.
         task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
         return task
 
     async def _bounded(self) -> None:
         async with asyncio.timeout(self._timeout_seconds):
-            await self._look()
+            await self._refresh()

@@ -81,7 +81,7 @@ class Watch(Generic[T]):
         """Follows from this version on; without one, from a list, which is asked for until it is granted."""
         self._task = asyncio.create_task(self._watch(version), name=f"watch {self.what}")
 
-    async def look_again(self) -> None:
+    async def refresh(self) -> None:
         """Replaces the picture and the watch, which may have ended unnoticed. Raises KubernetesError."""
         version = await self._list()
         if self._task is not None:

@@ -112,7 +112,7 @@ class LocalFleet(Fleet):
         return self.workers
 
     @override
-    async def look_again(self) -> None:
+    async def refresh(self) -> None:
         """Nothing changes here while it is open."""
 
     @override

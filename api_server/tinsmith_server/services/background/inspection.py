@@ -1,4 +1,4 @@
-"""How the workers and the store are doing, looked at in the background for metrics and capabilities."""
+"""How the workers and the store are doing: for metrics and capabilities, and for whoever spreads requests."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections.abc import Mapping, Sequence
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.errors import WorkerError
+from tinsmith_server.errors import TinsmithError, WorkerError
 from tinsmith_server.fleet.base import Fleet, SamplerHandle
+from tinsmith_server.logs import get_logger
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.store.base import Store
 from tinsmith_server.wire.responses import SupportedModel
 
+log = get_logger(__name__)
+
 # One that hangs must not make what is known of the others old.
 DESCRIBE_SECONDS = 4.0
+STORE_SECONDS = 2.0
 
 
 class Inspection:
-    """The latest look; a scrape never waits for a worker and never starts one."""
+    """As of the latest refresh; a scrape never waits for a worker and never starts one."""
 
     def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads) -> None:
         self._store = store
@@ -33,14 +37,14 @@ class Inspection:
         by_id: dict[str, SamplerHandle] = {one.sampler_id: one for one in self._fleet.workers}
         return list({**by_id, **{one.sampler_id: one for one in self._fleet.all_samplers}}.values())
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """`workers` then has what each one says, by its id."""
         handles = self.handles
         asked = {handle.sampler_id for handle in handles if handle.running() is not None}
         descriptions = await asyncio.gather(*(_describe(handle) for handle in handles))
         seen = zip(handles, descriptions, strict=True)
         self.workers = {handle.sampler_id: reply for handle, reply in seen if reply is not None}
-        self._loads.look(self.workers, asked - self.workers.keys())
+        self._loads.refresh(self.workers, asked - self.workers.keys())
         self.rows = await self._store.counts()
 
     def max_sequence_length(self, base_model: str) -> int | None:
@@ -79,3 +83,42 @@ class Capabilities:
             )
             for served in self._fleet.models
         ]
+
+
+class Readiness:
+    """Whether requests should be sent to this replica.
+
+    The store must answer; and the fleet must know where its workers are, while another replica's does.
+
+    Whether workers run is no matter. With nobody else to go to, requests come here all the same: most need only
+    the connections that are there already, and clients that find no server at all give up.
+    """
+
+    def __init__(self, store: Store, fleet: Fleet, replica: str) -> None:
+        """`replica` is what this one attends as."""
+        self._store = store
+        self._fleet = fleet
+        self._replica = replica
+        # What the log has said already: this is asked every few seconds.
+        self._told: str | None = None
+
+    async def problem(self) -> str | None:
+        """None when the replica is ready."""
+        try:
+            async with asyncio.timeout(STORE_SECONDS):
+                await self._store.check()
+                return await self._fleet_problem()
+        except TimeoutError:
+            return f"the store has not answered for {STORE_SECONDS:g} s"
+        except TinsmithError as error:
+            return str(error)
+
+    async def _fleet_problem(self) -> str | None:
+        problem = self._fleet.problem
+        if problem is None or set(await self._store.attending()) - {self._replica}:
+            self._told = None
+            return problem
+        if self._told != problem:
+            log.warning("ready all the same, as no other replica is", reason=problem)
+        self._told = problem
+        return None

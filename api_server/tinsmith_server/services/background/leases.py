@@ -1,4 +1,4 @@
-"""Which chores fall to this replica: each has one owner at a time, and all replicas get their share."""
+"""Which maintenance tasks fall to this replica: each has one owner at a time, and all replicas get their share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 log = get_logger(__name__)
 
-# A chore has a new owner this long after its last one died, and another RENEW_SECONDS at most.
+# A task has a new owner this long after its last one died, and another RENEW_SECONDS at most.
 LEASE_SECONDS = 12.0
 # Two renewals may fail before a lease is lost.
 RENEW_SECONDS = 4.0
@@ -28,10 +28,10 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Leases:
-    """Renewed beside the chores, so that one that takes long keeps its lease.
+    """Renewed beside the tasks, so that one that takes long keeps its lease.
 
     Who was paused and wakes finds its leases over. What it was in the middle of is safe all the same:
-    every chore either changes rows by comparison, or repeats what may be repeated.
+    every task either changes rows by comparison, or repeats what may be repeated.
     """
 
     def __init__(self, store: Store, fleet: Fleet, replica: str = "") -> None:
@@ -44,19 +44,19 @@ class Leases:
         self._changed = asyncio.Event()
         self._renewed = asyncio.Event()
 
-    def want(self, chore: str) -> None:
-        self._wanted.add(chore)
+    def want(self, task: str) -> None:
+        self._wanted.add(task)
         self._changed.set()
 
-    def unwant(self, chore: str) -> None:
-        self._wanted.discard(chore)
+    def unwant(self, task: str) -> None:
+        self._wanted.discard(task)
         self._changed.set()
 
-    def holds(self, chore: str) -> bool:
-        return chore in self._held and time.clock_gettime(_CLOCK) < self._until
+    def holds(self, task: str) -> bool:
+        return task in self._held and time.clock_gettime(_CLOCK) < self._until
 
-    async def until_held(self, chore: str) -> None:
-        while not self.holds(chore):
+    async def until_held(self, task: str) -> None:
+        while not self.holds(task):
             await self._renewed.wait()
 
     async def keep(self) -> None:
@@ -68,7 +68,7 @@ class Leases:
             except StoreError as error:
                 log.warning("leases not renewed", reason=str(error))
             except Exception:
-                # Without this task the replica would never do a chore again.
+                # Without this task the replica would never do its share again.
                 log.exception("leases not renewed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_SECONDS):
@@ -82,7 +82,7 @@ class Leases:
             return
         asked_at = time.clock_gettime(_CLOCK)
         replicas = await _to_its_end(self._store.attend(self.replica, LEASE_SECONDS))
-        share = {chore for chore in self._wanted if preferred(chore, replicas) == self.replica}
+        share = {task for task in self._wanted if preferred(task, replicas) == self.replica}
         if surplus := self._held - share:
             self._held -= surplus
             await _to_its_end(self._store.give_up_leases(self.replica, surplus))
@@ -94,8 +94,8 @@ class Leases:
         self._hold(frozenset(), 0.0)
         await self._store.leave(self.replica)
 
-    def _hold(self, chores: frozenset[str], until: float) -> None:
-        self._held, self._until = chores, until
+    def _hold(self, tasks: frozenset[str], until: float) -> None:
+        self._held, self._until = tasks, until
         renewed, self._renewed = self._renewed, asyncio.Event()
         renewed.set()
 
@@ -112,6 +112,6 @@ async def _to_its_end(transaction: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def preferred(chore: str, replicas: Sequence[str]) -> str:
+def preferred(task: str, replicas: Sequence[str]) -> str:
     """The same at every replica; when one comes or goes, only its own share moves."""
-    return max(replicas, key=lambda replica: hashlib.sha256(f"{replica}\0{chore}".encode()).digest())
+    return max(replicas, key=lambda replica: hashlib.sha256(f"{replica}\0{task}".encode()).digest())

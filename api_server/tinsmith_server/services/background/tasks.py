@@ -1,4 +1,4 @@
-"""What runs beside requests: each chore in its own task, at the replica that holds its lease."""
+"""What runs beside requests: each maintenance task at the replica that holds its lease."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinsmith_server.store.errors import StoreError
 
 log = get_logger(__name__)
 
-LOOK_SECONDS = 5.0
+INSPECT_SECONDS = 5.0
 REAP_SECONDS = 15.0
 RELEASE_SECONDS = 15.0
 SWEEP_SECONDS = 60.0
@@ -64,9 +64,9 @@ class Background:
     async def start(self) -> None:
         """Returns when clients' silence counts from here on."""
         await self._reaper.listen()
-        chores = [
+        tasks = [
             self._leases.keep(),
-            self._every(LOOK_SECONDS, self._inspection.look),
+            self._every(INSPECT_SECONDS, self._inspection.refresh),
             self._by_one(REAP_SECONDS, "reaper", self._reaper.reap),
             self._by_one(RELEASE_SECONDS, "releaser", self._release),
             self._by_one(SWEEP_SECONDS, "sweeper", self._sweep),
@@ -75,10 +75,10 @@ class Background:
             self._release_finished_here(),
             self._follow_workers(),
         ]
-        self._tasks = [asyncio.create_task(chore) for chore in chores]
+        self._tasks = [asyncio.create_task(task) for task in tasks]
 
     async def stop(self) -> None:
-        """Leaves the chores to others at once."""
+        """Leaves everything to others at once."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,29 +151,29 @@ class Background:
             await asyncio.sleep(1)
 
     def _runs(self, worker_id: str) -> bool:
-        # Looked up each time: one that goes and comes back between two looks has another handle.
+        # Looked up each time: one that goes and comes back meanwhile has another handle.
         return any(worker.worker_id == worker_id and worker.running() for worker in self._fleet.workers)
 
     async def _wake(self, worker_id: str) -> None:
         if await self._store.models_of_worker(worker_id, ["accepted", "bound"]):
             await self._events.drain(worker_id)
 
-    async def _every(self, seconds: float, chore: MaintenanceTask) -> None:
+    async def _every(self, seconds: float, task: MaintenanceTask) -> None:
         while True:
-            await self._guarded(chore)
+            await self._guarded(task)
             await asyncio.sleep(seconds)
 
-    async def _by_one(self, seconds: float, name: str, chore: MaintenanceTask) -> None:
+    async def _by_one(self, seconds: float, name: str, task: MaintenanceTask) -> None:
         """Round after round here while the lease is; a replica that gets it starts at once."""
         async with self._share(name) as held:
             while True:
                 await held()
-                await self._guarded(chore)
+                await self._guarded(task)
                 await asyncio.sleep(seconds)
 
     @contextlib.asynccontextmanager
     async def _share(self, name: str) -> AsyncIterator[MaintenanceTask]:
-        """While it is entered the chore is wanted here; what is yielded waits until it is ours."""
+        """While it is entered the task is wanted here; what is yielded waits until it is ours."""
         self._leases.want(name)
         try:
             yield lambda: self._leases.until_held(name)
@@ -181,15 +181,15 @@ class Background:
             self._leases.unwant(name)
 
     @staticmethod
-    async def _guarded(chore: MaintenanceTask) -> None:
-        """A chore that fails is tried again next round; the others go on."""
+    async def _guarded(task: MaintenanceTask) -> None:
+        """A task that fails is tried again next round; the others go on."""
         try:
-            await chore()
+            await task()
         except WorkerUnavailable:
             await asyncio.sleep(1)
         except TinsmithError as error:
-            log.warning("background chore failed", reason=str(error))
+            log.warning("maintenance task failed", reason=str(error))
             await asyncio.sleep(1)
         except Exception:
-            log.exception("background chore failed")
+            log.exception("maintenance task failed")
             await asyncio.sleep(1)

@@ -167,7 +167,7 @@ class Dispatch:
 
     async def _look_for(self, sample: SampleId) -> SamplerHandle:
         """Before it is given up: else one server would give samples where another never finds them."""
-        await self._fleet.look_again()
+        await self._fleet.refresh()
         holder = self._find(sample)
         if holder is None:
             raise Gone(f"the sampler that had {sample} is no more; submit it again")

@@ -56,7 +56,7 @@ def _weight(key: bytes, sampler_id: str) -> bytes:
 
 
 class SamplerLoads:
-    """What other servers give shows with the next look, and so does what ended unseen here: no error lasts."""
+    """What other servers give shows with the next refresh, and so does what ended unseen here: no error lasts."""
 
     def __init__(self) -> None:
         self._said: dict[str, int] = {}
@@ -66,7 +66,7 @@ class SamplerLoads:
     def of(self, samplers: Iterable[SamplerHandle]) -> list[Load]:
         return [Load(one.sampler_id, self._unfinished(one.sampler_id)) for one in samplers]
 
-    def look(self, descriptions: Mapping[str, worker_pb2.DescribeReply], silent: Collection[str] = ()) -> None:
+    def refresh(self, descriptions: Mapping[str, worker_pb2.DescribeReply], silent: Collection[str] = ()) -> None:
         """What the samplers said just now, by their ids; those that were asked in vain are `silent`."""
         self._said = {
             sampler_id: reply.metrics.samples_active + reply.metrics.samples_waiting

@@ -36,7 +36,7 @@ class MissingTracker(Generic[K]):
         self._missed: dict[K, tuple[datetime, datetime]] = {}
 
     def is_over(self, thing: K) -> bool:
-        """It is missed now; True when it has been for longer than the grace."""
+        """It is missed now; True when it has been for longer than the tracker's length."""
         now = self._clock()
         since, last = self._missed.get(thing, (now, now))
         if now - last > self._length:
@@ -51,7 +51,7 @@ class MissingTracker(Generic[K]):
 # Sampling sessions never change, and a burst names the same one hundreds of times a second.
 CACHED_SESSIONS = 4096
 # A model that somebody makes again, with other settings or from another manifest, is away for a moment.
-AWAY_GRACE = timedelta(seconds=300)
+AWAY_LIMIT = timedelta(seconds=300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Sampling:
         self._clock = clock
         self._known: OrderedDict[str, Sampler] = OrderedDict()
         # By base model and the adapter's rank.
-        self._away: MissingTracker[tuple[str, int]] = MissingTracker(AWAY_GRACE, clock)
+        self._away: MissingTracker[tuple[str, int]] = MissingTracker(AWAY_LIMIT, clock)
 
     async def open(self, tenant: str, request: CreateSamplingSessionRequest) -> SamplingSession:
         """Raises NotFound for a checkpoint, Unprocessable for a base model that is not there, or not that of both."""
@@ -134,7 +134,7 @@ class Sampling:
         """Bad parameters fail the future.
 
         Raises TooManySamples, which the SDK waits out without limit, and Unprocessable for a model that has not
-        been served for longer than the grace.
+        been served for minutes.
         """
         session_id, seq_id = body.get("sampling_session_id"), body.get("seq_id")
         if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
@@ -186,7 +186,7 @@ class Sampling:
         return Sampler(session, model.worker_id if model else "")
 
     def _check_still_served(self, need: Need) -> None:
-        """Of a sampling session that could be opened: raises TooManySamples during the grace, Unprocessable after."""
+        """Of a sampling session that could be opened: raises TooManySamples for minutes, then Unprocessable."""
         model = (need.base_model, need.rank)
         try:
             self._check_served(*model)

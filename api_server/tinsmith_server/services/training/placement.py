@@ -11,8 +11,8 @@ from tinsmith_server.fleet.base import Fleet, WorkerHandle
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Model
 
-# A slot that another replica frees is found by looking again.
-LOOK_SECONDS = 2.0
+# A slot that another replica frees is found by asking the store again.
+RECHECK_SECONDS = 2.0
 
 
 class Placement:
@@ -46,7 +46,7 @@ class Placement:
 
     async def _gets_turn(self, model: Model) -> bool:
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(RECHECK_SECONDS):
                 return await self._turns[_wants(model)].acquire()
         except TimeoutError:
             return False
@@ -67,7 +67,7 @@ class Placement:
                 return placed
             self._reasons[_wants(model)] = await self._why_not(model)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(RECHECK_SECONDS):
                     await self._fleet.changes.beyond(seen)
 
     async def _place(self, model: Model, refused_by: Collection[str]) -> Model | None:

@@ -56,7 +56,7 @@ async def connector(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 async def test_a_target_that_moves_is_followed_at_once(connector: Connector, place: Place) -> None:
     first = await connector.connection(PATIENCE_SECONDS)
     place.target = "10.0.0.2:7443"
-    connector.look_again()
+    connector.note_change()
     async with asyncio.timeout(PATIENCE_SECONDS / 4):
         while (second := await connector.connection(PATIENCE_SECONDS)) is first:
             await asyncio.sleep(0.001)
@@ -69,7 +69,7 @@ async def test_a_connection_that_holds_is_kept_while_nobody_says_where_its_end_i
     """A worker that is not ready for a moment is still the same one."""
     first = await connector.connection(PATIENCE_SECONDS)
     place.target = None
-    connector.look_again()
+    connector.note_change()
     for _ in range(10):
         await asyncio.sleep(0.001)
     assert connector.client is first

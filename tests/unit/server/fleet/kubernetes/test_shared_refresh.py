@@ -1,4 +1,4 @@
-"""A look that many want at once is made once, and is never one that began before they could need it."""
+"""A refresh that many want at once is made once, and is never one that began before they could need it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinsmith_server.fleet.kubernetes.view import SharedRefresh
 SOON_SECONDS = 20.0
 
 
-class Looks:
+class Refreshes:
     """Counts them. Each lasts until it is let go."""
 
     def __init__(self) -> None:
@@ -27,72 +27,72 @@ class Looks:
 
 
 async def test_those_who_want_one_at_once_share_it_and_its_failure() -> None:
-    looks = Looks()
-    shared = SharedRefresh(looks, age_seconds=60, timeout_seconds=SOON_SECONDS)
-    looks.trouble = ApiUnavailable("down")
-    looks.let_go.set()
+    refreshes = Refreshes()
+    shared = SharedRefresh(refreshes, age_seconds=60, timeout_seconds=SOON_SECONDS)
+    refreshes.trouble = ApiUnavailable("down")
+    refreshes.let_go.set()
     outcomes = await asyncio.gather(*(shared.recent() for _ in range(5)), return_exceptions=True)
-    assert outcomes == [looks.trouble] * 5
+    assert outcomes == [refreshes.trouble] * 5
     with pytest.raises(ApiUnavailable):
         await shared.recent()
-    assert looks.count == 1
+    assert refreshes.count == 1
 
 
 async def test_one_that_is_too_old_is_made_again() -> None:
-    looks = Looks()
-    shared = SharedRefresh(looks, age_seconds=0.01, timeout_seconds=SOON_SECONDS)
-    looks.let_go.set()
+    refreshes = Refreshes()
+    shared = SharedRefresh(refreshes, age_seconds=0.01, timeout_seconds=SOON_SECONDS)
+    refreshes.let_go.set()
     await shared.recent()
     await asyncio.sleep(0.05)
     await shared.recent()
-    assert looks.count == 2
+    assert refreshes.count == 2
 
 
 async def test_one_that_began_too_early_is_waited_for_and_followed_by_another() -> None:
     """Its answer may be older than what is asked for."""
-    looks = Looks()
-    shared = SharedRefresh(looks, age_seconds=0.01, timeout_seconds=SOON_SECONDS)
+    refreshes = Refreshes()
+    shared = SharedRefresh(refreshes, age_seconds=0.01, timeout_seconds=SOON_SECONDS)
     early = asyncio.create_task(shared.recent())
     await asyncio.sleep(0.05)
     late = asyncio.create_task(shared.recent())
     await asyncio.sleep(0.01)
-    assert looks.count == 1
-    looks.let_go.set()
+    assert refreshes.count == 1
+    refreshes.let_go.set()
     await asyncio.gather(early, late)
-    assert looks.count == 2
+    assert refreshes.count == 2
 
 
 async def test_who_gives_up_does_not_take_it_from_the_others() -> None:
-    looks = Looks()
-    shared = SharedRefresh(looks, age_seconds=60, timeout_seconds=SOON_SECONDS)
+    refreshes = Refreshes()
+    shared = SharedRefresh(refreshes, age_seconds=60, timeout_seconds=SOON_SECONDS)
     impatient, patient = (asyncio.create_task(shared.recent()) for _ in range(2))
     await asyncio.sleep(0.01)
     impatient.cancel()
     await asyncio.sleep(0.01)
-    looks.let_go.set()
+    refreshes.let_go.set()
     await patient
-    assert (impatient.cancelled(), looks.count) == (True, 1)
+    assert (impatient.cancelled(), refreshes.count) == (True, 1)
 
 
 async def test_one_that_hangs_ends() -> None:
-    shared = SharedRefresh(Looks(), age_seconds=60, timeout_seconds=0.01)
+    shared = SharedRefresh(Refreshes(), age_seconds=60, timeout_seconds=0.01)
     with pytest.raises(TimeoutError):
         await shared.recent()
 
 
 async def test_none_goes_on_after_the_end() -> None:
-    looks = Looks()
-    shared = SharedRefresh(looks, age_seconds=60, timeout_seconds=SOON_SECONDS)
+    refreshes = Refreshes()
+    shared = SharedRefresh(refreshes, age_seconds=60, timeout_seconds=SOON_SECONDS)
     waiting = asyncio.create_task(shared.recent())
     await asyncio.sleep(0.01)
     await shared.close()
     assert (await asyncio.gather(waiting, return_exceptions=True)) != [None]
 
 
-async def test_a_server_that_stops_begins_no_new_look() -> None:
-    looks = Looks()
-    look = SharedRefresh(looks, age_seconds=0, timeout_seconds=SOON_SECONDS)
-    await look.close()
+async def test_a_server_that_stops_begins_no_new_refresh() -> None:
+    refreshes = Refreshes()
+    shared = SharedRefresh(refreshes, age_seconds=0, timeout_seconds=SOON_SECONDS)
+    await shared.close()
     with pytest.raises(ApiUnavailable, match="stopping"):
-        await look.recent()
-    assert looks.count == 0
+        await shared.recent()
+    assert refreshes.count == 0

@@ -14,7 +14,7 @@ from tinsmith_server.services.background.leases import LEASE_SECONDS, Leases, pr
 from tinsmith_server.store.errors import StoreUnavailable
 
 NAMES = st.lists(st.text(min_size=1), min_size=1, max_size=6, unique=True)
-CHORES = [f"chore {number}" for number in range(60)]
+TASKS = [f"task {number}" for number in range(60)]
 
 
 class Rows:
@@ -65,19 +65,19 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
 
 def replica_of(rows: Any, name: str, fleet: Any = None) -> Leases:
     replica = Leases(rows, fleet or Workers(), name)  # type: ignore[arg-type]
-    for chore in CHORES:
-        replica.want(chore)
+    for task in TASKS:
+        replica.want(task)
     return replica
 
 
 def share(replica: Leases) -> set[str]:
-    return {chore for chore in CHORES if replica.holds(chore)}
+    return {task for task in TASKS if replica.holds(task)}
 
 
 async def test_one_replica_does_everything(rows: Rows) -> None:
     only = replica_of(rows, "a")
     await only.renew()
-    assert share(only) == set(CHORES)
+    assert share(only) == set(TASKS)
 
 
 async def test_a_second_replica_gets_its_share_and_no_chore_has_two_owners(rows: Rows) -> None:
@@ -86,8 +86,8 @@ async def test_a_second_replica_gets_its_share_and_no_chore_has_two_owners(rows:
         for replica in (first, second):
             await replica.renew()
             assert not share(first) & share(second)
-    assert share(first) | share(second) == set(CHORES)
-    assert min(len(share(first)), len(share(second))) > len(CHORES) / 4
+    assert share(first) | share(second) == set(TASKS)
+    assert min(len(share(first)), len(share(second))) > len(TASKS) / 4
 
 
 async def test_what_a_dead_replica_did_moves_once_its_lease_is_over(rows: Rows) -> None:
@@ -96,10 +96,10 @@ async def test_what_a_dead_replica_did_moves_once_its_lease_is_over(rows: Rows) 
         await replica.renew()
     rows.now += LEASE_SECONDS - 0.1
     await first.renew()
-    assert share(first) != set(CHORES)
+    assert share(first) != set(TASKS)
     rows.now += 0.1
     await first.renew()
-    assert share(first) == set(CHORES)
+    assert share(first) == set(TASKS)
 
 
 async def test_a_replica_that_was_paused_finds_its_leases_over(rows: Rows) -> None:
@@ -116,12 +116,12 @@ async def test_a_store_that_is_away_lets_the_leases_run_out(rows: Rows, monkeypa
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.001)
     replica = replica_of(rows, "a")
     keeping = asyncio.create_task(replica.keep())
-    await replica.until_held(CHORES[0])
+    await replica.until_held(TASKS[0])
     rows.down = True
     rows.now += LEASE_SECONDS
     assert share(replica) == set()
     rows.down = False
-    await replica.until_held(CHORES[0])
+    await replica.until_held(TASKS[0])
     keeping.cancel()
 
 
@@ -138,14 +138,14 @@ async def test_whatever_goes_wrong_in_a_round_there_is_another_one(rows: Rows, m
         trouble.setattr(rows, "attend", fail)
         keeping = asyncio.create_task(replica.keep())
         await failed.wait()
-    await asyncio.wait_for(replica.until_held(CHORES[0]), 10)
+    await asyncio.wait_for(replica.until_held(TASKS[0]), 10)
     keeping.cancel()
 
 
 async def test_a_chore_that_is_wanted_later_is_held_without_waiting_for_the_next_round(rows: Rows) -> None:
     replica = replica_of(rows, "a")
     keeping = asyncio.create_task(replica.keep())
-    await replica.until_held(CHORES[0])
+    await replica.until_held(TASKS[0])
     replica.want("events of a new worker")
     await replica.until_held("events of a new worker")
     keeping.cancel()
@@ -154,9 +154,9 @@ async def test_a_chore_that_is_wanted_later_is_held_without_waiting_for_the_next
 async def test_it_ends_when_it_is_told_to_though_somebody_wants_a_chore_in_the_same_moment(rows: Rows) -> None:
     replica = replica_of(rows, "a")
     keeping = asyncio.create_task(replica.keep())
-    await replica.until_held(CHORES[0])
+    await replica.until_held(TASKS[0])
     await asyncio.sleep(0)
-    replica.unwant(CHORES[0])
+    replica.unwant(TASKS[0])
     keeping.cancel()
     ended, _ = await asyncio.wait({keeping}, timeout=1)
     assert ended == {keeping}
@@ -170,7 +170,7 @@ async def test_a_replica_that_does_not_know_its_workers_leaves_the_chores_to_oth
     fleet.problem = "the cluster's API does not answer"
     await lost.renew()
     await other.renew()
-    assert (share(lost), share(other)) == (set(), set(CHORES))
+    assert (share(lost), share(other)) == (set(), set(TASKS))
 
 
 async def test_a_replica_that_leaves_is_followed_at_once(rows: Rows) -> None:
@@ -179,7 +179,7 @@ async def test_a_replica_that_leaves_is_followed_at_once(rows: Rows) -> None:
         await replica.renew()
     await first.leave()
     await second.renew()
-    assert (share(first), share(second)) == (set(), set(CHORES))
+    assert (share(first), share(second)) == (set(), set(TASKS))
 
 
 @pytest.mark.parametrize("transaction", ["attend", "hold_leases"])
@@ -210,9 +210,9 @@ async def test_a_round_that_is_under_way_when_it_stops_is_not_overtaken_by_its_l
     await stopping.leave()
     await committed.wait()
     await other.renew()
-    assert share(other) == set(CHORES)
+    assert share(other) == set(TASKS)
 
 
-@given(chore=st.text(), replicas=NAMES, newcomer=st.text(min_size=1))
-def test_a_newcomer_takes_chores_and_moves_none_between_others(chore: str, replicas: list[str], newcomer: str) -> None:
-    assert preferred(chore, [*replicas, newcomer]) in {preferred(chore, replicas), newcomer}
+@given(task=st.text(), replicas=NAMES, newcomer=st.text(min_size=1))
+def test_a_newcomer_takes_tasks_and_moves_none_between_others(task: str, replicas: list[str], newcomer: str) -> None:
+    assert preferred(task, [*replicas, newcomer]) in {preferred(task, replicas), newcomer}

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from tinsmith_server.services.background import readiness
-from tinsmith_server.services.background.readiness import Readiness
+from tinsmith_server.services.background import inspection
+from tinsmith_server.services.background.inspection import Readiness
 from tinsmith_server.store.errors import StoreUnavailable
 
 LOST = "the sessions cannot be read"
@@ -65,7 +65,7 @@ async def test_a_replica_whose_store_is_away_is_not_ready_whoever_else_is_there(
 
 
 async def test_a_store_that_does_not_answer_in_time_is_as_good_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "STORE_SECONDS", 0.0)
+    monkeypatch.setattr(inspection, "STORE_SECONDS", 0.0)
     rows = Rows()
 
     async def hang() -> None:

@@ -28,12 +28,12 @@ def clock() -> Clock:
     return Clock()
 
 
-def missed(grace: MissingTracker[str], clock: Clock, seconds: int) -> bool:
-    """Whether its grace is over after so many seconds in which it was missed again and again."""
+def missed(tracker: MissingTracker[str], clock: Clock, seconds: int) -> bool:
+    """Whether its time is over after so many seconds in which it was missed again and again."""
     for _ in range(seconds // 10):
-        grace.is_over("a")
+        tracker.is_over("a")
         clock.go_on(10)
-    return grace.is_over("a")
+    return tracker.is_over("a")
 
 
 @pytest.mark.parametrize(("seconds", "over"), [(0, False), (300, False), (310, True)])
@@ -42,20 +42,20 @@ def test_it_is_over_after_its_length(clock: Clock, seconds: int, over: bool) -> 
 
 
 def test_what_was_there_meanwhile_begins_anew(clock: Clock) -> None:
-    grace: MissingTracker[str] = MissingTracker(LENGTH, clock)
-    assert missed(grace, clock, 310)
-    grace.note_there("a")
-    assert not grace.is_over("a")
+    tracker: MissingTracker[str] = MissingTracker(LENGTH, clock)
+    assert missed(tracker, clock, 310)
+    tracker.note_there("a")
+    assert not tracker.is_over("a")
 
 
 def test_what_nobody_missed_for_long_may_have_been_there(clock: Clock) -> None:
-    grace: MissingTracker[str] = MissingTracker(LENGTH, clock)
-    assert not grace.is_over("a")
+    tracker: MissingTracker[str] = MissingTracker(LENGTH, clock)
+    assert not tracker.is_over("a")
     clock.go_on(301)
-    assert not grace.is_over("a")
+    assert not tracker.is_over("a")
 
 
-def test_things_have_a_grace_each(clock: Clock) -> None:
-    grace: MissingTracker[str] = MissingTracker(LENGTH, clock)
-    assert missed(grace, clock, 310)
-    assert not grace.is_over("b")
+def test_things_have_a_time_each(clock: Clock) -> None:
+    tracker: MissingTracker[str] = MissingTracker(LENGTH, clock)
+    assert missed(tracker, clock, 310)
+    assert not tracker.is_over("b")

@@ -1,4 +1,4 @@
-"""Chores have one owner at a time, and another one soon after that one died."""
+"""Maintenance tasks have one owner at a time, and another one soon after that one died."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def until_listed(server: TestedServer, model_id: str) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_chore_has_a_new_owner_within_20_seconds_of_a_kill() -> None:
+def test_a_task_has_a_new_owner_within_20_seconds_of_a_kill() -> None:
     assert LEASE_SECONDS + RENEW_SECONDS <= 20
     assert LEASE_SECONDS >= 3 * RENEW_SECONDS, "a renewal or two may fail"
 
