@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import SharedFleet, TestedServer, running_server
+from tinsmith_server.fleet.base import WorkerHandle
 from tinsmith_server.services.background.leases import LEASE_SECONDS, RENEW_SECONDS, Leases
 from tinsmith_server.settings import Settings
+from typing_extensions import override
 
 # Leases as short as tests are patient; the real ones are compared with the promise below.
 SHORT_LEASE_SECONDS = 1.0
@@ -73,3 +75,31 @@ async def test_a_clean_stop_hands_everything_over_before_any_lease_is_over(
             model_id = await stopping.model()
         await survivor.save(model_id, 1, "a")
         await until_listed(survivor, model_id)
+
+
+class MistakenFleet(FakeFleet):
+    """Whoever asks it for its workers finds a mistake of ours, until it is mended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mended = False
+        self.asked_in_vain = 0
+
+    @property
+    @override
+    def workers(self) -> Sequence[WorkerHandle]:
+        if not self.mended:
+            self.asked_in_vain += 1
+            raise RuntimeError("nobody has thought of this")
+        return super().workers
+
+
+async def test_workers_are_followed_though_asking_for_them_has_failed(settings: Settings) -> None:
+    fleet = MistakenFleet()
+    async with running_server(settings, fleet) as server:
+        model_id = await server.model()
+        assert fleet.asked_in_vain
+        fleet.mended = True
+        await server.save(model_id, 1, "a")
+        await until_listed(server, model_id)
+    fleet.cleanup()
