@@ -19,7 +19,13 @@ IMAGES = PYTHONPATH=scripts "$$(scripts/find-python $(PYTHON_VERSIONS))" -m imag
 
 WITH_NODES := tests/cluster/bare tests/cluster/node
 
-# The other Pythons run the unit tests only.
+# The other Pythons import all there is, and run the units of what has event loops, typing and parsing of its own;
+# PyTorch and what stands on it is their makers' to test, and the worker's image brings the newest Python.
+WITHOUT_PYTORCH := tests/unit/test_imports.py tests/unit/rpc tests/unit/client tests/unit/operator tests/unit/server \
+    tests/unit/testcluster $(addprefix tests/unit/trainer/,checkpoints oplog training worker test_in_flight_marker.py \
+    test_logs.py test_options.py test_unknown_fields.py)
+NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py tests/unit/trainer/worker/test_engine_factories.py
+
 OTHER_PYTHONS = $(filter-out $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'), \
     $(foreach version,$(PYTHON_VERSIONS),$(if $(shell scripts/find-python $(version) 2>/dev/null),$(version))))
 
@@ -52,14 +58,14 @@ demo: venv ## train a tiny model through a server on this machine, and draw what
 demo-cluster: venv ## the same on a Kubernetes made here: images, chart, session, ingress (as root)
 	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py
 
-test: venv ## every test this machine can run; the unit tests on other installed Pythons too
+test: venv ## every test this machine can run; the units without PyTorch on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
 	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes test-clusters test-elsewhere
 
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
 
-test-clusters: venv ## those in a Kubernetes without nodes, and the chart's; then the unit tests on each Python
+test-clusters: venv ## those in a Kubernetes without nodes, and the chart's; then the unit tests, on each Python
 	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
 	$(BIN)/pytest tests/unit
 	@$(MAKE) --no-print-directory test-other-pythons
@@ -73,15 +79,15 @@ test-unit: venv ## the tests that take seconds
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
 
-test-other-pythons: venv ## the unit tests on each other Python that is installed
+test-other-pythons: venv ## the unit tests that do without PyTorch, on each other Python that is installed
 	@for version in $(OTHER_PYTHONS); do \
 	    $(MAKE) --no-print-directory .venv-$$version/.tinsmith && \
 	    echo "unit tests on Python $$version" && \
-	    .venv-$$version/bin/pytest tests/unit || exit 1; \
+	    .venv-$$version/bin/pytest $(WITHOUT_PYTORCH) $(NEEDING_PYTORCH:%=--ignore=%) || exit 1; \
 	done
 
 .venv-%/.tinsmith: pyproject.toml $(LOCK)
-	scripts/make-venv .venv-$* "$$(scripts/find-python $*)"
+	scripts/make-venv .venv-$* "$$(scripts/find-python $*)" without-pytorch
 	scripts/install-tinsmith .venv-$*
 	@touch $@
 
