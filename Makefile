@@ -18,6 +18,8 @@ IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 IMAGES = PYTHONPATH=scripts "$$(scripts/find-python $(PYTHON_VERSIONS))" -m images
 
 WITH_NODES := tests/cluster/bare tests/cluster/node
+# Some of their tests need a Kubernetes' API.
+WITH_AN_API := tests/faults tests/contract/fleet
 
 # The other Pythons import all there is, and run the units of what has event loops, typing and parsing of its own;
 # PyTorch and what stands on it is their makers' to test, and the worker's image brings the newest Python.
@@ -65,13 +67,14 @@ test: venv ## every test this machine can run; the units without PyTorch on othe
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
 
-test-clusters: venv ## those in a Kubernetes without nodes, and the chart's; then the unit tests, on each Python
+test-clusters: venv ## those that need a Kubernetes without nodes, the chart's and faults; the unit tests, on each Python
 	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
+	$(BIN)/pytest $(WITH_AN_API)
 	$(BIN)/pytest tests/unit
 	@$(MAKE) --no-print-directory test-other-pythons
 
-test-elsewhere: venv ## the others, which need no Kubernetes, or one for a moment
-	$(BIN)/pytest --ignore=tests/cluster --ignore=tests/charts --ignore=tests/unit
+test-elsewhere: venv ## the others, which need no Kubernetes
+	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API))
 
 test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit
