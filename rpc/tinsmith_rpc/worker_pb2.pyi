@@ -313,7 +313,7 @@ class ModelStatus(_message.Message):
     OLDEST_QUEUED_SECONDS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_AGE_SECONDS_FIELD_NUMBER: _builtins.int
     CORRUPTED_FIELD_NUMBER: _builtins.int
-    SET_ASIDE_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     rank: _builtins.int
     last_applied_seq_id: _builtins.int
@@ -323,7 +323,7 @@ class ModelStatus(_message.Message):
     snapshot_age_seconds: _builtins.float
     corrupted: _builtins.str
     """empty: sound"""
-    set_aside: _builtins.str
+    quarantined: _builtins.str
     """why it waits for another start of the worker; empty: it does not"""
     def __init__(
         self,
@@ -336,11 +336,11 @@ class ModelStatus(_message.Message):
         oldest_queued_seconds: _builtins.float = ...,
         snapshot_age_seconds: _builtins.float = ...,
         corrupted: _builtins.str = ...,
-        set_aside: _builtins.str = ...,
+        quarantined: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["corrupted", b"corrupted", "last_applied_seq_id", b"last_applied_seq_id", "model_id", b"model_id", "oldest_queued_seconds", b"oldest_queued_seconds", "optimizer_step", b"optimizer_step", "queued", b"queued", "rank", b"rank", "set_aside", b"set_aside", "snapshot_age_seconds", b"snapshot_age_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["corrupted", b"corrupted", "last_applied_seq_id", b"last_applied_seq_id", "model_id", b"model_id", "oldest_queued_seconds", b"oldest_queued_seconds", "optimizer_step", b"optimizer_step", "quarantined", b"quarantined", "queued", b"queued", "rank", b"rank", "snapshot_age_seconds", b"snapshot_age_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -849,7 +849,7 @@ class Pending(_message.Message):
     reason: _builtins.str
     """empty: simply not its turn yet"""
     paused_capacity: _builtins.bool
-    """every adapter slot is taken, or the model is set aside: somebody has to act"""
+    """every adapter slot is taken, or the model is quarantined: somebody has to act"""
     def __init__(
         self,
         *,

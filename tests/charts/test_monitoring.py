@@ -195,7 +195,7 @@ HEALTHY = {
     worker("tinsmith_journal_operations_total"): "0+7x100 0+7x20",
     worker("tinsmith_queue_age_seconds"): "20x120",
     worker("tinsmith_models_corrupted"): "0x120",
-    worker("tinsmith_models_set_aside"): "0x120",
+    worker("tinsmith_models_quarantined"): "0x120",
     worker("tinsmith_logprob_gap"): "0.0001x120",
     volume("available", "tiny-journal"): "50x120",
     volume("capacity", "tiny-journal"): "100x120",
@@ -226,7 +226,7 @@ WRONG: dict[str, dict[str, str | None]] = {
     "TinsmithWorkerRestarts": {worker("tinsmith_journal_operations_total"): "0+7x80 0+7x10 0+7x10 0+7x20"},
     "TinsmithOperationWaits": {worker("tinsmith_queue_age_seconds"): "0+60x120"},
     "TinsmithModelsCorrupted": {worker("tinsmith_models_corrupted"): "1x120"},
-    "TinsmithModelsWait": {worker("tinsmith_models_set_aside"): "1x120"},
+    "TinsmithModelsWait": {worker("tinsmith_models_quarantined"): "1x120"},
     "TinsmithLogprobGap": {worker("tinsmith_logprob_gap"): "0.02x120"},
     "TinsmithVolumeFillsUp": {volume("available", "tiny-journal"): "9x120"},
 }

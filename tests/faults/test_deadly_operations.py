@@ -162,8 +162,8 @@ async def test_what_was_answered_is_never_taken_back_but_waits_while_others_go_o
         reason = await waiting_reason(lives, 3)
         assert reason.startswith(f"{MODEL} waits, since the worker's process ended 2 times")
         assert "while forward_backward 1 ran again after a restart. Nothing of it is lost" in reason
-        set_aside = {model.model_id: model.set_aside for model in (await lives.worker.describe()).models}
-        assert set_aside == {MODEL: reason, OTHER: ""}
+        quarantined = {model.model_id: model.quarantined for model in (await lives.worker.describe()).models}
+        assert quarantined == {MODEL: reason, OTHER: ""}
 
         (deadly / "forward_backward-9").unlink()
         assert await lives.worker.terminate() == 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.worker.process import Call, WorkerProcess, create, save, step, train
+from support.worker.process import Call, WorkerProcess, as_compared, create, save, step, train
 
 FLAGS = ("--engine=nemo-rl", "--ranks=2", "--no-sampling", "--max-rank=8", "--snapshot-replay-seconds=0")
 START_SECONDS = 240.0
@@ -37,7 +37,7 @@ async def answer(worker: WorkerProcess, call: Call) -> bytes:
     """It may take ranks that start, and all that they run again."""
     reply = await worker.result(call.seq_id, call.model_id, START_SECONDS)
     assert reply.WhichOneof("state") == "result", reply
-    return reply.SerializeToString(deterministic=True)
+    return as_compared(reply)
 
 
 async def die_in_the_middle_of(worker: WorkerProcess, calls: list[Call], kill: Callable[[int, int], None]) -> None:

@@ -96,9 +96,9 @@ _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
         "Models that cannot go on.",
         lambda reply: sum(bool(model.corrupted) for model in reply.models),
     ),
-    "tinsmith_models_set_aside": (
+    "tinsmith_models_quarantined": (
         "Models that wait for another start of the worker: this one could not take them up.",
-        lambda reply: sum(bool(model.set_aside) for model in reply.models),
+        lambda reply: sum(bool(model.quarantined) for model in reply.models),
     ),
     "tinsmith_logprob_gap": (
         "Mean absolute difference of trainer's and sampler's logprobs, latest tokens.",

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from support.worker.process import Call, WorkerProcess
+from support.worker.process import Call, WorkerProcess, as_compared
 from tinsmith_rpc import worker_pb2
 
 
@@ -46,11 +46,7 @@ class Lives:
 
     def results(self, model_id: str) -> dict[int, bytes]:
         """What operations of this model answered, as bytes."""
-        return {
-            seq_id: reply.SerializeToString(deterministic=True)
-            for (model, seq_id), reply in self.answers.items()
-            if model == model_id
-        }
+        return {seq_id: as_compared(reply) for (model, seq_id), reply in self.answers.items() if model == model_id}
 
     def failure(self, seq_id: int, model_id: str) -> str:
         return self.answers[model_id, seq_id].failure.message

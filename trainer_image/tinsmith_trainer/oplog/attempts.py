@@ -37,7 +37,7 @@ class AttemptPolicy:
     hang_seconds: float = 600.0
 
 
-Verdict = Literal["run", "fail", "set aside"]
+Verdict = Literal["run", "fail", "quarantine"]
 
 
 def verdict(
@@ -49,7 +49,7 @@ def verdict(
     """
     if interruptions < limit:
         return "run"
-    return "fail" if work.purpose == "operation" and kind != worker_pb2.RELEASE_MODEL else "set aside"
+    return "fail" if work.purpose == "operation" and kind != worker_pb2.RELEASE_MODEL else "quarantine"
 
 
 class Attempts:
@@ -104,7 +104,7 @@ class Attempts:
             f"It was not applied, and what comes after it goes on. {advice}"
         )
 
-    def set_aside_reason(self, work: InFlightWork, operation: Operation | None = None) -> str:
+    def quarantine_reason(self, work: InFlightWork, operation: Operation | None = None) -> str:
         """Of a model that waits, since its next work ends the process."""
         cause = f"{self._what_happened(work)} while {_attempt(work, operation)}"
         return (

@@ -51,7 +51,7 @@ class ModelQueue:
     gap_at: int | None = None  # the operation that an open gap holds up
     gap_open_seconds: float = 0.0
     held_until: float = 0.0  # put off till then, on the monotonic clock; 0: not
-    set_aside: str = ""  # why nothing of it runs until the worker is started again; it keeps its slot
+    quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its slot
     # The engine's thread alone:
     window_failure: WindowFailure | None = None
     replay_seconds: float = 0.0  # what a crash now would cost to run again

@@ -224,10 +224,10 @@ class ModelQueues:
         with self._changed:
             queue.held_until = time.monotonic() + seconds
 
-    def set_aside(self, queue: ModelQueue, reason: str) -> None:
+    def quarantine(self, queue: ModelQueue, reason: str) -> None:
         """Nothing of it runs in this process any more, and nothing of it fails."""
         with self._changed:
-            queue.set_aside = reason
+            queue.quarantined = reason
 
     def _next_ready(self) -> Ready | None:
         for _ in range(len(self._turns)):
@@ -242,7 +242,7 @@ class ModelQueues:
         if queue.held_until <= time.monotonic():
             queue.held_until = 0.0  # also where it waits for a slot next: nobody is to wake for it
         create_failed = bool(queue.reason)  # clients do not know yet; what is behind it fails when they do
-        return queue.is_open and not create_failed and not queue.set_aside and not queue.held_until
+        return queue.is_open and not create_failed and not queue.quarantined and not queue.held_until
 
     def _needs_a_slot(self, queue: ModelQueue) -> bool:
         """A create waits, rather than fails, until another model is released."""

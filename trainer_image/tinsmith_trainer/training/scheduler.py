@@ -157,8 +157,8 @@ class Scheduler:
     def _decide(self, queue: ModelQueue, entry: Entry) -> OperationResult | None:
         """None: its result stands. Raises _NotNow."""
         verdict = self._attempts.verdict(entry.work, entry.operation)
-        if verdict == "set aside":
-            self._set_aside(queue, self._attempts.set_aside_reason(entry.work, entry.operation))
+        if verdict == "quarantine":
+            self._quarantine(queue, self._attempts.quarantine_reason(entry.work, entry.operation))
             raise _NotNow
         if verdict == "fail":
             return self._give_up(queue, entry.operation)
@@ -174,8 +174,8 @@ class Scheduler:
         if not queue.is_open or queue.snapshot is None:
             return
         work = InFlightWork("restore", queue.model_id, queue.snapshot_applied)
-        if self._attempts.verdict(work) == "set aside":
-            self._set_aside(queue, self._attempts.set_aside_reason(work))
+        if self._attempts.verdict(work) == "quarantine":
+            self._quarantine(queue, self._attempts.quarantine_reason(work))
             return
         started = time.perf_counter()
         try:
@@ -188,16 +188,16 @@ class Scheduler:
             return
         except Exception as error:
             log.exception("snapshot not loaded", model_id=queue.model_id)
-            self._set_aside(queue, reason_to_wait(work, None, error))
+            self._quarantine(queue, reason_to_wait(work, None, error))
             return
         self._attempts.succeeded(work)
         queue.snapshot_seconds = time.perf_counter() - started
         queue.window_failure = snapshot.window_failure
         queue.rank, queue.optimizer_step = snapshot.state.lora.rank, snapshot.state.optimizer_step
 
-    def _set_aside(self, queue: ModelQueue, reason: str) -> None:
-        log.error("model set aside", model_id=queue.model_id, reason=reason)
-        self._queues.set_aside(queue, reason)
+    def _quarantine(self, queue: ModelQueue, reason: str) -> None:
+        log.error("model quarantined", model_id=queue.model_id, reason=reason)
+        self._queues.quarantine(queue, reason)
 
     def _replay(self, queue: ModelQueue, entry: Entry) -> None:
         """Runs again what ran before the crash, for its effect alone. Raises _NotNow."""
@@ -213,7 +213,7 @@ class Scheduler:
                 self._execute(queue, entry, self._queues.take_payload(entry))
             except Exception as error:  # it ran once: what has changed is the place
                 log.exception("operation not replayed", model_id=queue.model_id, seq_id=operation.seq_id)
-                self._set_aside(queue, reason_to_wait(entry.work, operation, error))
+                self._quarantine(queue, reason_to_wait(entry.work, operation, error))
                 raise _NotNow from error
             self._attempts.succeeded(entry.work)
 

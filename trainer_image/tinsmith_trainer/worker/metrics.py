@@ -78,7 +78,7 @@ def _model_status(queue: ModelQueue, now: float) -> worker_pb2.ModelStatus:
         oldest_queued_seconds=0.0 if oldest is None else now - oldest,
         snapshot_age_seconds=now - queue.snapshot_at if queue.snapshot_at else 0.0,
         corrupted=queue.reason if queue.phase == "corrupted" else "",
-        set_aside=queue.set_aside,
+        quarantined=queue.quarantined,
     )
 
 

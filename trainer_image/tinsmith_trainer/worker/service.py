@@ -208,8 +208,8 @@ class WorkerService:
             reason = f"all {slots} adapter slots of this worker are taken; waiting until a session ends"
             return worker_pb2.Pending(reason=reason, paused_capacity=True)
         queue = self.queues.find(model_id)
-        if queue is not None and queue.set_aside:
-            return worker_pb2.Pending(reason=queue.set_aside, paused_capacity=True)
+        if queue is not None and queue.quarantined:
+            return worker_pb2.Pending(reason=queue.quarantined, paused_capacity=True)
         gap_at = queue.order.open_gap() if queue is not None else None
         if queue is None or gap_at is None or gap_at > seq_id:
             return worker_pb2.Pending()

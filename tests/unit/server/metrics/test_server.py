@@ -11,7 +11,7 @@ def described() -> worker_pb2.DescribeReply:
     reply = worker_pb2.DescribeReply()
     reply.models.add(model_id="sess-1:train:0", queued=2, oldest_queued_seconds=3.5, snapshot_age_seconds=10)
     reply.models.add(model_id="sess-1:train:1", queued=1, oldest_queued_seconds=1.5, corrupted="broken")
-    reply.models.add(model_id="sess-1:train:2", set_aside="it ends the process")
+    reply.models.add(model_id="sess-1:train:2", quarantined="it ends the process")
     reply.metrics.trained_tokens = 7
     reply.metrics.operations_done = 5
     reply.metrics.operations_given_up = 2
@@ -41,7 +41,7 @@ def test_queues_and_ages_are_shown_by_base_model_and_worker() -> None:
         'tinsmith_queue_age_seconds{base_model="org/tiny",worker="w1"} 3.5',
         'tinsmith_snapshot_age_seconds{base_model="org/tiny",worker="w1"} 10.0',
         'tinsmith_models_corrupted{base_model="org/tiny",worker="w1"} 1.0',
-        'tinsmith_models_set_aside{base_model="org/tiny",worker="w1"} 1.0',
+        'tinsmith_models_quarantined{base_model="org/tiny",worker="w1"} 1.0',
         'tinsmith_operations_given_up_total{base_model="org/tiny",worker="w1"} 2.0',
         'tinsmith_trained_tokens_total{base_model="org/tiny",worker="w1"} 7.0',
         'tinsmith_logprob_gap{base_model="org/tiny",worker="w1"} NaN',

@@ -52,7 +52,7 @@ def ends_at(folder: Path, work: InFlightWork) -> None:
 def test_an_operation_without_an_answer_fails_at_the_limit_and_a_release_waits(
     kind: worker_pb2.OperationKind.ValueType, ended: int, limit: int
 ) -> None:
-    expected = "run" if ended < limit else "set aside" if kind == worker_pb2.RELEASE_MODEL else "fail"
+    expected = "run" if ended < limit else "quarantine" if kind == worker_pb2.RELEASE_MODEL else "fail"
     assert verdict(InFlightWork("operation", "a", 1), kind, ended, limit) == expected
 
 
@@ -60,7 +60,7 @@ def test_an_operation_without_an_answer_fails_at_the_limit_and_a_release_waits(
 def test_what_was_answered_never_fails(purpose: str) -> None:
     work = InFlightWork(purpose, "a", 1)  # type: ignore[arg-type]
     assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT - 1, LIMIT) == "run"
-    assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT, LIMIT) == "set aside"
+    assert verdict(work, worker_pb2.OPTIM_STEP, LIMIT, LIMIT) == "quarantine"
 
 
 @settings(max_examples=25, deadline=None)
@@ -142,6 +142,6 @@ def test_the_reason_of_a_model_that_waits_says_what_ends_and_that_nothing_is_los
 ) -> None:
     ends_at(tmp_path, work)
     with life(tmp_path) as (attempts, _, _):
-        reason = attempts.set_aside_reason(work, operation(kind) if kind else None)
+        reason = attempts.quarantine_reason(work, operation(kind) if kind else None)
     assert what in reason
     assert "Nothing of it is lost" in reason
