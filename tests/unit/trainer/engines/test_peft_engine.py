@@ -15,10 +15,10 @@ from support.engine.datums import policy_datum, sft_datum, with_inputs, without_
 from support.tiny_models import SMALL, TIED, tiny_model
 from tinsmith_trainer import process_exit
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, LossSpec, Work
-from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, compute
+from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, shared_forward
 from tinsmith_trainer.engines.peft import engine as engine_module
 from tinsmith_trainer.engines.peft.adapter import plan_layout
-from tinsmith_trainer.engines.peft.compute import recomputed
+from tinsmith_trainer.engines.peft.shared_forward import recomputed
 from tinsmith_trainer.errors import CheckpointInvalid, ModelDirectoryInvalid, ServerError, UserError
 from tinsmith_trainer.torch_model import device_faults
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -103,7 +103,7 @@ def test_a_low_precision_base_keeps_adapters_moments_and_losses_in_float32(dtype
 
 def test_small_microbatches_of_several_adapters_share_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     stacks = []
-    run_shares = compute.run_shares
+    run_shares = shared_forward.run_shares
 
     def counted(model, shape, shares, settings):
         stacks.append(len(shares))
@@ -210,7 +210,7 @@ def test_a_microbatch_that_runs_out_of_memory_fails_its_works_and_leaves_no_trac
 ) -> None:
     engine = new_engine()
     before = {adapter: state_bits(engine.state(adapter)) for adapter in "ab"}
-    run_shares = compute.run_shares
+    run_shares = shared_forward.run_shares
 
     def out_of_memory_at_length_48(model, shape, shares, settings):
         if shape.length == 48:

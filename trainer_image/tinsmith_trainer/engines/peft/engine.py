@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from tinsmith_trainer.engines.base import (
@@ -22,13 +20,13 @@ from tinsmith_trainer.engines.base import (
     Outcome,
     Work,
 )
-from tinsmith_trainer.engines.batching import Microbatch, MicrobatchShape, check_tokens, pad, plan_microbatches
+from tinsmith_trainer.engines.batching import check_tokens, plan_microbatches
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
-from tinsmith_trainer.engines.losses import DatumResult, PreparedLoss, loss_names, outcome_of, prepare_loss
+from tinsmith_trainer.engines.losses import loss_names, prepare_loss
 from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout, read_state, write_state
-from tinsmith_trainer.engines.peft.compute import Share, ShareResult, check_architecture, run_shares
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
+from tinsmith_trainer.engines.peft.shared_forward import Run, check_architecture, next_group, run_shares
 from tinsmith_trainer.errors import ServerError, TrainerError
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -82,38 +80,29 @@ class PeftEngine(Engine):
     @needs_device()
     def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
         runs = [self._start(item) for item in work]
-        pending = [run for run in runs if isinstance(run, _Run)]
-        while group := self._next_group(pending):
+        pending = [run for run in runs if isinstance(run, Run)]
+        while group := next_group(pending, self._settings.cobatch_tokens):
             self._run_group(group)
         for run in pending:
             run.commit()
-        return [run.outcome() if isinstance(run, _Run) else Outcome(error=run) for run in runs]
+        return [run.outcome() if isinstance(run, Run) else Outcome(error=run) for run in runs]
 
-    def _start(self, work: Work) -> _Run | TrainerError:
+    def _start(self, work: Work) -> Run | TrainerError:
         try:
             return self._checked(work)
         except TrainerError as error:
             return error
 
-    def _checked(self, work: Work) -> _Run:
+    def _checked(self, work: Work) -> Run:
         info, settings = self._torch_model.info, self._settings
         adapter = self._adapter(work.adapter_id)
         loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=settings.map_stable_reinforce)
         check_tokens(work.datums, vocab_size=info.vocab_size, max_length=info.max_sequence_length)
         plan = plan_microbatches(work.datums, max_length=info.max_sequence_length, token_budget=settings.token_budget)
         scratch = None if work.forward_only else torch.zeros_like(adapter.weights.data)
-        return _Run(work, adapter, loss, plan, scratch)
+        return Run(work, adapter, loss, plan, scratch)
 
-    def _next_group(self, runs: Sequence[_Run]) -> list[_Run]:
-        """The first unfinished run, and those whose next microbatch can share its forward."""
-        waiting = [run for run in runs if run.remaining]
-        if not waiting:
-            return []
-        key = waiting[0].key()
-        alike = [run for run in waiting if run.key() == key]
-        return alike[: max(1, self._settings.cobatch_tokens // key.shape.tokens)]
-
-    def _run_group(self, group: Sequence[_Run]) -> None:
+    def _run_group(self, group: Sequence[Run]) -> None:
         shape = group[0].key().shape
         try:
             with needs_device():
@@ -163,54 +152,3 @@ class PeftEngine(Engine):
     @override
     def drop(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupKey:
-    """Microbatches with equal keys have equal tensors, and may share a forward."""
-
-    shape: MicrobatchShape
-    rank: int
-    modules: tuple[str, ...]
-    trains: bool
-
-
-@dataclass(slots=True)
-class _Run:
-    """A Work on its way: what is left to compute, and what has come out, by datum."""
-
-    work: Work
-    adapter: Adapter
-    loss: PreparedLoss
-    remaining: list[Microbatch]
-    scratch: Tensor | None
-    error: TrainerError | None = None
-    results: dict[int, DatumResult] = field(default_factory=dict)
-
-    def key(self) -> _GroupKey:
-        adapter = self.adapter
-        return _GroupKey(self.remaining[0].shape, adapter.lora.rank, adapter.layout.modules, self.scratch is not None)
-
-    def share(self) -> Share:
-        arrays = pad(self.remaining[0], self.work.datums, self.loss.arrays)
-        return Share(self.adapter, arrays, self.loss, self.scratch)
-
-    def take(self, result: ShareResult) -> None:
-        microbatch = self.remaining.pop(0)
-        for row, index in enumerate(microbatch.datum_indices):
-            length = self.work.datums[index].length
-            metrics = {name: float(values[row]) for name, values in result.metrics.items()}
-            self.results[index] = DatumResult(result.logprobs[row, :length].copy(), float(result.losses[row]), metrics)
-
-    def fail(self, error: TrainerError) -> None:
-        self.error = error
-        self.remaining.clear()
-
-    def commit(self) -> None:
-        if self.scratch is not None and self.error is None:
-            self.adapter.accumulate(self.scratch)
-
-    def outcome(self) -> Outcome:
-        if self.error is not None:
-            return Outcome(error=self.error)
-        return outcome_of(self.work, self.loss, [self.results[index] for index in range(len(self.work.datums))])
