@@ -1,7 +1,7 @@
 """What the engine is at, where the next process finds it: a file that outlives this process, and not the machine.
 
 A process that the system kills has no last word, so the word is written before: one small write before a call of the
-engine and one after it, and no sync. When the machine goes, so may the mark; then it says nothing of the call either.
+engine and one after it, and no sync. When the machine goes, so may the marker; then it says nothing of the call either.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Interruption:
 
 
 class InFlightMarker:
-    """Thread-safe. A mark that cannot be written is logged, and fails nothing: that call is not counted."""
+    """Thread-safe. A marker that cannot be written is logged, and fails nothing: that call is not counted."""
 
     def __init__(self, path: Path) -> None:
         """Raises VolumeUnsuitable."""
@@ -152,8 +152,8 @@ class EngineCall:
     While it runs it is marked, so that the next process knows what this one ended of.
     """
 
-    def __init__(self, mark: InFlightMarker) -> None:
-        self.mark = mark
+    def __init__(self, marker: InFlightMarker) -> None:
+        self.marker = marker
         self._started_at: float | None = None
 
     def running_seconds(self) -> float:
@@ -163,16 +163,16 @@ class EngineCall:
 
     @contextlib.contextmanager
     def at(self, work: InFlightWork) -> Iterator[None]:
-        """Around the call. An error that ends the process, such as SystemExit, leaves the mark."""
-        self.mark.set(work)
+        """Around the call. An error that ends the process, such as SystemExit, leaves the marker."""
+        self.marker.set(work)
         self._started_at = time.monotonic()
         try:
             yield
         except Exception:
-            self.mark.clear()
+            self.marker.clear()
             raise
         else:
-            self.mark.clear()
+            self.marker.clear()
         finally:
             self._started_at = None
 
@@ -183,5 +183,7 @@ class EngineCall:
         """
         seconds = self.running_seconds()
         hangs = seconds >= hang_seconds
-        self.mark.stop(f"it was still running after {seconds:.0f} s, when the worker was told to stop" if hangs else "")
+        self.marker.stop(
+            f"it was still running after {seconds:.0f} s, when the worker was told to stop" if hangs else ""
+        )
         return not hangs

@@ -14,28 +14,28 @@ from tinsmith_trainer.in_flight_marker import InFlightMarker
 
 log = structlog.get_logger(__name__)
 
-_marks: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
+_markers: weakref.WeakSet[InFlightMarker] = weakref.WeakSet()
 
 
-def tell_at_the_end(mark: InFlightMarker) -> None:
+def tell_at_the_end(marker: InFlightMarker) -> None:
     """Whatever ends this process by itself says there whether the engine's call is why."""
-    _marks.add(mark)
+    _markers.add(marker)
 
 
 def end_process(failure: str) -> None:
     """Logs the exception that is being handled, and ends at once: threads of a broken process may never join."""
     try:
         log.exception(failure)
-        for mark in tuple(_marks):
-            mark.sign(f"{failure}: {sys.exception()}")
+        for marker in tuple(_markers):
+            marker.sign(f"{failure}: {sys.exception()}")
     finally:
         os._exit(1)
 
 
 def end_without_blame() -> None:
     """Ends at once for a reason that has nothing to do with what the engine is at."""
-    for mark in tuple(_marks):
-        mark.stop()
+    for marker in tuple(_markers):
+        marker.stop()
     os._exit(1)
 
 

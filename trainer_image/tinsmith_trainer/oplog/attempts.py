@@ -55,18 +55,18 @@ def verdict(
 class Attempts:
     """What is known of work that processes ended at. Of the engine's thread, apart from `forget_all`."""
 
-    def __init__(self, journal: Journal, mark: InFlightMarker, limit: int) -> None:
+    def __init__(self, journal: Journal, marker: InFlightMarker, limit: int) -> None:
         self._journal = journal
-        self._mark = mark
+        self._marker = marker
         self._limit = limit
         self._known: dict[InFlightWork, tuple[int, str]] = {}
 
     def recover(self) -> None:
         """Counts how the process before this one ended, on the disk, and remembers what was counted before."""
-        left = self._mark.left_behind
+        left = self._marker.left_behind
         if left is not None:
             self._journal.write(lambda db: journal_tables.count_interruption(db, left), must_succeed=True).result()
-            self._mark.clear()
+            self._marker.clear()
         self._known = self._journal.read(journal_tables.read_interruptions).result()
         if left is not None:
             self._log(left.work)

@@ -50,13 +50,13 @@ class ModelQueue:
     snapshot_at: float = 0.0
     gap_at: int | None = None  # the operation that an open gap holds up
     gap_open_seconds: float = 0.0
-    held_until: float = 0.0  # put off till then, on the monotonic clock; 0: not
+    held_until: float = 0.0  # nothing of it runs till then, on the monotonic clock; 0: it may
     quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its slot
     # The engine's thread alone:
     window_failure: WindowFailure | None = None
     replay_seconds: float = 0.0  # what a crash now would cost to run again
     snapshot_seconds: float = 0.0  # what the latest snapshot took; until the first, what reading the old one took
-    put_off_since: float | None = None  # when its next operation was first put off
+    retried_since: float | None = None  # when its next operation was first to be retried
     optimizer_step: int = 0
     rank: int = 0
 

@@ -215,7 +215,7 @@ class ModelQueues:
             self._changed.notify_all()
 
     def _seconds_to_next_hold(self) -> float | None:
-        """When a queue that was put off is due again; None: only a change can bring work."""
+        """When a queue that is held is due again; None: only a change can bring work."""
         held = [queue.held_until for queue in self._queues.values() if queue.is_open and queue.held_until]
         return max(min(held) - time.monotonic(), 0.0) if held else None
 

@@ -42,7 +42,7 @@ class SampleJob:
     """One `asample`. `adapter_key` "" is the base model; else the key of a loaded adapter version.
 
     Logprobs are the model's at temperature 1 over the whole vocabulary, before top-k and top-p, whatever is asked:
-    `topk_*` are the K likeliest tokens of each prompt or sampled position, 0 for none; `target_prompt_logprobs`,
+    `topk_*` are the K most likely tokens of each prompt or sampled position, 0 for none; `target_prompt_logprobs`,
     `[len(prompt) - 1, K]`, names tokens whose logprobs at prompt position i + 1 row i asks for, `NO_TARGET` for none;
     `prompt_alt_tokens_k` is how many tokens are drawn, independently, with replacement, at the job's temperature and
     from all tokens, for each prompt position after the first. `prompt_logprobs_last_n` is about `prompt_logprobs` and
@@ -64,7 +64,7 @@ class SampleJob:
 
 @dataclass(frozen=True, slots=True)
 class TopkLogprobs:
-    """The likeliest tokens of N positions, the likeliest first and of equals the lower id, `[N, K]` both.
+    """The most likely tokens of N positions, the most likely first and of equals the lower id, `[N, K]` both.
 
     Cells of positions that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
     """

@@ -65,10 +65,10 @@ def _check_params(params: SamplingParams) -> None:
 
 
 def _check_alternatives(job: SampleJob, vocab_size: int) -> None:
-    likeliest = min(MOST_TOPK, vocab_size)
+    topk = min(MOST_TOPK, vocab_size)
     for name, k, most in (
-        ("topk_prompt_logprobs", job.topk_prompt_logprobs, likeliest),
-        ("topk_sample_logprobs", job.topk_sample_logprobs, likeliest),
+        ("topk_prompt_logprobs", job.topk_prompt_logprobs, topk),
+        ("topk_sample_logprobs", job.topk_sample_logprobs, topk),
         ("prompt_alt_tokens_k", job.prompt_alt_tokens_k, MOST_TOPK),  # draws repeat tokens, so there is no last one
     ):
         if not 0 <= k <= most:

@@ -110,7 +110,7 @@ class Samples:
         self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._hand_over = DrainTracker()
+        self._drain_tracker = DrainTracker()
         self._draining = False
 
     def submit(self, request: worker_pb2.SampleRequest) -> None:
@@ -125,7 +125,7 @@ class Samples:
         self._forget_old()
         self._samples[request.request_id] = _Sample(nbytes)
         self._waiting_bytes += nbytes
-        self._hand_over.took(request.request_id)
+        self._drain_tracker.took(request.request_id)
         if request.HasField("rejection"):
             self._finish(request.request_id, Failure("user", request.rejection.message))
             return
@@ -144,7 +144,7 @@ class Samples:
                 return None
         if sample.result is None:
             raise KeyError(request_id)
-        self._hand_over.settled(request_id)
+        self._drain_tracker.settled(request_id)
         return sample.result
 
     def cancel(self, request_id: str) -> None:
@@ -152,16 +152,16 @@ class Samples:
         sample = self._samples.get(request_id)
         if sample is not None:
             sample.cancelled = True
-            self._hand_over.settled(request_id)
+            self._drain_tracker.settled(request_id)
             self.sampler.cancel(request_id)
 
     def stop_taking(self) -> None:
         """New samples are refused from now on; those that were taken go on, and can be fetched."""
         self._draining = True
 
-    async def handed_over(self) -> None:
+    async def drained(self) -> None:
         """Returns when all that was taken is done and was fetched, or not for so long that nobody will."""
-        await self._hand_over.complete()
+        await self._drain_tracker.complete()
 
     @property
     def is_draining(self) -> bool:
@@ -210,15 +210,15 @@ class Samples:
         sample.result, sample.finished_at = result, time.monotonic()
         self._result_bytes += _size(result)
         self._finished.append(request_id)
-        self._hand_over.finished(request_id)
+        self._drain_tracker.finished(request_id)
         if sample.cancelled:
-            self._hand_over.settled(request_id)
+            self._drain_tracker.settled(request_id)
         self._let_go(sample)
         self._forget_old()
 
     def _lose(self, request_id: str) -> None:
         """As if it had never been here: whoever asks submits it again, elsewhere."""
-        self._hand_over.lost(request_id)
+        self._drain_tracker.lost(request_id)
         self._let_go(self._samples.pop(request_id))
 
     def _let_go(self, sample: _Sample) -> None:
@@ -238,7 +238,7 @@ class Samples:
             assert sample.result is not None
             self._result_bytes -= _size(sample.result)
             forgotten = self._finished.popleft()
-            self._hand_over.settled(forgotten)
+            self._drain_tracker.settled(forgotten)
             del self._samples[forgotten]
 
 

@@ -36,7 +36,7 @@ class DeviceTurn:
 
     @property
     def waiting(self) -> int:
-        """How many threads stand in line behind the one that computes."""
+        """How many threads wait behind the one that computes."""
         with self._guard:
             return len(self._waiting)
 

@@ -1,4 +1,4 @@
-"""Which operations are put off instead of failed, decided purely.
+"""Which operations are retried later instead of failed, decided purely.
 
 Clients take a failed save or load as final, and an outage of the checkpoint root may be over in a minute.
 """

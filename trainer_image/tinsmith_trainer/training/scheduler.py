@@ -66,15 +66,15 @@ class Scheduler:
         snapshots: SnapshotFolder,
         *,
         on_saved: Callable[[SavedWeights], None],
-        mark: InFlightMarker,
+        marker: InFlightMarker,
         policy: SnapshotPolicy | None = None,
         attempts: AttemptPolicy | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.counters = Counters()
-        self.engine_call = EngineCall(mark)
+        self.engine_call = EngineCall(marker)
         self._attempt_policy = attempts or AttemptPolicy()
-        self._attempts = Attempts(journal, mark, self._attempt_policy.limit)
+        self._attempts = Attempts(journal, marker, self._attempt_policy.limit)
         self._engine = engine
         self._executor = executor
         self._queues = queues
@@ -140,7 +140,7 @@ class Scheduler:
             if turn.missing:
                 queue.window_failure = missing_failure(turn.missing)
             result = self._decide(queue, entry)
-            queue.put_off_since = None
+            queue.retried_since = None
             # Before anybody can hear of the result, and ask for what comes after it.
             self._queues.finish(queue, turn)
             if result is not None:
@@ -224,28 +224,28 @@ class Scheduler:
         committed.add_done_callback(lambda _: self._publish(queue, entry, result))
 
     def _run(self, queue: ModelQueue, entry: Entry) -> OperationResult:
-        """Raises _NotNow where it was put off."""
+        """Raises _NotNow where it is to be retried later."""
         operation, payload = entry.operation, self._queues.take_payload(entry)
         try:
             result = self._execute(queue, entry, payload)
         except Exception as error:
-            if self._put_off(queue, operation, error):
+            if self._retried_later(queue, operation, error):
                 raise _NotNow from error
             failure = failure_of(operation, error)
         else:
             return replace(result, snapshot=self._model_snapshots.for_result(queue, entry.work, result))
         return self._failed(queue, operation, failure, self._executor.bears_gradient(operation, payload))
 
-    def _put_off(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
+    def _retried_later(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
         """Whether it is to be tried again, as if it had not run; its model waits, the others go on."""
         now = time.monotonic()
-        since = now if queue.put_off_since is None else queue.put_off_since
+        since = now if queue.retried_since is None else queue.retried_since
         seconds = retry_seconds(operation.kind, error, now - since)
         if seconds is None:
             return False
-        queue.put_off_since = since
+        queue.retried_since = since
         tell = log.warning if isinstance(error, TrainerError) else log.exception
-        tell("operation put off", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
+        tell("operation is retried later", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
         self._queues.hold(queue, seconds)
         return True
 

@@ -82,8 +82,8 @@ class WorkerService:
         self.parts = parts
         self._loop = asyncio.get_running_loop()
         self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs)
-        self._mark = InFlightMarker(parts.volume.running_mark_path)
-        tell_at_the_end(self._mark)
+        self._marker = InFlightMarker(parts.volume.in_flight_marker_path)
+        tell_at_the_end(self._marker)
         models = self.journal.read(journal_tables.read_models).result()
         self._check_base_model([model for model in models if model.is_open])
         self._adapters_in_journal = sum(model.is_open and model.applied >= 0 for model in models)
@@ -98,7 +98,7 @@ class WorkerService:
             self.journal,
             SnapshotFolder(parts.volume.snapshots_path),
             on_saved=self._on_saved,
-            mark=self._mark,
+            marker=self._marker,
             policy=parts.policy,
             attempts=parts.attempts,
         )
@@ -156,7 +156,7 @@ class WorkerService:
             await asyncio.to_thread(self.parts.sampler.close)
         await asyncio.to_thread(self.parts.engine.close)
         await asyncio.to_thread(self.journal.close)
-        self._mark.close()
+        self._marker.close()
 
     @property
     def is_draining(self) -> bool:

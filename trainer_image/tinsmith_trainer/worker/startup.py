@@ -88,7 +88,7 @@ class RunningSampler(Running):
         """Clients come for what was taken as before; new samples are refused, and go to another replica."""
         started = time.monotonic()
         self._samples.stop_taking()
-        await self._samples.handed_over()
+        await self._samples.drained()
         await asyncio.to_thread(self._samples.sampler.close)
         await self._server.stop(STOP_GRACE_SECONDS)
         log.info("sampler drained", seconds=round(time.monotonic() - started, 3))

@@ -163,7 +163,7 @@ class _Running:
 
 
 def _allow_many_connections() -> None:
-    """Each drawing has one, and the usual limit on files is below what a server draws at once."""
+    """Each generation request has one, and the usual limit on files is below what a server runs at once."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -53,7 +53,7 @@ class Volume:
         return self.directory / "journal.sqlite"
 
     @property
-    def running_mark_path(self) -> Path:
+    def in_flight_marker_path(self) -> Path:
         return self.directory / "running"
 
     @property

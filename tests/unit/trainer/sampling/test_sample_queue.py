@@ -122,7 +122,7 @@ async def test_a_sample_whose_adapter_cannot_be_read_now_is_forgotten_after_a_pa
         with pytest.raises(KeyError):
             await samples.wait("a", WAIT_SECONDS)
     assert samples.unfinished == 0
-    await asyncio.wait_for(samples.handed_over(), WAIT_SECONDS)
+    await asyncio.wait_for(samples.drained(), WAIT_SECONDS)
     samples.submit(request("a", adapter))
     assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
 
@@ -187,7 +187,7 @@ async def test_one_that_drains_takes_nothing_new_and_answers_for_what_it_has(
     with pytest.raises(Draining, match="takes no more samples"):
         samples.submit(request("b"))
     samples.submit(request("a"))
-    leaving = asyncio.create_task(samples.handed_over())
+    leaving = asyncio.create_task(samples.drained())
     await samples.wait("a", 0)
     sampler.finish()
     assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
@@ -205,7 +205,7 @@ async def test_one_that_drains_does_not_stay_for_what_nobody_wants(samples: Samp
     samples.cancel("a")
     samples.stop_taking()
     sampler.finish()
-    await asyncio.wait_for(samples.handed_over(), WAIT_SECONDS)
+    await asyncio.wait_for(samples.drained(), WAIT_SECONDS)
 
 
 async def test_samples_that_end_with_their_sampler_are_as_if_they_had_never_been(
@@ -222,4 +222,4 @@ async def test_samples_that_end_with_their_sampler_are_as_if_they_had_never_been
     with pytest.raises(KeyError):
         await samples.wait("a", 0)
     assert samples.unfinished == 0
-    await asyncio.wait_for(samples.handed_over(), WAIT_SECONDS)
+    await asyncio.wait_for(samples.drained(), WAIT_SECONDS)

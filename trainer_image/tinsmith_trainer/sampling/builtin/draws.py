@@ -125,7 +125,7 @@ def _column(draws: Sequence[Draw], name: str, like: Tensor, dtype: torch.dtype =
 
 
 def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and logprobs `[rows, k]` of `logprobs` `[rows, vocab]`: the likeliest first, and of equals the lower id.
+    """Ids and logprobs `[rows, k]` of `logprobs` `[rows, vocab]`: the most likely first, and of equals the lower id.
 
     Each row is treated by itself. A row of NaN gives ids without a meaning.
     """
@@ -140,7 +140,7 @@ def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _undecided(values: Tensor, k: int) -> list[int]:
-    """Rows whose last of the likeliest has an equal behind it."""
+    """Rows whose last of the most likely has an equal behind it."""
     if values.shape[-1] == k:
         return []
     rows: list[int] = (values[:, k - 1] == values[:, k]).nonzero()[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""A job on its way through the sampler, and the sequences it is drawing."""
+"""A job in the sampler, and the sequences it is drawing."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class SamplingLoop:
             self._step(batch)
 
     def _prefill_some(self) -> None:
-        """Fills rows from the waiting line until they are full or this round's prompt tokens are spent."""
+        """Fills rows from the queue until they are full or this round's prompt tokens are spent."""
         budget = self._settings.prefill_tokens_per_step
         try:
             while budget > 0:

@@ -61,7 +61,7 @@ class GenerationRequest:
     `adapter` is a name given to `load_adapter`, or None for the base model. At most `max_tokens`, which is at least 1,
     are drawn; `stop_token_ids` and `stop_strings` are all that ends it before. `top_k` -1 and `top_p` 1 are off,
     `temperature` 0 is greedy. `seed` is 0 to 2**31 - 1. Prompt positions from `scored_from` on are scored, and
-    `topk_prompt` is how many of the likeliest tokens each of them names; `topk` each position that is drawn.
+    `topk_prompt` is how many of the most likely tokens each of them names; `topk` each position that is drawn.
     `candidates`, at most `MOST_CANDIDATES`, are tokens whose logprobs in the place of the first one drawn are wanted;
     with them goes no `topk`. `head` is whether the adapter changes the unembedding.
     """
@@ -141,9 +141,9 @@ Row = Mapping[int, float | None]
 
 
 def top_logprobs(rows: Items[Row | None], k: int) -> TopkLogprobs:
-    """A row of K for each: the likeliest first, of equals the lower id, and empty cells where a row has less.
+    """A row of K for each: the most likely first, of equals the lower id, and empty cells where a row has less.
 
-    Servers add the token that is in the prompt or was drawn, which may be none of the likeliest.
+    Servers add the token that is in the prompt or was drawn, which may be none of the most likely.
     """
     found = TopkLogprobs.empty(len(rows), k)
     for position, row in enumerate(rows):

@@ -24,7 +24,7 @@ from tinsmith_trainer.sampling.token_server.prefix_requests import (
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 
 MOST_NAMED_TOKENS = 1 << 21
-"""Likeliest tokens in one answer of a server: as text they are 150 MB."""
+"""Most likely tokens in one answer of a server: as text they are 150 MB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ MOST_PREFIX_REQUESTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """Behind the prompt up to its position `row`: for its candidates, for the likeliest tokens, or for one of the draws
-    of that place, which is `draw`."""
+    """Behind the prompt up to its position `row`: for its candidates, for the most likely tokens, or for one of that
+    place's draws, which is `draw`."""
 
     purpose: Literal["named", "top_logprobs", "drawn"]
     row: int

@@ -46,7 +46,7 @@ class ServerProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=(held,),
-                start_new_session=True,  # a signal to our whole group would end the leash, and leave the server
+                start_new_session=True,  # a signal to our whole group would end the supervisor, and leave the server
                 env={**os.environ, **command.environment},
                 limit=LONGEST_LINE_BYTES,
             )

@@ -225,7 +225,7 @@ def _topk_prompt(request: GenerationRequest, meta: Any) -> TopkLogprobs | None:
     scored = len(request.prompt) - request.scored_from
     rows = meta["input_top_logprobs"][-scored:]
     if len(rows) < scored:
-        raise ValueError(f"{len(rows)} positions of the prompt have their likeliest tokens, not {scored}")
+        raise ValueError(f"{len(rows)} positions of the prompt have their most likely tokens, not {scored}")
     return top_logprobs([None] * request.scored_from + [_by_token(row) for row in rows], request.topk_prompt)
 
 

@@ -1,4 +1,4 @@
-"""Runs a command for as long as somebody holds the other end of a pipe: `python -m …leash FD COMMAND…`.
+"""Runs a command for as long as somebody holds the other end of a pipe: `python -m …supervisor FD COMMAND…`.
 
 A server has processes of its own, which outlive it when it is killed. So it runs in a session, and all of that ends
 when the holder does, however the holder dies; the command's own exit status is passed on.

@@ -30,7 +30,7 @@ BASE_MODEL = "base"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """All that --max-lora-rank takes. An adapter may have any rank up to it."""
 GREEDY_BELOW = 1e-5
-"""A temperature. vLLM takes whatever is above 0 for 0.01 at least, which is not the likeliest token every time."""
+"""A temperature. vLLM takes whatever is above 0 for 0.01 at least, which is not the most likely token every time."""
 TOKEN_ID = "token_id:"
 SPOILS = {"candidates": "top_logprobs", "head": "scored"}
 """What requests of one batch spoil for others. Its older model runner, which mixtures of experts still have, gives all
@@ -55,7 +55,7 @@ def vllm_command(settings: ServerSettings) -> ServerCommand:
         "max-cpu-loras": settings.max_loaded,
         "max-lora-rank": allowed_rank(settings.max_rank),
         "logprobs-mode": "raw_logprobs",  # before temperature, top-k and top-p
-        "max-logprobs": MOST_TOPK,  # of the likeliest tokens; costs nothing before it is asked for
+        "max-logprobs": MOST_TOPK,  # of the most likely tokens; costs nothing before it is asked for
         "seed": secrets.randbelow(2**31),  # the default is the same for all, and so would be the replicas' samples
         "generation-config": "vllm",  # else the model's own file changes what a request leaves out
     }
