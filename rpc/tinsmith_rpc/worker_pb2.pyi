@@ -140,6 +140,8 @@ class DescribeReply(_message.Message):
     SNAPSHOT_SECONDS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ADAPTERS_USED_FIELD_NUMBER: _builtins.int
+    VOLUME_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    VOLUME_FULL_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """new at every start of the process"""
     epoch: _builtins.int
@@ -159,6 +161,10 @@ class DescribeReply(_message.Message):
     """on its way out: it takes no more work"""
     adapters_used: _builtins.int
     """adapter slots that are taken; of a sampler: adapters in memory"""
+    volume_free_bytes: _builtins.int
+    """of the journal's volume; a sampler has none"""
+    volume_full: _builtins.bool
+    """less is free than is kept for what was accepted: no operation is"""
     @_builtins.property
     def base_model(self) -> Global___BaseModel: ...
     @_builtins.property
@@ -184,12 +190,16 @@ class DescribeReply(_message.Message):
         snapshot_seconds: _builtins.float = ...,
         draining: _builtins.bool = ...,
         adapters_used: _builtins.int = ...,
+        volume_free_bytes: _builtins.int | None = ...,
+        volume_full: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "capabilities", b"capabilities", "metrics", b"metrics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "base_model", b"base_model", "capabilities", b"capabilities", "metrics", b"metrics", "volume_free_bytes", b"volume_free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_used", b"adapters_used", "base_model", b"base_model", "capabilities", b"capabilities", "draining", b"draining", "epoch", b"epoch", "instance_id", b"instance_id", "last_snapshot_time", b"last_snapshot_time", "metrics", b"metrics", "model_name", b"model_name", "models", b"models", "pid", b"pid", "running_seconds", b"running_seconds", "snapshot_seconds", b"snapshot_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "adapters_used", b"adapters_used", "base_model", b"base_model", "capabilities", b"capabilities", "draining", b"draining", "epoch", b"epoch", "instance_id", b"instance_id", "last_snapshot_time", b"last_snapshot_time", "metrics", b"metrics", "model_name", b"model_name", "models", b"models", "pid", b"pid", "running_seconds", b"running_seconds", "snapshot_seconds", b"snapshot_seconds", "volume_free_bytes", b"volume_free_bytes", "volume_full", b"volume_full", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__volume_free_bytes: _TypeAlias = _typing.Literal["volume_free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__volume_free_bytes: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__volume_free_bytes) -> _WhichOneofReturnType__volume_free_bytes | None: ...
 
 Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015
 

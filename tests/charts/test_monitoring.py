@@ -196,6 +196,7 @@ HEALTHY = {
     worker("tinsmith_queue_age_seconds"): "20x120",
     worker("tinsmith_models_corrupted"): "0x120",
     worker("tinsmith_models_quarantined"): "0x120",
+    worker("tinsmith_volume_full"): "0x120",
     worker("tinsmith_logprob_gap"): "0.0001x120",
     volume("available", "tiny-journal"): "50x120",
     volume("capacity", "tiny-journal"): "100x120",
@@ -227,6 +228,7 @@ WRONG: dict[str, dict[str, str | None]] = {
     "TinsmithOperationWaits": {worker("tinsmith_queue_age_seconds"): "0+60x120"},
     "TinsmithModelsCorrupted": {worker("tinsmith_models_corrupted"): "1x120"},
     "TinsmithModelsWait": {worker("tinsmith_models_quarantined"): "1x120"},
+    "TinsmithVolumeFull": {worker("tinsmith_volume_full"): "1x120"},
     "TinsmithLogprobGap": {worker("tinsmith_logprob_gap"): "0.02x120"},
     "TinsmithVolumeFillsUp": {volume("available", "tiny-journal"): "9x120"},
 }

@@ -2,37 +2,112 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import queue
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import tinker
-from support.client.sdk import service_client
-from support.server.serve_process import ServedInstallation
+from support.client.sdk import next_token_datum, service_client
+from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
+from typing_extensions import override
 
-MODEL = "tiny/broken"
+MODEL = "tiny/model"
+FULL = {"engine_flags": f"--reserved-bytes={2**60}", "poll_hold_seconds": "1"}
+"""As the worker sees it: less is free than it keeps back."""
+
+
+@contextmanager
+def served(folder: Path, shape: TinyShape | None = None, **settings: str) -> Iterator[ServedInstallation]:
+    model = make_tiny_model(folder / "model", shape=shape)
+    installation = ServedInstallation(folder / "data", {MODEL: model}, settings)
+    installation.start()
+    try:
+        yield installation
+    finally:
+        installation.stop()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServedInstallation]:
+def broken(tmp_path: Path) -> Iterator[ServedInstallation]:
     """One whose model has sound files and a forward that raises: three key heads do not go into four."""
-    model = make_tiny_model(tmp_path / "model", shape=TinyShape(kv_heads=3))
-    installation = ServedInstallation(tmp_path / "data", {MODEL: model})
-    installation.start()
-    yield installation
-    installation.stop()
+    with served(tmp_path, TinyShape(kv_heads=3)) as server:
+        yield server
 
 
-def test_a_model_that_no_engine_can_run_fails_its_client_with_the_reason(server: ServedInstallation) -> None:
-    with service_client(server) as service, pytest.raises(tinker.RequestFailedError) as failed:
+def test_a_model_that_no_engine_can_run_fails_its_client_with_the_reason(broken: ServedInstallation) -> None:
+    with service_client(broken) as service, pytest.raises(tinker.RequestFailedError) as failed:
         service.create_lora_training_client(MODEL, rank=4).result()
     assert f"{MODEL} cannot be served: The engine peft cannot load" in str(failed.value)
     assert "RuntimeError: The size of tensor" in str(failed.value)
 
 
-def test_a_worker_that_cannot_run_its_model_rests(server: ServedInstallation) -> None:
+def test_a_worker_that_cannot_run_its_model_rests(broken: ServedInstallation) -> None:
     """The next request that needs it tries again; nobody else does."""
-    with service_client(server) as service, pytest.raises(tinker.RequestFailedError):
+    with service_client(broken) as service, pytest.raises(tinker.RequestFailedError):
         service.create_lora_training_client(MODEL, rank=4).result()
-    assert server.worker_pids() == []
+    assert broken.worker_pids() == []
+
+
+def test_a_program_that_starts_on_a_full_volume_says_so(tmp_path: Path) -> None:
+    program = (
+        "import sys, tinker\n"
+        "service = tinker.ServiceClient(base_url=sys.argv[1])\n"
+        f"service.create_lora_training_client({MODEL!r}, rank=4).result()\n"
+    )
+    environment = os.environ | {"TINKER_API_KEY": API_KEY}
+    with served(tmp_path, **FULL) as server:
+        command = [sys.executable, "-c", program, server.url]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            try:
+                said = next(line for line in process.stderr if "waiting: " in line)
+            finally:
+                process.kill()
+    assert "is full: make room, then retry. Nothing was accepted." in said
+
+
+class Said(logging.Handler):
+    """What the SDK logs, as it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: queue.Queue[str] = queue.Queue()
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.put(record.getMessage())
+
+    def until(self, part: str, timeout_seconds: float = 60.0) -> str:
+        while part not in (line := self.lines.get(timeout=timeout_seconds)):
+            pass
+        return line
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    handler, logger = Said(), logging.getLogger("tinker")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+@pytest.mark.timeout(300)
+def test_a_program_whose_volume_fills_up_says_so_and_goes_on_once_there_is_room(tmp_path: Path, said: Said) -> None:
+    with served(tmp_path) as server, service_client(server) as service:
+        client = service.create_lora_training_client(MODEL, rank=4).result()
+        server.stop()
+        server.settings = FULL
+        server.start()
+        step = client.forward_backward([next_token_datum(range(1, 9))], "cross_entropy")
+        assert "is full: make room" in said.until("waiting: ")
+        server.stop()
+        server.settings = {}
+        server.start()
+        assert step.result().metrics["loss:sum"] > 0

@@ -107,6 +107,18 @@ _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
     "tinsmith_journal_bytes": ("Size of the journal.", lambda reply: reply.metrics.journal_bytes),
 }
 
+# Of a sampler there are none, nor of a worker whose image is older than they are.
+_VOLUME_GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
+    "tinsmith_volume_free_bytes": (
+        "Bytes that are free on the journal's volume.",
+        lambda reply: reply.volume_free_bytes,
+    ),
+    "tinsmith_volume_full": (
+        "1 while the worker accepts no operation, since its volume is full.",
+        lambda reply: reply.volume_full,
+    ),
+}
+
 _COUNTERS: dict[str, tuple[str, Callable[[worker_pb2.WorkerMetrics], float]]] = {
     "tinsmith_trained_tokens": ("Tokens trained on.", lambda metrics: metrics.trained_tokens),
     "tinsmith_sampled_tokens": ("Tokens sampled.", lambda metrics: metrics.sampled_tokens),
@@ -131,11 +143,13 @@ _FUTURES: dict[str, Callable[[worker_pb2.DescribeReply], float]] = {
 
 
 def _gauges(workers: Sequence[DescribedWorker]) -> Iterable[Metric]:
-    for name, (documentation, read) in _GAUGES.items():
-        family = GaugeMetricFamily(name, documentation, labels=LABELS)
-        for worker in workers:
-            family.add_metric(worker.labels, read(worker.reply))
-        yield family
+    with_volume = [worker for worker in workers if worker.reply.HasField("volume_free_bytes")]
+    for gauges, shown in ((_GAUGES, workers), (_VOLUME_GAUGES, with_volume)):
+        for name, (documentation, read) in gauges.items():
+            family = GaugeMetricFamily(name, documentation, labels=LABELS)
+            for worker in shown:
+                family.add_metric(worker.labels, read(worker.reply))
+            yield family
     futures = GaugeMetricFamily(
         "tinsmith_futures", "Futures by state, since the worker's start.", labels=[*LABELS, "state"]
     )

@@ -16,7 +16,7 @@ from tinsmith_server.errors import TinsmithError, Unprocessable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.bodies import body_as, takes
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant, get_services
-from tinsmith_server.routes.problems import http_status
+from tinsmith_server.routes.problems import http_status, tell_user
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.futures import STOPPING, Answer, Metadata, Pending, Ready
 from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest
@@ -106,4 +106,7 @@ def _response(answer: Answer) -> Response:
 def _pending(answer: Pending) -> Response:
     queue_state: Literal["active", "paused_capacity"] = "paused_capacity" if answer.paused else "active"
     state = PendingResponse(queue_state=queue_state, queue_state_reason=answer.reason)
-    return JSONResponse(state.model_dump(), 408)
+    response = JSONResponse(state.model_dump(), 408)
+    if answer.told and answer.reason is not None:
+        tell_user(response, answer.reason)
+    return response

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -41,6 +41,12 @@ def problem(status: int, detail: str) -> JSONResponse:
     return JSONResponse({"detail": redact(detail)}, status)
 
 
+def tell_user(response: Response, sentence: str) -> None:
+    """The SDK shows its user this header, whatever else it keeps silent about; what it calls it is another thing."""
+    words = " ".join(redact(sentence).split())
+    response.headers["x-deprecation-note"] = f"waiting: {words}".encode("ascii", "replace").decode()
+
+
 def install_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(TinsmithError, _tinsmith_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -52,7 +58,12 @@ async def _tinsmith_error(_request: Request, error: Exception) -> JSONResponse:
     status = http_status(error)
     if status >= 500:
         log.warning("request failed", status=status, reason=str(error))
-    return problem(status, str(error))
+    response = problem(status, str(error))
+    if isinstance(error, errors.StorageFull):
+        tell_user(response, str(error))
+        # The SDK's inner retries would keep the words back for a minute and a half; its outer ones go on for 300 s.
+        response.headers["x-should-retry"] = "false"
+    return response
 
 
 async def _validation_error(_request: Request, error: Exception) -> JSONResponse:

@@ -266,6 +266,12 @@ class Reason(StrEnum):
         "The journal's volume is on a network or FUSE file system, where its database cannot be kept safely.",
         "Use a storage class of block storage.",
     )
+    VOLUME_FULL = (
+        "VolumeFull",
+        Progress.STUCK,
+        "The journal's volume has no room for another operation. What was accepted goes on, and nothing is lost.",
+        "Raise `spec.storage.size` where the storage class can grow, or end programs whose adapters nobody needs.",
+    )
     IMAGE_REFUSED = (
         "ImageRefused",
         Progress.STUCK,

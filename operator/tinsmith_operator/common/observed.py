@@ -35,6 +35,7 @@ class WorkerReport:
 
     running_seconds: of the operation that runs now; 0 when none does.
     snapshot_seconds: the longest that a snapshot of everything took since the worker started; 0 before the first.
+    volume_full: it accepts no operation for want of room on the journal's volume.
     """
 
     pod_uid: str
@@ -45,6 +46,7 @@ class WorkerReport:
     running_seconds: float
     snapshot_seconds: float
     last_snapshot_time: datetime | None
+    volume_full: bool
 
 
 @dataclass(frozen=True)

@@ -179,4 +179,5 @@ def parse_reply(reply: worker_pb2.DescribeReply, pod_uid: str, received_at: date
         running_seconds=reply.running_seconds,
         snapshot_seconds=reply.snapshot_seconds,
         last_snapshot_time=datetime.fromtimestamp(snapshot, UTC) if snapshot else None,
+        volume_full=reply.volume_full,
     )

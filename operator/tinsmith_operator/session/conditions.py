@@ -35,6 +35,7 @@ def _degradation(diagnosis: Diagnosis) -> Finding | None:
     return (
         diagnosis.lost_node
         or diagnosis.terminating_claim
+        or diagnosis.full_volume
         or diagnosis.refused_image
         or _volume_on_lost_node(diagnosis)
         or diagnosis.ca_problem

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tinsmith_operator.api.conditions import Finding
+from tinsmith_operator.api.conditions import ConditionType, Finding
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common import diagnosis as common
 from tinsmith_operator.common.diagnosis import (
@@ -39,6 +39,7 @@ class Diagnosis:
     ca_problem: Finding | None
     lost_node: Finding | None
     terminating_claim: Finding | None
+    full_volume: Finding | None
     refused_image: Finding | None
 
 
@@ -52,7 +53,16 @@ def diagnose(situation: Situation) -> Diagnosis:
     is_ready = observed.claim_holder is None and pod is not None and pod.is_ready and conflict is None
     stops = situation.session.spec.suspend or plan.stop_first or situation.must_restart or situation.is_hung
     trouble = None if is_ready and not stops else conflict or lost or _why_not_ready(situation)
-    return Diagnosis(is_ready, trouble, refusal, ca_problem, lost, terminating, refused_image)
+    return Diagnosis(is_ready, trouble, refusal, ca_problem, lost, terminating, _full_volume(situation), refused_image)
+
+
+def _full_volume(situation: Situation) -> Finding | None:
+    """As last reported of this volume: a worker that has only just started has the same one."""
+    report, said = situation.report, situation.session.status.condition(ConditionType.DEGRADED)
+    was_full = said is not None and said.reason == Reason.VOLUME_FULL and situation.pod is not None
+    if not (report.volume_full if report is not None else was_full):
+        return None
+    return found(Reason.VOLUME_FULL, "The journal's volume is full: the worker accepts no training, and programs wait.")
 
 
 def _why_not_ready(situation: Situation) -> Finding:

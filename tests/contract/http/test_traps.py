@@ -287,8 +287,24 @@ async def test_trap_21_a_full_disk_refuses_training_before_it_is_acknowledged_bu
 ) -> None:
     model_id = await server.model()
     server.worker.disk_full = True
-    assert (await server.forward_backward(model_id, 1)).status_code == 507
+    refused = await server.forward_backward(model_id, 1)
+    assert refused.status_code == 507
     assert (model_id, 1) not in server.worker.operations
+    # The SDK repeats it for five minutes either way: with these its user hears at once why nothing happens.
+    assert refused.headers["x-deprecation-note"] == "waiting: the journal's disk is full"
+    assert refused.headers["x-should-retry"] == "false"
+
+
+async def test_trap_21_who_waits_for_a_model_on_a_full_disk_reads_why(hasty_server: TestedServer) -> None:
+    """The SDK keeps the reason of a poll to itself for a quarter of an hour."""
+    hasty_server.worker.disk_full = True
+    made = await hasty_server.create_model(await hasty_server.session())
+    pending = await hasty_server.result(made.json()["request_id"])
+    while pending.json()["queue_state_reason"] is None:  # each is held, and the worker is asked meanwhile
+        pending = await hasty_server.result(made.json()["request_id"])
+    assert pending.status_code == 408
+    assert pending.json()["queue_state_reason"] == "the journal's disk is full"
+    assert pending.headers["x-deprecation-note"] == "waiting: the journal's disk is full"
 
 
 async def test_trap_22_a_sample_that_a_crash_forgot_is_gone_and_not_unknown(server: TestedServer) -> None:

@@ -65,6 +65,13 @@ async def test_a_full_volume_refuses_before_it_acknowledges(start: StartWorker) 
     assert worker.service.queues.find(MODEL) is None
 
 
+async def test_a_worker_says_what_is_free_on_its_volume_and_whether_it_is_full(start: StartWorker) -> None:
+    roomy = describe((await start()).service, WorkerName())
+    assert (roomy.volume_free_bytes > 0, roomy.volume_full) == (True, False)
+    full = describe((await start(reserved_bytes=2**60)).service, WorkerName())
+    assert (full.HasField("volume_free_bytes"), full.volume_full) == (True, True)
+
+
 async def test_a_full_volume_takes_the_release_that_empties_it(start: StartWorker, tmp_path: Path) -> None:
     worker = await start()
     await worker.submit(create(), train(1), step(2))

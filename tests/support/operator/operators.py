@@ -75,6 +75,7 @@ async def content_worker(target: Target) -> WorkerReport:
         running_seconds=0.0,
         snapshot_seconds=1.0,
         last_snapshot_time=None,
+        volume_full=False,
     )
 
 

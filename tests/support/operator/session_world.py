@@ -147,11 +147,13 @@ class World(ModelCluster):
         status["restartCount"] = restarts + 1
         status["lastState"] = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
 
-    def worker_reports(self, *, adapters_used: int = 0, running_seconds: float = 0.0) -> None:
+    def worker_reports(
+        self, *, adapters_used: int = 0, running_seconds: float = 0.0, volume_full: bool = False
+    ) -> None:
         pod = self._worker_pod()
         if pod is not None:
             uid = pod["metadata"]["uid"]
-            self.report = WorkerReport(uid, self.now, 1, adapters_used, 8, running_seconds, 3.5, self.now)
+            self.report = WorkerReport(uid, self.now, 1, adapters_used, 8, running_seconds, 3.5, self.now, volume_full)
 
     def job_controller_works(self) -> None:
         """It makes a pod while none is there that could still succeed, and says when one has."""

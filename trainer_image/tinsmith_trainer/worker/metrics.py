@@ -41,6 +41,8 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         snapshot_seconds=sum(queue.snapshot_seconds for queue in queues if queue.holds_a_slot),
         draining=service.is_draining,
         adapters_used=service.adapters_used,
+        volume_free_bytes=service.parts.volume.free_bytes(),
+        volume_full=not service.parts.volume.has_room_for(0),
     )
 
 

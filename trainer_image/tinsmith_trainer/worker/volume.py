@@ -46,7 +46,10 @@ class Volume:
 
     def has_room_for(self, content_bytes: int) -> bool:
         """Whether accepting this much leaves the reserve untouched."""
-        return shutil.disk_usage(self.directory).free - content_bytes >= self._reserved_bytes
+        return self.free_bytes() - content_bytes >= self._reserved_bytes
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.directory).free
 
     @property
     def journal_path(self) -> Path:

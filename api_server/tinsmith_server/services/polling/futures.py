@@ -27,10 +27,14 @@ PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Not yet. `paused`: something is in the way that a human will want to hear of."""
+    """Not yet. `paused`: something is in the way that a human will want to hear of.
+
+    `told`: at once, since somebody has to act; of what is paused the SDK says nothing for a quarter of an hour.
+    """
 
     reason: str | None = None
     paused: bool = False
+    told: bool = False
 
     @classmethod
     def from_worker(cls, pending: worker_pb2.Pending) -> Pending:
@@ -109,7 +113,7 @@ class Futures:
         model = await self._binding.until_bound(model, _remaining(deadline))
         if model.state == "accepted":
             reason = self._binding.reason(model)
-            return Pending(reason, paused=reason is not None)
+            return Pending(reason, paused=reason is not None, told=self._binding.waits_for_room(model))
         if model.state == "failed" or self._outlives_its_worker(model):
             return _ended(model)
         reply = await self._ask_worker_of(model, seq_id, deadline)

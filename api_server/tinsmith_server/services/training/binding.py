@@ -31,7 +31,7 @@ class Binding:
         self._placement = placement
         self._delivery = delivery
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._reasons: dict[str, str] = {}
+        self._reasons: dict[str, TinsmithError] = {}
         # Workers without room on their disks: said once, while every waiting model asks each second.
         self._refusing: set[str] = set()
 
@@ -61,7 +61,12 @@ class Binding:
 
     def reason(self, model: Model) -> str | None:
         """Why a model is not bound yet, for the one who waits for it."""
-        return self._placement.reason(model) or self._reasons.get(model.model_id)
+        error = self._reasons.get(model.model_id)
+        return self._placement.reason(model) or (str(error) if error is not None else None)
+
+    def waits_for_room(self, model: Model) -> bool:
+        """On the disk of its worker: until somebody makes some."""
+        return self._placement.reason(model) is None and isinstance(self._reasons.get(model.model_id), StorageFull)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -86,7 +91,7 @@ class Binding:
                 return await self._bring(model, refused_by)
             return await self._displace(model)
         except TinsmithError as error:
-            self._reasons[model.model_id] = str(error)
+            self._reasons[model.model_id] = error
             await asyncio.sleep(RETRY_SECONDS)
             # Whether it still has its place, the store says in the next step.
             return replace(model, worker_id="")

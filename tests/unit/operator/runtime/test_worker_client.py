@@ -164,6 +164,7 @@ def test_a_reply_is_read_with_its_units_and_absences() -> None:
         running_seconds=12.5,
         snapshot_seconds=3.5,
         last_snapshot_time=1_700_000_000,
+        volume_full=True,
         capabilities=worker_pb2.EngineCapabilities(adapter_slots=8),
     )
     at = datetime(2026, 3, 1, tzinfo=UTC)
@@ -176,6 +177,7 @@ def test_a_reply_is_read_with_its_units_and_absences() -> None:
         running_seconds=12.5,
         snapshot_seconds=3.5,
         last_snapshot_time=datetime.fromtimestamp(1_700_000_000, UTC),
+        volume_full=True,
     )
     assert parse_reply(worker_pb2.DescribeReply(), "pod-1", at).last_snapshot_time is None
 

@@ -260,6 +260,30 @@ def test_a_deleted_claim_is_announced_while_the_worker_still_runs() -> None:
     assert found["Degraded"].reason == "ClaimTerminating"
 
 
+def degradation(world: World) -> tuple[str, str]:
+    degraded = conditions(world)["Degraded"]
+    return degraded.status, degraded.reason
+
+
+def test_a_full_volume_is_said_while_the_worker_is_ready_until_there_is_room() -> None:
+    world = ready_world()
+    world.worker_reports(volume_full=True)
+    assert conditions(world)["Ready"].status == "True"
+    assert degradation(world) == ("True", "VolumeFull")
+    assert "Raise spec.storage.size" in conditions(world)["Degraded"].message.replace("raise", "Raise")
+    world.worker_reports()
+    assert degradation(world) == ("False", "AsExpected")
+
+
+def test_a_volume_was_full_until_its_worker_says_otherwise() -> None:
+    """A new leader of the operators, and a pod that has only just begun, have not heard of it yet."""
+    world = ready_world()
+    world.worker_reports(volume_full=True)
+    world.operate()
+    world.report = None
+    assert degradation(world) == ("True", "VolumeFull")
+
+
 @pytest.mark.parametrize(
     ("place", "reason"),
     [

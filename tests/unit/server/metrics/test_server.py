@@ -8,7 +8,7 @@ from tinsmith_server.metrics.workers import DescribedWorker, SamplingFigures
 
 
 def described() -> worker_pb2.DescribeReply:
-    reply = worker_pb2.DescribeReply()
+    reply = worker_pb2.DescribeReply(volume_free_bytes=4096, volume_full=True)
     reply.models.add(model_id="sess-1:train:0", queued=2, oldest_queued_seconds=3.5, snapshot_age_seconds=10)
     reply.models.add(model_id="sess-1:train:1", queued=1, oldest_queued_seconds=1.5, corrupted="broken")
     reply.models.add(model_id="sess-1:train:2", quarantined="it ends the process")
@@ -42,6 +42,8 @@ def test_queues_and_ages_are_shown_by_base_model_and_worker() -> None:
         'tinsmith_snapshot_age_seconds{base_model="org/tiny",worker="w1"} 10.0',
         'tinsmith_models_corrupted{base_model="org/tiny",worker="w1"} 1.0',
         'tinsmith_models_quarantined{base_model="org/tiny",worker="w1"} 1.0',
+        'tinsmith_volume_free_bytes{base_model="org/tiny",worker="w1"} 4096.0',
+        'tinsmith_volume_full{base_model="org/tiny",worker="w1"} 1.0',
         'tinsmith_operations_given_up_total{base_model="org/tiny",worker="w1"} 2.0',
         'tinsmith_trained_tokens_total{base_model="org/tiny",worker="w1"} 7.0',
         'tinsmith_logprob_gap{base_model="org/tiny",worker="w1"} NaN',
@@ -52,6 +54,14 @@ def test_queues_and_ages_are_shown_by_base_model_and_worker() -> None:
         'tinsmith_http_requests_total{route="/api/v1/retrieve_future",status="408"} 1.0',
     ):
         assert line in text.splitlines()
+
+
+def test_what_has_no_volume_has_no_series_of_one() -> None:
+    """A sampler, and a worker of an earlier image."""
+    metrics = Metrics()
+    metrics.watch(lambda: [DescribedWorker("org/tiny", "pool-1", worker_pb2.DescribeReply())], dict, lambda: 0)
+    lines = metrics.render().decode().splitlines()
+    assert not [line for line in lines if line.startswith("tinsmith_volume")]
 
 
 def test_it_shows_where_samples_went_and_that_nobody_of_a_kind_takes_more() -> None:
