@@ -16,6 +16,7 @@ async def other_tenant(server: TestedServer) -> dict[str, str]:
     return {"X-API-Key": made.secret}
 
 
+@one_server
 @pytest.mark.parametrize("key", [None, "tml-unknown", "nonsense"])
 async def test_no_key_and_unknown_keys_are_401(server: TestedServer, key: str | None) -> None:
     headers = {"X-API-Key": key} if key else {"X-API-Key": ""}
@@ -79,6 +80,7 @@ async def test_a_first_key_is_made_once_and_kept_only_as_a_hash(tmp_path: Path, 
         assert (await server.post("/client/config")).status_code == 200
 
 
+@one_server
 @pytest.mark.parametrize(("method", "path", "what"), UNSUPPORTED, ids=str)
 async def test_what_is_not_there_yet_is_a_422_with_a_sentence(
     server: TestedServer, method: str, path: str, what: str
@@ -159,6 +161,7 @@ async def test_no_log_line_holds_a_key(
     assert API_KEY not in output.out + output.err
 
 
+@one_server
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"a":', b"\xff"])
 async def test_a_body_that_is_no_json_object_is_a_422(server: TestedServer, body: bytes) -> None:
     paths: dict[str, Any] = {"/create_session": 422, "/optim_step": 422, "/asample": 422, "/retrieve_future": 422}

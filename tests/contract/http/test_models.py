@@ -8,7 +8,7 @@ import pytest
 import zstandard
 from support.server.fake_fleet import ALIAS, BASE_MODEL, OTHER_MODEL
 from support.server.fake_worker import proto_result
-from support.server.http_server import PROTOBUF, TestedServer, training_body
+from support.server.http_server import PROTOBUF, TestedServer, one_server, training_body
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.store.sql_store import open_store
 
@@ -129,6 +129,7 @@ async def test_a_checkpoint_of_another_base_model_is_not_loaded_into_a_model(ser
     assert failed["error"].endswith("is of the base model org/other, not of org/tiny")
 
 
+@one_server
 @pytest.mark.parametrize("seq_id", [0, -1, 2**62, 1.5, "1", None, True])
 async def test_an_operation_without_a_usable_number_is_a_422(server: TestedServer, seq_id: object) -> None:
     response = await server.post("/optim_step", {"model_id": await server.model(), "seq_id": seq_id})

@@ -11,7 +11,15 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 from support.server.fake_fleet import FakeFleet
-from support.server.http_server import API_KEY, PROTOBUF, TestedServer, running_server, settings_for, training_body
+from support.server.http_server import (
+    API_KEY,
+    PROTOBUF,
+    TestedServer,
+    one_server,
+    running_server,
+    settings_for,
+    training_body,
+)
 from tinsmith_rpc import RELEASE_SEQ_ID, wire_pb2, worker_pb2
 from tinsmith_server.settings import Settings
 
@@ -82,6 +90,7 @@ async def test_trap_03_samples_have_sequence_ids_and_a_protobuf_result(server: T
     assert len(wire_pb2.SampleResponse.FromString(result.content).sequences) == 3
 
 
+@one_server
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/create_session"), ("GET", "/training_runs/none"), ("GET", "/nowhere"), ("POST", "/auth/token")],
@@ -245,6 +254,7 @@ async def test_trap_16_run_ids_hold_colons_and_checkpoint_ids_a_slash(server: Te
     assert response.status_code == 200
 
 
+@one_server
 @pytest.mark.parametrize("body", [b"", b"no json", b'{"events": 3}', b'{"events": [null, {"event": 1}]}', b"[]"])
 async def test_trap_17_telemetry_is_always_accepted(server: TestedServer, body: bytes) -> None:
     response = await server.client.post("/telemetry", content=body, headers={"X-API-Key": "tml-unknown"})

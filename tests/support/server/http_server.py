@@ -191,4 +191,4 @@ REPLICAS = {"one server": running_server, "two in turn": alternating_servers}
 """The installations that promises are kept in."""
 
 one_server = pytest.mark.parametrize("server", ["one server"], indirect=True)
-"""For what a server says of itself alone, or of which a test counts the steps."""
+"""For what a server says of itself alone, what it refuses by the request alone, or of which a test counts the steps."""
