@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from tinsmith_operator.errors import (
     Throttled,
     Unavailable,
 )
+from tinsmith_operator.kube.depth import ReadableResponse, parse_json
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import ApiCall, Resource, namespace_of, parse_call
 
@@ -211,7 +211,7 @@ class Cluster:
         if response.status >= 400:
             raise error_of(response.status, answer, response.headers.get("Retry-After"), f"{method} {path}")
         try:
-            parsed: Manifest = json.loads(answer)
+            parsed: Manifest = parse_json(answer)
         except ValueError as error:
             raise Unavailable(f"Something other than the Kubernetes API answered {method} {path}.") from error
         return parsed
@@ -235,7 +235,7 @@ def read_list(resource: Resource, answer: Manifest) -> tuple[list[Manifest], int
 def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> ClusterError:
     """The API server's refusal as one of ours."""
     try:
-        answer = json.loads(body)
+        answer = parse_json(body)
         reason, message = answer.get("reason"), answer.get("message") or ""
     except (ValueError, AttributeError):
         reason, message = None, body[:200].decode(errors="replace")
@@ -299,7 +299,7 @@ def trace(observe: Observe, heard: Heard | None = None) -> aiohttp.TraceConfig:
             return
         # What is no list ends the request of whoever asked for it, not this look at it.
         with contextlib.suppress(ValueError):
-            heard(namespace_of(params.url.path), context.listed, "200", json.loads(params.chunk))
+            heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk))
 
     async def on_error(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
         finished(params.url, params.method, "error")
@@ -329,6 +329,7 @@ async def open_watch_session(observe: Observe, heard: Heard) -> WatchSession:
         connector=aiohttp.TCPConnector(limit=0, ssl=client.rest_client.ssl_context),
         headers={"User-Agent": f"{USER_AGENT}-watch", **({"Authorization": token} if token else {})},
         trust_env=True,
+        response_class=ReadableResponse,
         trace_configs=[trace(observe, heard)],
     )
     rotates: Final = configuration.refresh_api_key_hook is not None

@@ -6,13 +6,15 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.kubernetes.api_proxy import ApiProxy
+from support.kubernetes.fixtures import Cluster
 from support.kubernetes.kubectl import KubectlUser, Kubelet
 from support.operator.operators import WAIT_SECONDS, comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.kube.resources import CLAIMS, PODS, SECRETS, SESSIONS, WORKLOADS
+from tinsmith_operator.kube.resources import CLAIMS, PODS, SECRETS, SERVICES, SESSIONS, WORKLOADS, Resource
 
 WRITES = ("create", "patch", "update", "delete")
 RESTARTED = "kubectl.kubernetes.io/restartedAt"
@@ -123,6 +125,35 @@ async def test_an_affinity_without_sense_is_told_and_once_taken_back_leaves_noth
             await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": affinity}}})
         await eventually(lambda: is_stalled(hands, "OverridesRefused"), "the refusal is told")
         await hands.patch(SESSIONS, "tiny", {"spec": {"pod": {"affinity": None}}})
+        await comes_to_rest(hands, "WorkerReady")
+
+
+@pytest.mark.parametrize("is_there_first", [True, False], ids=["is there first", "comes later"])
+async def test_managed_fields_that_nest_deeper_than_a_parser_goes_stop_nobodys_session(
+    hands: KubectlUser, kubelet: Kubelet, api_cluster: Cluster, tmp_path: Path, is_there_first: bool
+) -> None:
+    """Anybody may write them into an object of theirs, and the API server keeps them to a depth of 10,000."""
+    deep = tmp_path / "deep.json"
+    nested = '{"f:a":' * 9000 + "{}" + "}" * 9000
+    managed = {"manager": "me", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": "nested"}
+
+    def write(resource: Resource, manifest: dict[str, Any]) -> None:
+        metadata = {"name": "deep", "managedFields": [{**managed, "apiVersion": resource.api_version}]}
+        deep.write_text(json.dumps({**manifest, "metadata": metadata}).replace('"nested"', nested))
+        api_cluster.kubectl("create", "--raw", resource.path(hands.namespace), f"--filename={deep}")
+
+    def write_both() -> None:
+        write(SERVICES, {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 80}]}})
+        write(SESSIONS, session_manifest())
+
+    if is_there_first:
+        write_both()
+    async with running(settings_for(hands.namespace)):
+        if not is_there_first:
+            await hands.create(SESSIONS, session_manifest("early"))
+            await comes_to_rest(hands, "WorkerReady", "early")
+            write_both()
+        await hands.create(SESSIONS, session_manifest())
         await comes_to_rest(hands, "WorkerReady")
 
 
