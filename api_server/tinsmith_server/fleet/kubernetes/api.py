@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,10 @@ WATCH_SECONDS = 60
 WATCH_GRACE_SECONDS = 15.0
 # Of a claim its UID is wanted and nothing else.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+# Kubernetes' own objects and their managed fields stay below 30.
+DEEPEST = 100
+_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
+_EMPTY = {b"{": b"{}", b"[": b"[]"}
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -102,7 +107,7 @@ class KubernetesApi:
             timeout_seconds = WATCH_SECONDS + WATCH_GRACE_SECONDS
             async with await self._open("GET", path, timeout_seconds, query=query) as response:
                 async for line in response.content:
-                    yield _parse_event(json.loads(line))
+                    yield _parse_event(parse_json(line))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiUnavailable(f"the Kubernetes API ended a watch: {error!r}") from error
 
@@ -131,7 +136,7 @@ class KubernetesApi:
         try:
             opened = self._open(method, path, REQUEST_SECONDS, query=query, body=body, accept=accept)
             async with await opened as response:
-                answer: Manifest = json.loads(await response.read())
+                answer: Manifest = parse_json(await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise ApiUnavailable(f"the Kubernetes API did not answer {method} {path}: {error!r}") from error
         return answer
@@ -178,6 +183,34 @@ class KubernetesApi:
             await client.close()  # type: ignore[no-untyped-call]
 
 
+def parse_json(text: bytes) -> Any:
+    """As `json.loads`, without what nests deeper than it goes. Raises ValueError for what is no JSON.
+
+    Whoever may write an object may write its managed fields, to a depth of 10,000: one object must not end every list
+    of its kind.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return json.loads(_flattened(text))
+
+
+def _flattened(text: bytes) -> bytes:
+    """With nothing in the objects and lists at the deepest level that is kept."""
+    kept, depth, begins = bytearray(), 0, 0
+    for token in _STRINGS_AND_BRACKETS.finditer(text):
+        bracket = token[0]
+        if bracket in _EMPTY:
+            depth += 1
+            if depth == DEEPEST:
+                kept += text[begins : token.start()] + _EMPTY[bracket]
+        elif not bracket.startswith(b'"'):
+            if depth == DEEPEST:
+                begins = token.end()
+            depth -= 1
+    return bytes(kept + text[begins:])
+
+
 def own_namespace() -> str | None:
     """Of the pod that this server runs in; None outside of one."""
     try:
@@ -189,7 +222,7 @@ def own_namespace() -> str | None:
 def error_of(status: int, content: bytes, what: str) -> KubernetesError:
     """The API's refusal as one of ours."""
     try:
-        answer = json.loads(content)
+        answer = parse_json(content)
         reason, message = answer.get("reason"), answer.get("message") or ""
     except (ValueError, AttributeError):
         reason, message = None, content[:200].decode(errors="replace")

@@ -1,9 +1,11 @@
-"""A client of the Kubernetes API is closed for good."""
+"""A client of the Kubernetes API is closed for good, and reads whatever others have written."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi
+from tinsmith_server.fleet.kubernetes.api import SESSIONS, KubernetesApi, parse_json
 from tinsmith_server.fleet.kubernetes.errors import ApiUnavailable
 
 
@@ -12,3 +14,17 @@ async def test_what_asks_after_the_end_opens_no_connection_that_nobody_would_clo
     await api.close()
     with pytest.raises(ApiUnavailable, match="stopping"):
         await api.list(SESSIONS, "team")
+
+
+@pytest.mark.parametrize(
+    "nested", ['{"f:a":' * 9000 + "{}" + "}" * 9000, "[" * 9000 + "]" * 9000], ids=["objects", "lists"]
+)
+def test_what_is_beside_a_value_that_nests_deeper_than_a_parser_goes_is_read_to_the_letter(nested: str) -> None:
+    """Anybody may write such managed fields into an object of theirs, and the API server keeps them."""
+    beside = {"text": 'a "quoted" \\ { [ ]', "kept": [1, {"two": None}], "ü": True}
+    text = json.dumps({"before": beside, "deep": "?", "after": beside}).replace('"?"', nested).encode()
+    read = parse_json(text)
+    assert (read["before"], read["after"]) == (beside, beside)
+    assert read["deep"]
+    with pytest.raises(ValueError, match="Expecting"):
+        parse_json(b"<html>")
