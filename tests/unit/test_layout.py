@@ -43,14 +43,12 @@ CHOICE = "a package's public choice, which its __init__ exports"
 
 WHY_SHORT = {
     "api_server/tinsmith_server/cli/stopping.py": "in force while serving.py still loads uvicorn",
-    "api_server/tinsmith_server/fleet/activation.py": SHARED,
     "api_server/tinsmith_server/fleet/kubernetes/errors.py": SHARED,
     "api_server/tinsmith_server/routes/dependencies.py": SHARED,
     "api_server/tinsmith_server/routes/sampling.py": ROUTER,
     "api_server/tinsmith_server/routes/unsupported.py": ROUTER,
-    "api_server/tinsmith_server/services/background/readiness.py": "what a probe asks, beside the tasks",
+    "api_server/tinsmith_server/services/accounts/ownership.py": SHARED,
     "api_server/tinsmith_server/services/checkpoints/lookup.py": SHARED,
-    "api_server/tinsmith_server/services/delivery.py": SHARED,
     "api_server/tinsmith_server/services/failures.py": SHARED,
     "api_server/tinsmith_server/services/polling/long_polls.py": SHARED,
     "api_server/tinsmith_server/services/row_cache.py": SHARED,
@@ -81,7 +79,6 @@ WHY_SHORT = {
     "operator/tinsmith_operator/pool/decision.py": ROOM,
     "operator/tinsmith_operator/pool/status.py": ROOM,
     "operator/tinsmith_operator/scope.py": SHARED,
-    "operator/tinsmith_operator/session/conditions.py": ROOM,
     "testcluster/testcluster/commands.py": SHARED,
     "testcluster/testcluster/errors.py": SHARED,
     "testcluster/testcluster/kind.py": SHARED,
@@ -99,6 +96,7 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/engines/peft/settings.py": CHOICE,
     "trainer_image/tinsmith_trainer/failpoints.py": SHARED,
     "trainer_image/tinsmith_trainer/flag_check.py": PROGRAM,
+    "trainer_image/tinsmith_trainer/load_failures.py": SHARED,
     "trainer_image/tinsmith_trainer/logs.py": SHARED,
     "trainer_image/tinsmith_trainer/process_exit.py": SHARED,
     "trainer_image/tinsmith_trainer/sampling/builtin/settings.py": CHOICE,
@@ -112,9 +110,7 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/worker/termination_log.py": SHARED,
 }
 
-WHY_LONG = {
-    "trainer_image/tinsmith_trainer/training/scheduler.py": "the engine's one thread, in the order it works",
-}
+WHY_LONG: dict[str, str] = {}
 
 WHY_FULL: dict[str, str] = {}
 

@@ -22,8 +22,13 @@ TESTS = Path(__file__).parents[2]
 AWAIT_SECONDS = 30.0
 START_SECONDS = 240.0
 """A process that takes longer to answer first hangs. On a busy machine, imports alone take long."""
-RECONNECTS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
-"""By default the pauses grow to many seconds while a process starts."""
+RECONNECTS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+"""By default the pauses grow to many seconds while a process starts, and a new channel takes over the connection that
+another had to the same address: to the process before."""
 Kind = worker_pb2.OperationKind.ValueType
 
 

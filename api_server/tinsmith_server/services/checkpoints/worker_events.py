@@ -7,7 +7,7 @@ import contextlib
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 
-from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
+from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import ModelNotAtWorker
 from tinsmith_server.fleet.base import Fleet
@@ -104,14 +104,8 @@ class Events:
             log.error("report of an unknown model", model_id=model_id, worker_id=worker_id)
             return
         log.warning("model released where it does not live", model_id=model_id, worker_id=worker_id)
-        request = worker_pb2.SubmitRequest(
-            model_id=model_id,
-            seq_id=RELEASE_SEQ_ID,
-            kind=worker_pb2.RELEASE_MODEL,
-            payload=worker_pb2.ReleaseModel().SerializeToString(),
-        )
         with contextlib.suppress(ModelNotAtWorker):
-            await self._delivery.submit(worker_id, request)
+            await self._delivery.release(worker_id, model_id)
 
     async def _end(self, worker_id: str, model_id: str, state: FinalState, failure: str | None = None) -> None:
         """Only the worker at which a model lives says when it ends."""

@@ -16,9 +16,14 @@ SECRETS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=
 """Of letters and digits, so that they stand in any text as they are."""
 
 STRANGE = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=8, max_size=40).filter(
-    lambda text: text.strip() == text and any(character.isalnum() for character in text) and len(set(text)) > 4
+    lambda text: (
+        text.strip() == text
+        and any(character.isalnum() for character in text)
+        and len(set(text)) > 4
+        and text not in REMOVED
+    )
 )
-"""Whatever a person may choose as a password."""
+"""Whatever a person may choose as a password; but part of the words that stand in its place, which survive it."""
 
 VARIABLES = st.sampled_from(
     ["API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD", "clientSecret", "MY_CREDENTIALS"]
