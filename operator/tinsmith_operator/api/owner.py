@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tinsmith_operator.api.base import Manifest, parse_time
 from tinsmith_operator.api.names import API_VERSION
-from tinsmith_operator.api.spec import ServingSpec
+from tinsmith_operator.api.serving_spec import ServingSpec
 from tinsmith_operator.api.status import OwnerStatus
 
 

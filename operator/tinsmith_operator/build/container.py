@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.names import HEALTH_PORT, RPC_PORT, WORKER_CONTAINER
-from tinsmith_operator.api.spec import Model, ModelSource, Resources, ServingSpec, SourceType
+from tinsmith_operator.api.serving_spec import Model, ModelSource, Resources, ServingSpec, SourceType
 from tinsmith_operator.build.volumes import HOME_PATH, HUB_CACHE_PATH, MODELS_PATH, TLS_PATH, Mounted, mounts
 from tinsmith_operator.installation import Installation
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import CONVERSION_ANNOTATION, INPUTS_ANNOTATION, WORKER_CONTAINER, conversion_name
-from tinsmith_operator.api.session import TrainingSession
-from tinsmith_operator.api.spec import TrainingSessionSpec
+from tinsmith_operator.api.training_session import TrainingSession, TrainingSessionSpec
 from tinsmith_operator.build.container import (
     SECURITY,
     TERMINATION_LOG,

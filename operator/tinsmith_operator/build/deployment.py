@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.names import IMAGE_ANNOTATION
-from tinsmith_operator.api.pool import SamplerPool, SamplerPoolSpec
+from tinsmith_operator.api.sampler_pool import SamplerPool, SamplerPoolSpec
 from tinsmith_operator.build.container import (
     build_container,
     command_line,

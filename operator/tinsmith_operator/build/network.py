@@ -5,8 +5,8 @@ from __future__ import annotations
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import RPC_PORT, certificate_secret_name
 from tinsmith_operator.api.owner import Owner
-from tinsmith_operator.api.session import TrainingSession
-from tinsmith_operator.api.spec import ModelSource, SourceType
+from tinsmith_operator.api.serving_spec import ModelSource, SourceType
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.metadata import child_metadata, sealed, selector_labels
 from tinsmith_operator.installation import HTTP_PORT, HTTPS_PORT, Installation
 

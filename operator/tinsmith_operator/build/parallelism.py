@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tinsmith_operator.api.base import Manifest, parse_quantity
-from tinsmith_operator.api.spec import Engine, TrainingSessionSpec
+from tinsmith_operator.api.training_session import Engine, TrainingSessionSpec
 from tinsmith_operator.build.volumes import (
     HUB_CACHE_LIMIT,
     HUB_CACHE_PATH,

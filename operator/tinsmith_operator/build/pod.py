@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
 from tinsmith_operator.api.owner import Owner
-from tinsmith_operator.api.spec import PodOverrides
+from tinsmith_operator.api.serving_spec import PodOverrides
 from tinsmith_operator.build.metadata import child_labels
 from tinsmith_operator.build.volumes import Mounted, pod_volumes
 

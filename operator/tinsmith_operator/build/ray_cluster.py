@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import WORKER_CONTAINER
-from tinsmith_operator.api.session import TrainingSession
-from tinsmith_operator.api.spec import TrainingSessionSpec
+from tinsmith_operator.api.training_session import TrainingSession, TrainingSessionSpec
 from tinsmith_operator.build.container import SECURITY, literally, model_environment, thread_count
 from tinsmith_operator.build.metadata import child_labels, child_metadata, member_selector, sealed
 from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, shared_bytes

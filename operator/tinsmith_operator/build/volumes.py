@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import certificate_secret_name
-from tinsmith_operator.api.session import TrainingSession
-from tinsmith_operator.api.spec import ModelSource, ServingSpec, SourceType
+from tinsmith_operator.api.serving_spec import ModelSource, ServingSpec, SourceType
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.metadata import child_labels
 from tinsmith_operator.installation import Installation
 

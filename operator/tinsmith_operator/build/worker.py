@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.session import TrainingSession
-from tinsmith_operator.api.spec import Sampling
+from tinsmith_operator.api.training_session import Sampling, TrainingSession
 from tinsmith_operator.build.container import (
     build_container,
     command_line,

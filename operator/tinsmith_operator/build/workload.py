@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.metadata import child_metadata, sealed, selector_labels
 from tinsmith_operator.build.ray_cluster import build_ray_cluster
 from tinsmith_operator.build.worker import WorkerPlan, worker_template

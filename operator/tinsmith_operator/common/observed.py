@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.owner import Owner
-from tinsmith_operator.api.pool import SamplerPool
-from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.sampler_pool import SamplerPool
+from tinsmith_operator.api.training_session import TrainingSession
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import INPUTS_ANNOTATION, MANAGED_BY_LABEL, MANAGER, SESSION_LABEL
 from tinsmith_operator.api.owner import Owner
-from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.observed import Observed, Surroundings
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.workload_state import RAY_CLUSTER, STATEFUL_SET, WORKLOAD_KINDS, Workload

@@ -12,8 +12,8 @@ from datetime import datetime
 
 from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
 from tinsmith_operator.api.owner import Owner
-from tinsmith_operator.api.session import TrainingSession
 from tinsmith_operator.api.status import Requests
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.actions import Emit, EventType
 from tinsmith_operator.common.diagnosis import quoted
 from tinsmith_operator.common.observed import SnapshotAnswer

@@ -12,7 +12,7 @@ from tinsmith_operator.api.names import (
     INPUTS_ANNOTATION,
     RESTART_REQUEST_ANNOTATION,
 )
-from tinsmith_operator.api.pool import SamplerPool
+from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.build.deployment import build_sampler_template
 from tinsmith_operator.common.diagnosis import Evidence
 from tinsmith_operator.common.drift import others_hold_content

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import WORKER_CONTAINER, endpoint
-from tinsmith_operator.api.pool import SamplerPool, parse_pool
-from tinsmith_operator.api.session import TrainingSession, parse_session
+from tinsmith_operator.api.sampler_pool import SamplerPool, parse_pool
+from tinsmith_operator.api.training_session import TrainingSession, parse_session
 from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.observed import KubernetesWarning, Observed, ObservedPool

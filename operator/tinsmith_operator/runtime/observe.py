@@ -12,8 +12,8 @@ from tinsmith_operator.api.names import (
     pod_name,
 )
 from tinsmith_operator.api.owner import Owner
-from tinsmith_operator.api.pool import SamplerPool
-from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.sampler_pool import SamplerPool
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.ca.certificates import parse_facts
 from tinsmith_operator.common.observed import CertificateFacts, Observed, ObservedPool
 from tinsmith_operator.common.ownership import controller_of, has_foreign_owner

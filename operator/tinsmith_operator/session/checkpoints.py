@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tinsmith_operator.api.base import Manifest, parse_time
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.actions import Action
 from tinsmith_operator.common.drift import ensure_child

@@ -9,8 +9,8 @@ from datetime import datetime
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import ConditionType
 from tinsmith_operator.api.reasons import Reason
-from tinsmith_operator.api.session import TrainingSession
 from tinsmith_operator.api.status import AdapterUsage
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
 from tinsmith_operator.build.worker import WorkerPlan, inputs_hash
 from tinsmith_operator.build.workload import build_workload

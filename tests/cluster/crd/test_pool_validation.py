@@ -15,7 +15,7 @@ from support.operator.built_pools import BUILT_POOLS, EVERYTHING_OF_A_POOL, VLLM
 from support.operator.resources import FROM_HUB, ON_CLAIM
 from testcluster.errors import ClusterError
 from tinsmith_operator.api.names import API_VERSION, POOL_KIND
-from tinsmith_operator.api.pool import SamplerPoolSpec
+from tinsmith_operator.api.sampler_pool import SamplerPoolSpec
 
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 

@@ -16,7 +16,7 @@ from support.operator.resources import FROM_HUB, ON_CLAIM
 from testcluster.addons.kuberay import install_kuberay_kinds
 from testcluster.errors import ClusterError
 from tinsmith_operator.api.names import API_VERSION, SESSION_KIND
-from tinsmith_operator.api.spec import TrainingSessionSpec
+from tinsmith_operator.api.training_session import TrainingSessionSpec
 
 
 def session(name: str = "qwen", *, source: Manifest = ON_CLAIM, model: str = "Qwen/Qwen3-8B", **spec: Any) -> Manifest:

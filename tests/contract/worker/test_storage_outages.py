@@ -12,7 +12,7 @@ from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, create, save, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
-from tinsmith_trainer.training import retry_policy
+from tinsmith_trainer.training import storage_retries
 
 from .conftest import StartWorker
 
@@ -30,7 +30,7 @@ class Outage:
 def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
     """While it is on, no file of a checkpoint can be read or written."""
     outage = Outage()
-    monkeypatch.setattr(retry_policy, "STORAGE_RETRY_SECONDS", RETRY_SECONDS)
+    monkeypatch.setattr(storage_retries, "STORAGE_RETRY_SECONDS", RETRY_SECONDS)
     for method in ("_read_file", "_write_file"):
         monkeypatch.setattr(CheckpointStorage, method, _refusing(outage, getattr(CheckpointStorage, method)))
     yield outage
@@ -111,7 +111,7 @@ async def test_loads_wait_for_storage_into_models_old_and_new(start: StartWorker
 async def test_a_save_that_waited_too_long_fails_in_words_and_the_model_goes_on(
     start: StartWorker, outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry_policy, "STORAGE_WAIT_SECONDS", 5 * RETRY_SECONDS)
+    monkeypatch.setattr(storage_retries, "STORAGE_WAIT_SECONDS", 5 * RETRY_SECONDS)
     worker = await start()
     outage.on = True
     await worker.submit(create(), save(1, "a"), train(2), step(3))

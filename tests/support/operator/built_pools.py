@@ -7,7 +7,7 @@ from typing import Any
 
 from support.operator.resources import FROM_HUB, INSTALLATION, make_pool
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.pool import SamplerPool
+from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.build.deployment import build_budget, build_deployment, build_sampler_template
 from tinsmith_operator.build.network import build_certificate_secret, build_policy, build_service
 from tinsmith_operator.installation import Installation

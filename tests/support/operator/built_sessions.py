@@ -7,7 +7,7 @@ from typing import Any
 
 from support.operator.resources import FROM_HUB, INSTALLATION, make_session
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.session import TrainingSession
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.conversion import build_conversion
 from tinsmith_operator.build.network import build_certificate_secret, build_service, build_session_policy
 from tinsmith_operator.build.volumes import build_claim

@@ -10,7 +10,7 @@ from typing import Any
 from support.operator.model_cluster import AUTHORITY, ModelCluster, Place
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import certificate_secret_name
-from tinsmith_operator.api.pool import parse_pool
+from tinsmith_operator.api.sampler_pool import parse_pool
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.pool.decision import decide_pool

@@ -7,8 +7,8 @@ from typing import Any
 
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import API_VERSION, POOL_KIND, SESSION_KIND
-from tinsmith_operator.api.pool import SamplerPool, parse_pool
-from tinsmith_operator.api.session import TrainingSession, parse_session
+from tinsmith_operator.api.sampler_pool import SamplerPool, parse_pool
+from tinsmith_operator.api.training_session import TrainingSession, parse_session
 from tinsmith_operator.installation import Installation
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

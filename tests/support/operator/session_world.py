@@ -12,7 +12,7 @@ from typing import Any
 from support.operator.model_cluster import AUTHORITY, ModelCluster, Place
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import certificate_secret_name, conversion_name, pod_name
-from tinsmith_operator.api.session import parse_session
+from tinsmith_operator.api.training_session import parse_session
 from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
 from tinsmith_operator.session.decision import decide

@@ -13,7 +13,7 @@ from tinsmith_trainer.in_flight_marker import InFlightWork
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queues import CREATES
-from tinsmith_trainer.training.retry_policy import final_message
+from tinsmith_trainer.training.storage_retries import final_message
 
 log = structlog.get_logger(__name__)
 

@@ -33,8 +33,8 @@ from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_f
 from tinsmith_trainer.process_exit import fatal_on_error
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.operation_results import Stamp, failure_of, write_operation_result
-from tinsmith_trainer.training.retry_policy import retry_seconds
 from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolicy, Snapshotter
+from tinsmith_trainer.training.storage_retries import retry_seconds
 
 log = structlog.get_logger(__name__)
 

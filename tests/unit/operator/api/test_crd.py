@@ -12,9 +12,10 @@ from support.kubernetes.crds import CRD_FILE, POOL_CRD_FILE, Schema, fill_defaul
 from support.operator.resources import ON_CLAIM
 from tinsmith_operator.api import names
 from tinsmith_operator.api.conditions import LONGEST_MESSAGE
-from tinsmith_operator.api.pool import SamplerPoolSpec
-from tinsmith_operator.api.spec import ServingSpec, TrainingSessionSpec
+from tinsmith_operator.api.sampler_pool import SamplerPoolSpec
+from tinsmith_operator.api.serving_spec import ServingSpec
 from tinsmith_operator.api.status import OwnerStatus, SamplerPoolStatus, TrainingSessionStatus
+from tinsmith_operator.api.training_session import TrainingSessionSpec
 
 
 @dataclass(frozen=True)

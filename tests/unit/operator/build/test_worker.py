@@ -9,8 +9,8 @@ import pytest
 from support.operator.built_sessions import BUILT, EVERYTHING, REMOTE, Built
 from support.operator.resources import FROM_HUB, INSTALLATION, ON_CLAIM, make_session
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.session import TrainingSession
 from tinsmith_operator.api.status import TrainingSessionStatus
+from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.network import build_policy
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, grace_seconds, inputs_hash, worker_arguments
 from tinsmith_operator.build.workload import build_workload

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.operator.resources import session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
-from tinsmith_operator.api.session import parse_session
+from tinsmith_operator.api.training_session import parse_session
 from tinsmith_operator.common.observed import SnapshotAnswer
 from tinsmith_operator.common.requests import is_time, snapshot_request
 

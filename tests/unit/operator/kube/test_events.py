@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from support.operator.fake_cluster import FakeCluster
 from support.simulated_time import simulated_time
-from tinsmith_operator.api.session import parse_session
+from tinsmith_operator.api.training_session import parse_session
 from tinsmith_operator.common.actions import Emit, EventType
 from tinsmith_operator.errors import Refused, Throttled, Unavailable
 from tinsmith_operator.kube.events import FORGET_SECONDS, WARNINGS_SECONDS, Events, parse_warning

@@ -7,7 +7,7 @@ import pytest
 from support.operator.fake_cluster import FakeCluster
 from support.simulated_time import simulated_time
 from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, MANAGED_BY_LABEL, MANAGER
-from tinsmith_operator.api.session import TrainingSession, parse_session
+from tinsmith_operator.api.training_session import TrainingSession, parse_session
 from tinsmith_operator.ca.certificates import read_facts
 from tinsmith_operator.ca.issuer import Issuer
 from tinsmith_operator.common.actions import (

@@ -13,7 +13,7 @@ from typing_extensions import override
 from tinsmith_operator.api.base import Manifest, Resource, parse_quantity
 from tinsmith_operator.api.names import POOL_KIND, POOL_LABEL
 from tinsmith_operator.api.owner import Owner, identity_of, unreadable
-from tinsmith_operator.api.spec import GPU, PodOverrides, ServingSpec
+from tinsmith_operator.api.serving_spec import GPU, PodOverrides, ServingSpec
 from tinsmith_operator.api.status import SamplerPoolStatus
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from support.operator.resources import FROM_HUB, make_session, session_manifest
 from tinsmith_operator.api.owner import Unreadable
-from tinsmith_operator.api.session import parse_session
-from tinsmith_operator.api.spec import SourceType, WhenDeleted
+from tinsmith_operator.api.serving_spec import SourceType
 from tinsmith_operator.api.status import TrainingSessionStatus
+from tinsmith_operator.api.training_session import WhenDeleted, parse_session
 
 
 def test_a_session_reads_as_it_is_written() -> None:

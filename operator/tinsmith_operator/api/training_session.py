@@ -1,19 +1,20 @@
-"""The spec of a TrainingSession.
-
-The CRD is the authority: it has the bounds, the defaults and the words. The defaults here are the same (a test compares
-them), for objects that were stored before a field had its default.
-"""
+"""A TrainingSession: its spec, for which the CRD is the authority, and what the operator sees of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from pydantic import Field
+from pydantic import ValidationError
+from typing_extensions import override
 
-from tinsmith_operator.api.base import Manifest, Resource, parse_quantity
-
-GPU = "nvidia.com/gpu"
-"""The resource that a session asks for to train on GPUs with engine nemo-rl: whole ones."""
+from tinsmith_operator.api.base import Resource, parse_quantity
+from tinsmith_operator.api.names import CLAIM_FINALIZER, SESSION_KIND, SESSION_LABEL, claim_name
+from tinsmith_operator.api.owner import Owner, identity_of, unreadable
+from tinsmith_operator.api.serving_spec import GPU, Quantity, ServingSpec
+from tinsmith_operator.api.status import TrainingSessionStatus
 
 
 class Parallelism(Resource):
@@ -28,14 +29,6 @@ class Parallelism(Resource):
 
 ALONE = Parallelism()
 """Of a session that does not say how its model is divided."""
-
-
-Quantity = int | str
-
-
-class SourceType(StrEnum):
-    PERSISTENT_VOLUME_CLAIM = "PersistentVolumeClaim"
-    HUB = "Hub"
 
 
 class Engine(StrEnum):
@@ -58,46 +51,12 @@ class WhenDeleted(StrEnum):
     DELETE = "Delete"
 
 
-class ClaimSource(Resource):
-    claim_name: str
-    path: str = ""
-
-
-class SecretKey(Resource):
-    name: str
-    key: str
-
-
-class HubSource(Resource):
-    repository: str
-    revision: str = "main"
-    token_secret_ref: SecretKey | None = None
-
-
-class ModelSource(Resource):
-    """Exactly the member that `type` names is there."""
-
-    type: SourceType
-    persistent_volume_claim: ClaimSource | None = None
-    hub: HubSource | None = None
-
-
-class Model(Resource):
-    name: str
-    source: ModelSource
-
-
 class Adapters(Resource):
     """The CRD fills in another `max_rank`, which the API server keeps in every resource. This one is what the first
     CRD filled in: hashes leave it out, and with another here every worker that was made then would restart."""
 
     slots: int = 8
     max_rank: int = 64
-
-
-class Resources(Resource):
-    requests: dict[str, Quantity] = Field(default_factory=dict)
-    limits: dict[str, Quantity] = Field(default_factory=dict)
 
 
 class ModelCache(Resource):
@@ -119,36 +78,6 @@ class Storage(Resource):
     def deletes_claim(self) -> bool:
         """Whether the claim goes with the session. A claim that somebody else made never does."""
         return self.retention_policy.when_deleted is WhenDeleted.DELETE and self.existing_claim is None
-
-
-class PodOverrides(Resource):
-    """What a user may say of the pod; each field goes into the pod as it is."""
-
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-    node_selector: dict[str, str] = Field(default_factory=dict)
-    tolerations: list[Manifest] = Field(default_factory=list)
-    affinity: Manifest | None = None
-    runtime_class_name: str | None = None
-    scheduler_name: str | None = None
-    priority_class_name: str | None = None
-    service_account_name: str | None = None
-    image_pull_secrets: list[Manifest] = Field(default_factory=list)
-    image: str | None = None
-    image_pull_policy: str | None = None
-    env: list[Manifest] = Field(default_factory=list)
-    termination_grace_period_seconds: int | None = None
-    shared_memory: Quantity | None = None
-    startup_timeout_seconds: int = 1800
-
-
-class ServingSpec(Resource):
-    """What is said of a process that serves a base model, whether it trains or only samples."""
-
-    model: Model
-    max_sequence_length: int | None = None
-    resources: Resources = Resources()
-    pod: PodOverrides = PodOverrides()
 
 
 class TrainingSessionSpec(ServingSpec):
@@ -192,3 +121,41 @@ class TrainingSessionSpec(ServingSpec):
     def uses_ray(self) -> bool:
         """Whether ranks are processes of their own: one rank on the CPU is the worker's process itself."""
         return self.engine is Engine.NEMO_RL and (self.gpus_per_node > 0 or self.ranks > 1)
+
+
+@dataclass(frozen=True)
+class TrainingSession(Owner):
+    KIND = SESSION_KIND
+    NOUN = "session"
+    LABEL = SESSION_LABEL
+    APPLICATION = "tinsmith-worker"
+    COMPONENT = "worker"
+
+    spec: TrainingSessionSpec
+    status: TrainingSessionStatus
+
+    @property
+    @override
+    def workload_name(self) -> str:
+        return self.name
+
+    @property
+    def has_finalizer(self) -> bool:
+        return CLAIM_FINALIZER in self.finalizers
+
+    @property
+    def claim_name(self) -> str:
+        """Of the volume with the worker's journal."""
+        return self.spec.storage.existing_claim or claim_name(self.name)
+
+
+def parse_session(body: Mapping[str, Any]) -> TrainingSession:
+    """Raises Unreadable, which names the field."""
+    try:
+        return TrainingSession(
+            **identity_of(body),
+            spec=TrainingSessionSpec.model_validate(body.get("spec", {})),
+            status=TrainingSessionStatus.model_validate(body.get("status") or {}),
+        )
+    except ValidationError as error:
+        raise unreadable(SESSION_KIND, body, error) from error

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
-from tinsmith_trainer.training.retry_policy import (
+from tinsmith_trainer.training.storage_retries import (
     NEED_STORAGE,
     RELEASE_RETRY_SECONDS,
     STORAGE_WAIT_SECONDS,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from support.operator.resources import FROM_HUB, make_pool, pool_manifest
 from tinsmith_operator.api.owner import Unreadable
-from tinsmith_operator.api.pool import parse_pool
-from tinsmith_operator.api.spec import SourceType
+from tinsmith_operator.api.sampler_pool import parse_pool
+from tinsmith_operator.api.serving_spec import SourceType
 from tinsmith_operator.api.status import PoolRequests, SamplerPoolStatus
 
 

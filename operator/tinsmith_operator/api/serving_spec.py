@@ -1,0 +1,88 @@
+"""What is said of a process that serves a base model, in the specs of TrainingSessions and SamplerPools alike.
+
+The CRDs are the authority: they have the bounds, the defaults and the words. The defaults here are the same (a test
+compares them), for objects that were stored before a field had its default.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from tinsmith_operator.api.base import Manifest, Resource
+
+GPU = "nvidia.com/gpu"
+"""The resource that a session asks for to train on GPUs with engine nemo-rl: whole ones."""
+
+
+Quantity = int | str
+
+
+class SourceType(StrEnum):
+    PERSISTENT_VOLUME_CLAIM = "PersistentVolumeClaim"
+    HUB = "Hub"
+
+
+class ClaimSource(Resource):
+    claim_name: str
+    path: str = ""
+
+
+class SecretKey(Resource):
+    name: str
+    key: str
+
+
+class HubSource(Resource):
+    repository: str
+    revision: str = "main"
+    token_secret_ref: SecretKey | None = None
+
+
+class ModelSource(Resource):
+    """Exactly the member that `type` names is there."""
+
+    type: SourceType
+    persistent_volume_claim: ClaimSource | None = None
+    hub: HubSource | None = None
+
+
+class Model(Resource):
+    name: str
+    source: ModelSource
+
+
+class Resources(Resource):
+    requests: dict[str, Quantity] = Field(default_factory=dict)
+    limits: dict[str, Quantity] = Field(default_factory=dict)
+
+
+class PodOverrides(Resource):
+    """What a user may say of the pod; each field goes into the pod as it is."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    tolerations: list[Manifest] = Field(default_factory=list)
+    affinity: Manifest | None = None
+    runtime_class_name: str | None = None
+    scheduler_name: str | None = None
+    priority_class_name: str | None = None
+    service_account_name: str | None = None
+    image_pull_secrets: list[Manifest] = Field(default_factory=list)
+    image: str | None = None
+    image_pull_policy: str | None = None
+    env: list[Manifest] = Field(default_factory=list)
+    termination_grace_period_seconds: int | None = None
+    shared_memory: Quantity | None = None
+    startup_timeout_seconds: int = 1800
+
+
+class ServingSpec(Resource):
+    """What is said of a process that serves a base model, whether it trains or only samples."""
+
+    model: Model
+    max_sequence_length: int | None = None
+    resources: Resources = Resources()
+    pod: PodOverrides = PodOverrides()
