@@ -125,8 +125,16 @@ def _build(image: Image, cache: Path) -> Builder:
                 builder.build(image, image.stage_tag(stage), secrets, log, stage)
         with _timed(f"{image.name}: image"):
             builder.build(image, image.reference, secrets, log)
-    builder.prune()
+    _prune(builder)
     return builder
+
+
+def _prune(builder: Builder) -> None:
+    """An image that a container uses stays: of a program that runs in it, or of one that was killed."""
+    try:
+        builder.prune()
+    except ImageError as error:
+        _say(f"not everything unused could be removed: {error}")
 
 
 def _save(builder: Builder, image: Image, path: Path) -> None:

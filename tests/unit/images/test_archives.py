@@ -19,6 +19,7 @@ class RecordingBuilder:
         self.base = True
         self.pullable = True
         self.fails_to_save = False
+        self.in_use = False
 
     def has_base(self) -> bool:
         return self.base
@@ -48,6 +49,8 @@ class RecordingBuilder:
 
     def prune(self) -> None:
         self.asked.append("prune")
+        if self.in_use:
+            raise ImageError("image is in use by a container")
 
     def clean(self, references: Sequence[str]) -> None:
         self.asked.append(f"clean {' '.join(references)}")
@@ -93,6 +96,14 @@ def test_stages_are_built_by_name_and_then_the_image_and_what_is_unused_goes(
         f"build {image.reference} None",
         "prune",
     ]
+
+
+def test_a_container_that_a_killed_run_left_fails_no_build(
+    image: Image, builder: RecordingBuilder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder.in_use = True
+    assert built(image).exists()
+    assert "image is in use by a container" in capsys.readouterr().err
 
 
 def test_an_unchanged_checkout_builds_nothing_and_a_changed_one_another_archive(
