@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
@@ -48,9 +48,16 @@ _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 def parse_quantity(quantity: int | float | str) -> Decimal:
     """Raises ValueError when it is none."""
     match = _FORM.match(str(quantity))
-    if match is None or match[1].count(".") > 1:
-        raise ValueError(f"{quantity!r} is not a quantity such as 500m, 16Gi or 1")
-    number, exponent, suffix = Decimal(match[1]), match[2], match[3] or ""
+    try:
+        if match is not None:
+            return _amount(match[1], match[2], match[3] or "")
+    except (InvalidOperation, ValueError):
+        pass  # a number without digits, or too large to be one
+    raise ValueError(f"{quantity!r} is not a quantity such as 500m, 16Gi or 1")
+
+
+def _amount(digits: str, exponent: str | None, suffix: str) -> Decimal:
+    number = Decimal(digits)
     if exponent:
         return number.scaleb(int(exponent[1:]))
     return number * 2 ** _BINARY[suffix] if suffix in _BINARY else number.scaleb(_DECIMAL[suffix])
