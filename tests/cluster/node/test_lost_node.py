@@ -1,6 +1,6 @@
 """A node that does not answer may still run its worker: no other starts until somebody says that it is dead.
 
-In the order of the file, since the node stays off in the end. The chart's own pods run on the other node.
+The node stays off in the end: fixtures say what comes before. The chart's own pods run on the other node.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
-from cluster.node.conftest import EXAMPLES, MODEL, NAMESPACE, SESSION, VALUES, Run, run_through_ingress
+from cluster.node.conftest import EXAMPLES, MODEL, NAMESPACE, SESSION, VALUES, run_through_ingress
 from support.client.pipelined_program import Ending
 from support.kubernetes.installation import Installation, Object, wait_for
 from testcluster.cluster import Cluster
@@ -45,19 +45,17 @@ def installation(two_node_cluster: Cluster) -> Iterator[Installation]:
     two_node_cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-@pytest.fixture
-def session(installation: Installation) -> str:
-    return SESSION
-
-
 @pytest.fixture(scope="module")
 def undisturbed(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Ending:
     return run_through_ingress(installation, lambda: None, tmp_path_factory.mktemp("undisturbed"))
 
 
-def test_a_worker_whose_node_was_cut_off_for_a_while_goes_on(
-    installation: Installation, run: Run, undisturbed: Ending
-) -> None:
+@pytest.fixture(scope="module")
+def cut_off_and_back(
+    installation: Installation, undisturbed: Ending, tmp_path_factory: pytest.TempPathFactory
+) -> Ending:
+    """Of a program whose worker's node was cut off for a while."""
+
     def cut_off_for_a_while() -> None:
         before = pod_of(installation)
         installation.cluster.cut_off(SECOND)
@@ -72,15 +70,15 @@ def test_a_worker_whose_node_was_cut_off_for_a_while_goes_on(
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         assert after["status"]["containerStatuses"][0]["restartCount"] == 0
 
-    ending = run(cut_off_for_a_while)
-    assert ending.ran_each_step_once()
-    assert ending == undisturbed
+    ending = run_through_ingress(installation, cut_off_for_a_while, tmp_path_factory.mktemp("cut-off"))
     wait_for(lambda: not is_degraded(installation), 30, lambda: "the session stays Degraded")
+    return ending
 
 
-def test_a_worker_whose_node_is_dead_starts_on_another_once_somebody_says_so(
-    installation: Installation, run: Run, undisturbed: Ending
-) -> None:
+@pytest.fixture(scope="module")
+def node_lost(installation: Installation, cut_off_and_back: Ending, tmp_path_factory: pytest.TempPathFactory) -> Ending:
+    """Of a program whose worker's node was powered off and said to be dead. It stays off: so it was cut off before."""
+
     def lose_the_node_and_say_so() -> None:
         before = pod_of(installation)
         installation.cluster.power_off(SECOND)
@@ -95,13 +93,23 @@ def test_a_worker_whose_node_is_dead_starts_on_another_once_somebody_says_so(
         wait_for(lambda: node_of(installation) == FIRST, 90, lambda: f"the worker is on {node_of(installation)}")
         installation.wait_ready(SESSION, 240)
 
-    ending = run(lose_the_node_and_say_so)
-    assert ending.ran_each_step_once()
-    assert ending == undisturbed
+    return run_through_ingress(installation, lose_the_node_and_say_so, tmp_path_factory.mktemp("lost"))
 
 
+def test_a_worker_whose_node_was_cut_off_for_a_while_goes_on(cut_off_and_back: Ending, undisturbed: Ending) -> None:
+    assert cut_off_and_back.ran_each_step_once()
+    assert cut_off_and_back == undisturbed
+
+
+def test_a_worker_whose_node_is_dead_starts_on_another_once_somebody_says_so(
+    node_lost: Ending, undisturbed: Ending
+) -> None:
+    assert node_lost.ran_each_step_once()
+    assert node_lost == undisturbed
+
+
+@pytest.mark.usefixtures("node_lost")
 def test_a_volume_that_went_with_its_node_is_named(installation: Installation) -> None:
-    """After the test before it."""
     message = installation.wait_reason(BOUND, "VolumeOnLostNode", 90)
     assert "bring the node back" in message
     assert installation.condition(BOUND, "Degraded")["status"] == "True"

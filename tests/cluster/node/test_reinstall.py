@@ -1,12 +1,22 @@
-"""Uninstalling takes away programs, not data; the next install finds it. Last, because it ends the installation."""
+"""Uninstalling takes away programs, not data; the next install finds it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from cluster.node.conftest import EXAMPLES, MODEL, SESSION, wait_gone
 from support.client.sdk import QUESTION, adam, exact_logprobs, next_token_datum
 from support.kubernetes.installation import Installation, wait_for
+
+
+@pytest.fixture
+def installed_again(installation: Installation) -> Iterator[None]:
+    """However the test ends, the next one finds the chart installed."""
+    yield
+    installation.install()
+    installation.wait_answering()
 
 
 def test_a_session_deleted_with_retain_is_found_again_by_its_successor(
@@ -27,6 +37,7 @@ def test_a_session_deleted_with_retain_is_found_again_by_its_successor(
         assert exact_logprobs(model.forward(data, "cross_entropy").result()) == before
 
 
+@pytest.mark.usefixtures("installed_again")
 def test_uninstall_and_reinstall_leave_nothing_stuck_and_find_the_data_again(
     installation: Installation, session: str, tmp_path: Path
 ) -> None:
@@ -50,9 +61,8 @@ def test_uninstall_and_reinstall_leave_nothing_stuck_and_find_the_data_again(
         assert exact_logprobs(resumed.forward(data, "cross_entropy").result()) == before
 
 
+@pytest.mark.usefixtures("installed_again")
 def test_a_session_can_be_deleted_while_no_operator_runs(installation: Installation, session: str) -> None:
     installation.uninstall()
     installation.kubectl("delete", "trainingsession", SESSION, "--timeout=60s")
     wait_for(lambda: installation.get("pod", f"{SESSION}-0") is None, 120, lambda: "the worker outlives its session")
-    installation.install()
-    installation.wait_answering()
