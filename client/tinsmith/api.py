@@ -1,4 +1,4 @@
-"""The few questions that the `tinsmith` command asks a server, over plain HTTP."""
+"""The few questions that the `tinsmith` command asks a server, over plain HTTP; and what is wrong with its address."""
 
 from __future__ import annotations
 
@@ -10,31 +10,6 @@ from typing import Any, Self
 import httpx
 
 API_PATH = "/api/v1"
-
-
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    detail: str
-    cure: str
-
-
-def find_mistake(url: str) -> Mistake | None:
-    """None when a request can be sent there, which says nothing about who answers."""
-    if "://" not in url:
-        return Mistake(f"{url} has no http:// or https://", f"put http:// in front: http://{url}")
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        return Mistake(f"{url} is not a URL: {error}", "write it as http://HOST:PORT")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        return Mistake(f"{url} is not an http URL", "write it as http://HOST:PORT")
-    bare = url.rstrip("/")
-    if bare.endswith(API_PATH):
-        cure = f"leave out {API_PATH}, which the SDK adds: {bare.removesuffix(API_PATH)}"
-        return Mistake(f"{url} ends in {API_PATH}", cure)
-    return None
-
-
 BASE_URL_VARIABLE = "TINKER_BASE_URL"
 API_KEY_VARIABLE = "TINKER_API_KEY"
 LOCAL_SERVER = "http://127.0.0.1:8000"
@@ -69,6 +44,12 @@ class ServedModel:
     max_context_length: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    detail: str
+    cure: str
+
+
 def base_url_from_environment() -> str:
     return os.environ.get(BASE_URL_VARIABLE) or LOCAL_SERVER
 
@@ -89,7 +70,7 @@ class Api:
         headers = {"X-API-Key": api_key} if api_key else {}
         self.base_url = base_url.rstrip("/")
         self._has_key = bool(api_key)
-        self._http = httpx.Client(base_url=f"{self.base_url}/api/v1", headers=headers, timeout=TIMEOUT_SECONDS)
+        self._http = httpx.Client(base_url=f"{self.base_url}{API_PATH}", headers=headers, timeout=TIMEOUT_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -132,6 +113,23 @@ class Api:
         if not isinstance(content, dict):
             raise ApiError(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
         return content
+
+
+def find_mistake(url: str) -> Mistake | None:
+    """None when a request can be sent there, which says nothing about who answers."""
+    if "://" not in url:
+        return Mistake(f"{url} has no http:// or https://", f"put http:// in front: http://{url}")
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        return Mistake(f"{url} is not a URL: {error}", "write it as http://HOST:PORT")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        return Mistake(f"{url} is not an http URL", "write it as http://HOST:PORT")
+    bare = url.rstrip("/")
+    if bare.endswith(API_PATH):
+        cure = f"leave out {API_PATH}, which the SDK adds: {bare.removesuffix(API_PATH)}"
+        return Mistake(f"{url} ends in {API_PATH}", cure)
+    return None
 
 
 def _sentence(response: httpx.Response) -> str:

@@ -21,44 +21,6 @@ from tinsmith.api import (
     find_mistake,
 )
 
-VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
-"""One of them is there. Of tokenizer_config.json alone, transformers makes an empty tokenizer without a word."""
-
-LLAMA_3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
-
-
-def tokenizer_id(model_name: str) -> str:
-    """The directory or hub repository that the SDK turns a base model's name into, as of 0.38."""
-    name = model_name.partition(":")[0]
-    if name.startswith("meta-llama/Llama-3"):
-        return LLAMA_3_TOKENIZER
-    if name.count("/") == 2:
-        return name.rpartition("/")[0]
-    return name
-
-
-def find_tokenizer(identifier: str) -> Path | None:
-    """The folder that transformers would load it from without a download: a directory, or the hub's cache."""
-    directory = Path(identifier)
-    if directory.is_dir():
-        return directory if any((directory / name).is_file() for name in VOCABULARY_FILES) else None
-    return _find_in_hub_cache(identifier)
-
-
-def _find_in_hub_cache(repository: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    for name in VOCABULARY_FILES:
-        try:
-            found = try_to_load_from_cache(repository, name)
-        except HFValidationError:
-            return None
-        if isinstance(found, str):
-            return Path(found).parent
-    return None
-
-
 OLDEST_SDK = (0, 38)
 """Older ones send what this release of the server does not read yet."""
 
@@ -73,6 +35,11 @@ OFFER_A_MODEL = "apply a TrainingSession, or give the chart an entry of `models`
 """A server without Kubernetes does not start without one."""
 
 RETRY_SECONDS = 0.2
+
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
+"""One of them is there. Of tokenizer_config.json alone, transformers makes an empty tokenizer without a word."""
+
+LLAMA_3_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
 
 
 class Status(StrEnum):
@@ -103,38 +70,56 @@ class ClientEnvironment:
     api_key: str | None
 
 
-def diagnose(surroundings: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
+def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> Iterator[CheckResult]:
     """Every check in the order in which a program would stumble; what cannot be judged is skipped.
 
     A server that does not answer is asked again for `wait_seconds`.
     """
-    yield _check_address(surroundings)
+    yield _check_address(environment)
     yield _check_sdk()
-    if find_mistake(surroundings.base_url) is not None:
+    if find_mistake(environment.base_url) is not None:
         yield CheckResult("server", Status.SKIPPED, "needs an address")
         return
-    with Api(surroundings.base_url, surroundings.api_key) as api:
+    with Api(environment.base_url, environment.api_key) as api:
         server = _wait_for_server(api, wait_seconds)
-        yield server if surroundings.environment_url is not None else _as_hint(server, api)
+        yield server if environment.environment_url is not None else _as_hint(server, api)
         if server.status is not Status.OK:
             yield CheckResult("key", Status.SKIPPED, "needs a server that answers")
             return
-        yield (key := _check_key(api, surroundings.api_key))
+        yield (key := _check_key(api, environment.api_key))
         if key.status is not Status.OK:
             yield CheckResult("tokenizers", Status.SKIPPED, "the server lists its models only for a key that works")
             return
         yield from _check_tokenizers(api)
 
 
-def _check_address(surroundings: ClientEnvironment) -> CheckResult:
-    url = surroundings.base_url
-    if surroundings.environment_url is None:
+def tokenizer_id(model_name: str) -> str:
+    """The directory or hub repository that the SDK turns a base model's name into, as of 0.38."""
+    name = model_name.partition(":")[0]
+    if name.startswith("meta-llama/Llama-3"):
+        return LLAMA_3_TOKENIZER
+    if name.count("/") == 2:
+        return name.rpartition("/")[0]
+    return name
+
+
+def find_tokenizer(identifier: str) -> Path | None:
+    """The folder that transformers would load it from without a download: a directory, or the hub's cache."""
+    directory = Path(identifier)
+    if directory.is_dir():
+        return directory if any((directory / name).is_file() for name in VOCABULARY_FILES) else None
+    return _find_in_hub_cache(identifier)
+
+
+def _check_address(environment: ClientEnvironment) -> CheckResult:
+    url = environment.base_url
+    if environment.environment_url is None:
         detail = f"{BASE_URL_VARIABLE} is not set: programs go to the vendor's service, not to a server of yours"
         cure = f"export {BASE_URL_VARIABLE}={url}, or the other URL that `tinsmith serve` printed"
         return CheckResult("address", Status.FAILED, detail, cure)
     if (mistake := find_mistake(url)) is not None:
         return CheckResult("address", Status.FAILED, mistake.detail, mistake.cure)
-    return CheckResult("address", Status.OK, f"programs go to {surroundings.environment_url}")
+    return CheckResult("address", Status.OK, f"programs go to {environment.environment_url}")
 
 
 def _check_sdk() -> CheckResult:
@@ -157,9 +142,9 @@ def _sdk_version() -> str | None:
 
 def _wait_for_server(api: Api, wait_seconds: float) -> CheckResult:
     deadline = time.monotonic() + wait_seconds
-    while (finding := _check_server(api)).status is Status.FAILED and time.monotonic() < deadline:
+    while (result := _check_server(api)).status is Status.FAILED and time.monotonic() < deadline:
         time.sleep(RETRY_SECONDS)
-    return finding
+    return result
 
 
 def _as_hint(server: CheckResult, api: Api) -> CheckResult:
@@ -233,3 +218,17 @@ def _check_tokenizer(model_name: str) -> CheckResult:
         "serve the model under a name that is on the hub"
     )
     return CheckResult(check, Status.FAILED, detail, cure)
+
+
+def _find_in_hub_cache(repository: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for name in VOCABULARY_FILES:
+        try:
+            found = try_to_load_from_cache(repository, name)
+        except HFValidationError:
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None

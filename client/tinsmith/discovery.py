@@ -2,7 +2,7 @@
 
 A command is an entry point of the group `tinsmith.commands`: a function, or a `typer.Typer` with
 commands of its own. Its extras, in brackets behind the name, are those of the distribution that
-it needs: `serve = "tinsmith_server.cli.serve:serve [server,trainer]"`.
+it needs: `serve = "tinsmith_server.cli.serving:serve [server,trainer]"`.
 """
 
 from __future__ import annotations

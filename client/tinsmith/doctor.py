@@ -28,31 +28,31 @@ def doctor(
 
     Exits with 1 when a check fails.
     """
-    surroundings = ClientEnvironment(
+    environment = ClientEnvironment(
         base_url=base_url or base_url_from_environment(),
         environment_url=base_url or os.environ.get(BASE_URL_VARIABLE) or None,
         api_key=api_key_from_environment(),
     )
-    findings = diagnose(surroundings, wait_seconds=wait)
-    healthy = _print_json(findings) if as_json else _print_lines(findings)
+    results = diagnose(environment, wait_seconds=wait)
+    healthy = _print_json(results) if as_json else _print_lines(results)
     raise typer.Exit(0 if healthy else 1)
 
 
-def _print_lines(findings: Iterable[CheckResult]) -> bool:
+def _print_lines(results: Iterable[CheckResult]) -> bool:
     """Each as it is found: an unreachable server takes its time."""
     console = Console(highlight=False, soft_wrap=True)
     healthy = True
-    for finding in findings:
-        console.print(f"{MARKS[finding.status]} {finding.check}: ", end="")
-        console.print(finding.detail, markup=False)
-        if finding.cure is not None:
-            console.print(f"    cure: {finding.cure}", markup=False)
-        healthy = healthy and finding.status is not Status.FAILED
+    for result in results:
+        console.print(f"{MARKS[result.status]} {result.check}: ", end="")
+        console.print(result.detail, markup=False)
+        if result.cure is not None:
+            console.print(f"    cure: {result.cure}", markup=False)
+        healthy = healthy and result.status is not Status.FAILED
     return healthy
 
 
-def _print_json(findings: Iterable[CheckResult]) -> bool:
-    listed = list(findings)
-    healthy = all(finding.status is not Status.FAILED for finding in listed)
-    print(json.dumps({"healthy": healthy, "checks": [asdict(finding) for finding in listed]}))
+def _print_json(results: Iterable[CheckResult]) -> bool:
+    listed = list(results)
+    healthy = all(result.status is not Status.FAILED for result in listed)
+    print(json.dumps({"healthy": healthy, "checks": [asdict(result) for result in listed]}))
     return healthy

@@ -1,1 +1,1 @@
-"""The Kubernetes operator: TrainingSession resources in, workloads, services, secrets and policies out."""
+"""The Kubernetes operator: TrainingSessions and SamplerPools in, workloads, services, secrets and policies out."""

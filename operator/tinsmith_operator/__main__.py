@@ -15,23 +15,6 @@ from tinsmith_operator.logs import configure_logs, get_logger
 from tinsmith_operator.runtime.running import Operator
 from tinsmith_operator.settings import Settings, unknown_variables
 
-
-def dying_before(write: int, permit: Permit) -> Permit:
-    """The permit, for all but the n-th write (from 1), at which the process ends by SIGKILL. 0 never dies."""
-    if write == 0:
-        return permit
-    left = write
-
-    def permit_or_die() -> float:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return permit()
-
-    return permit_or_die
-
-
 log = get_logger("tinsmith_operator")
 
 
@@ -61,6 +44,22 @@ def main() -> int:
         log.error("the operator ends", error=str(error))
         return 1
     return 0
+
+
+def dying_before(write: int, permit: Permit) -> Permit:
+    """The permit, for all but the n-th write (from 1), at which the process ends by SIGKILL. 0 never dies."""
+    if write == 0:
+        return permit
+    left = write
+
+    def permit_or_die() -> float:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return permit()
+
+    return permit_or_die
 
 
 if __name__ == "__main__":

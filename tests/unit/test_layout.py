@@ -66,7 +66,6 @@ WHY_SHORT = {
     "client/tinsmith/doctor.py": COMMAND,
     "client/tinsmith/models.py": COMMAND,
     "client/tinsmith/version.py": COMMAND,
-    "operator/tinsmith_operator/api/base.py": SHARED,
     "operator/tinsmith_operator/build/workload.py": SHARED,
     "operator/tinsmith_operator/common/certificate.py": SHARED,
     "operator/tinsmith_operator/common/conditions.py": SHARED,

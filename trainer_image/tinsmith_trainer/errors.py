@@ -1,6 +1,7 @@
 """What goes wrong in a worker, one family.
 
-`server.py` turns it into futures and gRPC statuses, `termination.py` into reasons for not starting.
+`training/operation_results.py` turns it into what a client hears, `worker/grpc_server.py` into gRPC statuses, and
+`worker/termination_log.py` into reasons for not starting.
 """
 
 from __future__ import annotations

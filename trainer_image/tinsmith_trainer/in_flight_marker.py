@@ -123,31 +123,8 @@ class InFlightMarker:
             log.warning("what the engine does is not marked", path=str(self._path), error=error.strerror)
 
 
-def _one_line(sign: str) -> str:
-    # An error may quote a path that is no UTF-8.
-    words = " ".join(sign.encode(errors="backslashreplace").decode().split())
-    return words if len(words) <= MAX_SIGN_CHARACTERS else f"{words[:MAX_SIGN_CHARACTERS]}…"
-
-
-def _encoded(interruption: Interruption) -> bytes:
-    body = orjson.dumps(asdict(interruption))
-    return HEADER.pack(len(body), zlib.crc32(body)) + body
-
-
-def _decoded(content: bytes) -> Interruption | None:
-    """None: idle, or not whole, as after a power cut."""
-    if len(content) < HEADER.size:
-        return None
-    length, checksum = HEADER.unpack_from(content)
-    body = content[HEADER.size : HEADER.size + length]
-    if not length or len(body) != length or zlib.crc32(body) != checksum:
-        return None
-    fields = orjson.loads(body)
-    return Interruption(InFlightWork(**fields["work"]), fields["life"], fields["last_sign"])
-
-
 class EngineCall:
-    """One call at a time, by the engine's thread; anyone may ask.
+    """One call at a time, by the engine's thread; anyone may ask for how long, which is how a hang is told from work.
 
     While it runs it is marked, so that the next process knows what this one ended of.
     """
@@ -187,3 +164,26 @@ class EngineCall:
             f"it was still running after {seconds:.0f} s, when the worker was told to stop" if hangs else ""
         )
         return not hangs
+
+
+def _one_line(sign: str) -> str:
+    # An error may quote a path that is no UTF-8.
+    words = " ".join(sign.encode(errors="backslashreplace").decode().split())
+    return words if len(words) <= MAX_SIGN_CHARACTERS else f"{words[:MAX_SIGN_CHARACTERS]}…"
+
+
+def _encoded(interruption: Interruption) -> bytes:
+    body = orjson.dumps(asdict(interruption))
+    return HEADER.pack(len(body), zlib.crc32(body)) + body
+
+
+def _decoded(content: bytes) -> Interruption | None:
+    """None: idle, or not whole, as after a power cut."""
+    if len(content) < HEADER.size:
+        return None
+    length, checksum = HEADER.unpack_from(content)
+    body = content[HEADER.size : HEADER.size + length]
+    if not length or len(body) != length or zlib.crc32(body) != checksum:
+        return None
+    fields = orjson.loads(body)
+    return Interruption(InFlightWork(**fields["work"]), fields["life"], fields["last_sign"])

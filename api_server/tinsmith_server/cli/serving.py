@@ -1,4 +1,4 @@
-"""`tinsmith serve`."""
+"""`tinsmith serve`, and what it says when it answers and when it has stopped."""
 
 from __future__ import annotations
 
@@ -18,28 +18,6 @@ from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.logs import configure_logs
 from tinsmith_server.services.accounts.keys import NewKey
 from tinsmith_server.settings import Settings
-
-
-def announce(url: str, first_key: NewKey | None, public_url: str | None) -> None:
-    """Once the server answers. A key that was just made is shown here and never again."""
-    on_terminal = sys.stderr.isatty()
-    if first_key is not None and not on_terminal:
-        _say(f"API key, shown only this once: {first_key.secret}")
-    print(url, flush=True)
-    if first_key is not None and on_terminal:
-        _say("An API key was made, and is shown only this once. For your programs:")
-        _say(f"export TINKER_BASE_URL={public_url or url} TINKER_API_KEY={first_key.secret}")
-
-
-def say_stopped(data: Path) -> None:
-    """After a clean stop. Only a person waits for it."""
-    if sys.stderr.isatty():
-        _say(f"stopped; everything is kept in {data}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
 
 # One client process may hold some 1400 connections.
 WANTED_OPEN_FILES = 65536
@@ -155,6 +133,27 @@ def _stopped(_number: int, _frame: object) -> None:
 def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def announce(url: str, first_key: NewKey | None, public_url: str | None) -> None:
+    """Once the server answers. A key that was just made is shown here and never again."""
+    on_terminal = sys.stderr.isatty()
+    if first_key is not None and not on_terminal:
+        _say(f"API key, shown only this once: {first_key.secret}")
+    print(url, flush=True)
+    if first_key is not None and on_terminal:
+        _say("An API key was made, and is shown only this once. For your programs:")
+        _say(f"export TINKER_BASE_URL={public_url or url} TINKER_API_KEY={first_key.secret}")
+
+
+def say_stopped(data: Path) -> None:
+    """After a clean stop. Only a person waits for it."""
+    if sys.stderr.isatty():
+        _say(f"stopped; everything is kept in {data}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _raise_open_files() -> None:

@@ -10,6 +10,9 @@ from prometheus_client.registry import Collector
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
+LABELS = ["base_model", "worker"]
+BY_KIND = ["base_model", "kind"]
+
 
 @dataclass(frozen=True, slots=True)
 class DescribedWorker:
@@ -24,6 +27,20 @@ class DescribedWorker:
         return [self.base_model, self.name]
 
 
+class WorkerCollector(Collector):
+    """What `Describe` said when the workers were last asked."""
+
+    def __init__(self, workers: Callable[[], Sequence[DescribedWorker]]) -> None:
+        self._workers = workers
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        described = self._workers()
+        yield from _gauges(described)
+        yield from _counters(described)
+        yield _sync_histogram(described)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingFigures:
     """Samples given to pools and to workers that also train, passed on to a next one, and who takes new ones."""
@@ -31,10 +48,6 @@ class SamplingFigures:
     given: Mapping[tuple[str, str], int]
     passed_on: Mapping[str, int]
     accepting: Mapping[tuple[str, str], int]
-
-
-LABELS = ["base_model", "worker"]
-BY_KIND = ["base_model", "kind"]
 
 
 class SamplingCollector(Collector):
@@ -62,20 +75,6 @@ class SamplingCollector(Collector):
         for (base_model, kind), count in figures.accepting.items():
             accepting.add_metric([base_model, kind], count)
         yield accepting
-
-
-class WorkerCollector(Collector):
-    """What `Describe` said when the workers were last asked."""
-
-    def __init__(self, workers: Callable[[], Sequence[DescribedWorker]]) -> None:
-        self._workers = workers
-
-    @override
-    def collect(self) -> Iterable[Metric]:
-        described = self._workers()
-        yield from _gauges(described)
-        yield from _counters(described)
-        yield _sync_histogram(described)
 
 
 _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {

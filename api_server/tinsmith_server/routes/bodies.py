@@ -28,11 +28,20 @@ M = TypeVar("M", bound=BaseModel)
 
 TELEMETRY_LIMIT_BYTES = 2**20
 
-
 STABLE_REINFORCE_NOTE = (
     "stable_reinforce has no public formula; this server runs it as cispo with the same inputs "
     "(setting map_stable_reinforce)"
 )
+
+_REFERENCE = "#/components/schemas/{model}"
+
+PROTOBUF_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "Tinker's ForwardBackwardRequest, optionally with Content-Encoding zstd or gzip.",
+        "content": {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
 
 
 async def read_json_object(request: Request, _tenant: Tenant, services: ServicesDep) -> dict[str, Any]:
@@ -105,6 +114,25 @@ async def read_telemetry_body(request: Request) -> bytes:
     return body if complete else b""
 
 
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads this JSON body."""
+    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Serves the generated document with the schemas that `takes` refers to."""
+
+    def openapi() -> dict[str, Any]:
+        if not app.openapi_schema:
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=app.summary)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(_request_schemas())
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
 async def _read(request: Request, limit: int) -> tuple[bytes, bool]:
     """The body's beginning up to the limit, and whether that is all. The rest is drained: a client that
     is cut off while it sends sees a broken connection, not our answer."""
@@ -140,36 +168,6 @@ def _gunzip_into(operation: worker_pb2.SubmitRequest, body: bytes, limit: int) -
 
 def _over(limit: int) -> str:
     return f"the body is over this server's limit of {limit} bytes (setting max_body_bytes)"
-
-
-_REFERENCE = "#/components/schemas/{model}"
-
-PROTOBUF_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "Tinker's ForwardBackwardRequest, optionally with Content-Encoding zstd or gzip.",
-        "content": {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
-
-
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads this JSON body."""
-    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def install_openapi(app: FastAPI) -> None:
-    """Serves the generated document with the schemas that `takes` refers to."""
-
-    def openapi() -> dict[str, Any]:
-        if not app.openapi_schema:
-            document = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=app.summary)
-            document.setdefault("components", {}).setdefault("schemas", {}).update(_request_schemas())
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _request_schemas() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The one table that turns errors into HTTP, and the handlers that apply it."""
+"""The one table that turns errors into HTTP, the handlers that apply it, and the header that the SDK shows its user."""
 
 from __future__ import annotations
 

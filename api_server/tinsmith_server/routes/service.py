@@ -1,4 +1,4 @@
-"""What every client asks first, and what operators ask: flags, health, capabilities, telemetry, metrics."""
+"""What every client asks first, and what operators ask: flags, health, readiness, capabilities; and telemetry."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from tinsmith_server.wire.responses import (
     HealthResponse,
     TelemetryResponse,
 )
+
+log = get_logger(__name__)
+
+MAX_EVENTS = 100
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,79}")
 
 router = APIRouter(tags=["service"])
 
@@ -60,12 +65,6 @@ async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)]) -> Tel
     """Without a key, too: each refusal would cost the user half a minute."""
     note_telemetry(body)
     return TelemetryResponse()
-
-
-log = get_logger(__name__)
-
-MAX_EVENTS = 100
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,79}")
 
 
 def note_telemetry(body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Failures that users read through a future, and how one is kept in a model's row."""
+"""Failures that users read through a future: their words, and how one is kept in a model's row."""
 
 from __future__ import annotations
 

@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, TypeVar
 
-Clock = Callable[[], datetime]
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 T = TypeVar("T")
+
+Clock = Callable[[], datetime]
 
 ModelState = Literal["accepted", "bound", "released", "failed", "corrupted"]
 FinalState = Literal["released", "failed", "corrupted"]
@@ -154,3 +149,7 @@ class Page(Generic[T]):
 
     rows: tuple[T, ...]
     total: int
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)

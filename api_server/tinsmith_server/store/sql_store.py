@@ -29,7 +29,7 @@ class SqlStore(
     InstallationQueries,
     LeaseQueries,
 ):
-    """The store on SQLite or PostgreSQL: one base class per area, one file each."""
+    """The store on SQLite or PostgreSQL: one base class of `store/queries` per area."""
 
     async def close(self) -> None:
         await self._database.close()

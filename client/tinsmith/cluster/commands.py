@@ -30,26 +30,6 @@ from tinsmith.cluster.why import NamespaceFacts, explain
 MOST_STREAMS = 64
 """kubectl follows five at once by itself."""
 
-
-def log_words(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
-    """The arguments of kubectl, in the family's namespace. Raises NotFound where there is no pod, and says why."""
-    if not family.pods:
-        verdict = judge(family)
-        raise NotFound(f"{family.title} has no pod now. It is {verdict.headline}: {verdict.message}")
-    options = {"--follow": follow, "--previous": previous}
-    words = [option for option, wanted in options.items() if wanted]
-    words += [f"--since={since}"] if since is not None else []
-    return ["logs", *_which(family), *words]
-
-
-def _which(family: Family) -> list[str]:
-    """kubectl shows the last ten lines alone of pods that are chosen by a label, unless told otherwise."""
-    if family.kind is Kind.SESSION:
-        return [name_of(family.pods[0])]
-    chosen = f"--selector={family.kind.label}={family.name}"
-    return [chosen, "--prefix", "--tail=-1", f"--max-log-requests={MOST_STREAMS}"]
-
-
 cluster = typer.Typer(
     help="See and handle TrainingSessions and SamplerPools in a cluster, with your kubectl.",
     no_args_is_help=True,
@@ -209,6 +189,25 @@ def report(
         bundle.write(file)
         print(file)
         tell("Its index says what is in it and what was left out; read it before you send it to anybody.")
+
+
+def log_words(family: Family, *, follow: bool, previous: bool, since: str | None) -> list[str]:
+    """The arguments of kubectl, in the family's namespace. Raises NotFound where there is no pod, and says why."""
+    if not family.pods:
+        verdict = judge(family)
+        raise NotFound(f"{family.title} has no pod now. It is {verdict.headline}: {verdict.message}")
+    options = {"--follow": follow, "--previous": previous}
+    words = [option for option, wanted in options.items() if wanted]
+    words += [f"--since={since}"] if since is not None else []
+    return ["logs", *_which(family), *words]
+
+
+def _which(family: Family) -> list[str]:
+    """kubectl shows the last ten lines alone of pods that are chosen by a label, unless told otherwise."""
+    if family.kind is Kind.SESSION:
+        return [name_of(family.pods[0])]
+    chosen = f"--selector={family.kind.label}={family.name}"
+    return [chosen, "--prefix", "--tail=-1", f"--max-log-requests={MOST_STREAMS}"]
 
 
 def _ask(kubectl: Kubectl, name: str, make: Callable[[Family], Request], timeout_seconds: float | None) -> None:

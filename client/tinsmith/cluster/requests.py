@@ -17,6 +17,8 @@ from tinsmith.cluster.pods import is_ready
 SUSPENDED = "Suspended"
 """The reason of a session that has stopped because its spec says so."""
 
+LOOK_SECONDS = 2.0
+
 Outcome = Callable[[Family], str | None]
 """A sentence once it has happened, None before. Raises DidNotHappen when it no longer can."""
 
@@ -90,6 +92,44 @@ def restart(family: Family, at: datetime) -> Request:
     return Request(_annotated(RESTART_REQUEST, written(at)), f"{family.title} is to restart", outcome)
 
 
+def wait_for(
+    look: Callable[[], Family],
+    outcome: Outcome,
+    *,
+    name: str,
+    timeout_seconds: float,
+    tell: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """The outcome's sentence. name: as the next command takes it.
+
+    Each new reason on the way is told once. A cluster that is away for a while is waited for like everything else.
+    Raises DidNotHappen when time is over, or when the outcome says that it cannot come any more.
+    """
+    ends_at = clock() + timeout_seconds
+    told = None
+    while True:
+        try:
+            family = look()
+        except ClusterUnreachable as error:
+            news = str(error)
+        else:
+            if (sentence := outcome(family)) is not None:
+                return sentence
+            verdict = judge(family)
+            news = f"{verdict.reason}: {verdict.message}"
+        if news != told:
+            tell(news)
+            told = news
+        if clock() >= ends_at:
+            raise DidNotHappen(
+                f"It has not happened within {span(timeout_seconds)}. Last seen: {news} The request stands; "
+                f"`kubectl tinsmith why {name}` says more."
+            )
+        sleep(LOOK_SECONDS)
+
+
 def is_suspended(family: Family) -> bool:
     return judge(family).reason == SUSPENDED and not is_outdated(family)
 
@@ -130,44 +170,3 @@ def _wanted_pods(family: Family) -> int:
 def _must_run(family: Family, instead: str) -> None:
     if is_suspended(family):
         raise Misused(f"{family.title} is suspended; {instead}.")
-
-
-LOOK_SECONDS = 2.0
-
-
-def wait_for(
-    look: Callable[[], Family],
-    outcome: Outcome,
-    *,
-    name: str,
-    timeout_seconds: float,
-    tell: Callable[[str], None],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> str:
-    """The outcome's sentence. name: as the next command takes it.
-
-    Each new reason on the way is told once. A cluster that is away for a while is waited for like everything else.
-    Raises DidNotHappen when time is over, or when the outcome says that it cannot come any more.
-    """
-    ends_at = clock() + timeout_seconds
-    told = None
-    while True:
-        try:
-            family = look()
-        except ClusterUnreachable as error:
-            news = str(error)
-        else:
-            if (sentence := outcome(family)) is not None:
-                return sentence
-            verdict = judge(family)
-            news = f"{verdict.reason}: {verdict.message}"
-        if news != told:
-            tell(news)
-            told = news
-        if clock() >= ends_at:
-            raise DidNotHappen(
-                f"It has not happened within {span(timeout_seconds)}. Last seen: {news} The request stands; "
-                f"`kubectl tinsmith why {name}` says more."
-            )
-        sleep(LOOK_SECONDS)

@@ -13,8 +13,7 @@ from pydantic import Field
 from tinsmith_operator.api.base import Manifest, Resource
 
 GPU = "nvidia.com/gpu"
-"""The resource that a session asks for to train on GPUs with engine nemo-rl: whole ones."""
-
+"""The resource by which a session or pool asks for GPUs: whole ones."""
 
 Quantity = int | str
 

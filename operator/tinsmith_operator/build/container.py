@@ -1,4 +1,4 @@
-"""The container of a process that serves a model: its environment, and how the kubelet asks after it."""
+"""The container of a process that serves a model: its flags, its environment, and how the kubelet asks after it."""
 
 from __future__ import annotations
 

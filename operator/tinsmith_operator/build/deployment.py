@@ -22,6 +22,20 @@ from tinsmith_operator.installation import Installation
 PROGRESS_MARGIN_SECONDS = 600
 """For finding a node and pulling the image, beside the time that the spec gives a sampler to load the model."""
 
+SCRATCH_PATH = "/var/lib/tinsmith/scratch"
+SCRATCH_LIMIT = "256Gi"
+"""For the adapters of a replica, which the server reads again from there, and for what it compiles."""
+SHARED_MEMORY_BYTES = 16 * 2**30
+"""Of /dev/shm, by which the processes of one server speak to each other. What lies there counts as memory."""
+
+VARIABLES = {
+    # Else kernels are compiled into HOME and /tmp, which are small.
+    "XDG_CACHE_HOME": f"{SCRATCH_PATH}/cache",
+    "TRITON_CACHE_DIR": f"{SCRATCH_PATH}/cache/triton",
+    "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH_PATH}/cache/inductor",
+    "FLASHINFER_WORKSPACE_BASE": f"{SCRATCH_PATH}/cache",
+}
+
 
 def build_deployment(pool: SamplerPool, template: Manifest) -> Manifest:
     """A new sampler is ready before an old one goes. The seal is of all but the template, which has its own hash."""
@@ -100,13 +114,6 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
     return fingerprint({name: value for name, value in inputs.items() if value})
 
 
-def _spread(pool: SamplerPool) -> Manifest:
-    """A constraint of the spec says nothing of pods: it is about these."""
-    selector = {"labelSelector": {"matchLabels": selector_labels(pool)}}
-    constraints = [{**constraint, **selector} for constraint in pool.spec.pod.topology_spread_constraints]
-    return {"topologySpreadConstraints": constraints} if constraints else {}
-
-
 def build_budget(pool: SamplerPool) -> Manifest:
     """One sampler at a time may be asked to leave its node; one that does not work may always be."""
     return sealed(
@@ -123,19 +130,11 @@ def build_budget(pool: SamplerPool) -> Manifest:
     )
 
 
-SCRATCH_PATH = "/var/lib/tinsmith/scratch"
-SCRATCH_LIMIT = "256Gi"
-"""For the adapters of a replica, which the server reads again from there, and for what it compiles."""
-SHARED_MEMORY_BYTES = 16 * 2**30
-"""Of /dev/shm, by which the processes of one server speak to each other. What lies there counts as memory."""
-
-VARIABLES = {
-    # Else kernels are compiled into HOME and /tmp, which are small.
-    "XDG_CACHE_HOME": f"{SCRATCH_PATH}/cache",
-    "TRITON_CACHE_DIR": f"{SCRATCH_PATH}/cache/triton",
-    "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH_PATH}/cache/inductor",
-    "FLASHINFER_WORKSPACE_BASE": f"{SCRATCH_PATH}/cache",
-}
+def _spread(pool: SamplerPool) -> Manifest:
+    """A constraint of the spec says nothing of pods: it is about these."""
+    selector = {"labelSelector": {"matchLabels": selector_labels(pool)}}
+    constraints = [{**constraint, **selector} for constraint in pool.spec.pod.topology_spread_constraints]
+    return {"topologySpreadConstraints": constraints} if constraints else {}
 
 
 def server_arguments(spec: SamplerPoolSpec) -> list[str]:

@@ -10,6 +10,16 @@ from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.metadata import child_metadata, sealed, selector_labels
 from tinsmith_operator.installation import HTTP_PORT, HTTPS_PORT, Installation
 
+DNS: Manifest = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
+
+CREDENTIAL_SERVERS = ("169.254.169.254/32", "169.254.170.23/32")
+"""On each node: its metadata, and the agent of EKS Pod Identity."""
+
+CREDENTIALS: Manifest = {
+    "to": [{"ipBlock": {"cidr": cidr}} for cidr in CREDENTIAL_SERVERS],
+    "ports": [{"port": HTTP_PORT, "protocol": "TCP"}],
+}
+
 
 def build_service(owner: Owner) -> Manifest:
     """It names pods that are not ready too: the API server speaks to a worker that still replays, and to a sampler that
@@ -27,17 +37,6 @@ def build_service(owner: Owner) -> Manifest:
             },
         }
     )
-
-
-DNS: Manifest = {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
-
-CREDENTIAL_SERVERS = ("169.254.169.254/32", "169.254.170.23/32")
-"""On each node: its metadata, and the agent of EKS Pod Identity."""
-
-CREDENTIALS: Manifest = {
-    "to": [{"ipBlock": {"cidr": cidr}} for cidr in CREDENTIAL_SERVERS],
-    "ports": [{"port": HTTP_PORT, "protocol": "TCP"}],
-}
 
 
 def build_policy(owner: Owner, installation: Installation) -> Manifest:
@@ -74,6 +73,16 @@ def build_session_policy(session: TrainingSession, installation: Installation) -
     return _selecting(policy, session, {**pods, **between})
 
 
+def build_certificate_secret(owner: Owner) -> Manifest:
+    """But for its data: tls.crt, tls.key and ca.crt come from whoever makes the key."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": child_metadata(owner, certificate_secret_name(owner.workload_name)),
+        "type": "kubernetes.io/tls",
+    }
+
+
 def _selecting(policy: Manifest, session: TrainingSession, changes: Manifest) -> Manifest:
     metadata = child_metadata(session, session.workload_name)
     return sealed({**policy, "metadata": metadata, "spec": {**policy["spec"], **changes}})
@@ -106,13 +115,3 @@ def egress(source: ModelSource, installation: Installation) -> list[Manifest]:
         return []
     outside = {"ports": [_tcp(port) for port in sorted(ports)]}
     return [DNS, outside, *([CREDENTIALS] if installation.checkpoint_identity_is_the_pods else [])]
-
-
-def build_certificate_secret(owner: Owner) -> Manifest:
-    """But for its data: tls.crt, tls.key and ca.crt come from whoever makes the key."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": child_metadata(owner, certificate_secret_name(owner.workload_name)),
-        "type": "kubernetes.io/tls",
-    }

@@ -39,6 +39,14 @@ MEMBERS_GROUP = "members"
 # What Ray is started with, each rank inherits; credentials for checkpoints are the worker's alone.
 WITHOUT_CREDENTIALS = "env $(compgen -A export AWS_ | sed 's/^/-u /')"
 
+AFTER_THE_HEAD_SECONDS = 30
+HEAD_FILE = "/tmp/head"
+
+# Connecting is enough to see whether it is there, and costs it nothing. The kubelet replaces nothing in a hook.
+WAIT_FOR_THE_HEADS_END = f"""head="$(cat {HEAD_FILE})"
+while timeout 2 bash -c "exec 3<>/dev/tcp/$head/{GCS_PORT}" 2>/dev/null; do sleep 1; done
+"""
+
 
 def build_ray_cluster(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
     """Of a fixed size. KubeRay starts no pod anew because a template changed: that is decided by the operator."""
@@ -93,15 +101,6 @@ def _head_script(spec: TrainingSessionSpec) -> str:
     return f'{PREPARE_RAY}\n{start}\nexec python3 -m tinsmith_trainer "$@"\n'
 
 
-AFTER_THE_HEAD_SECONDS = 30
-HEAD_FILE = "/tmp/head"
-
-# Connecting is enough to see whether it is there, and costs it nothing. The kubelet replaces nothing in a hook.
-WAIT_FOR_THE_HEADS_END = f"""head="$(cat {HEAD_FILE})"
-while timeout 2 bash -c "exec 3<>/dev/tcp/$head/{GCS_PORT}" 2>/dev/null; do sleep 1; done
-"""
-
-
 def build_member_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
     spec = session.spec
     volumes = engine_volumes(spec, model_volumes(spec))
@@ -109,13 +108,13 @@ def build_member_template(session: TrainingSession, installation: Installation, 
         "name": WORKER_CONTAINER,
         "image": plan.image.runs,
         "imagePullPolicy": spec.pod.image_pull_policy or installation.trainer_image_pull_policy,
-        "command": shell(_script(session), "member"),
+        "command": shell(_member_script(session), "member"),
         "env": [*model_environment(spec, engine_variables(spec), spec.ranks_per_node), *spec.pod.env, POD_ADDRESS],
         "ports": [{"name": "raylet", "containerPort": RAYLET_PORT, "protocol": "TCP"}],
         "securityContext": SECURITY,
         "volumeMounts": mounts(volumes),
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/bash", "-ec", WAIT_FOR_THE_HEADS_END]}}},
-        **_probes(spec),
+        **_member_probes(spec),
     }
     if resources := spec.resources.model_dump(mode="json", exclude_defaults=True):
         container["resources"] = resources
@@ -132,7 +131,7 @@ def build_member_template(session: TrainingSession, installation: Installation, 
     }
 
 
-def _script(session: TrainingSession) -> str:
+def _member_script(session: TrainingSession) -> str:
     spec = session.spec
     options = start_options(thread_count(spec.resources), spec, shared_bytes(spec))
     head = f"{session.workload_name}.{session.namespace}.svc"
@@ -143,7 +142,7 @@ exec ray start --address="$head:{GCS_PORT}" --node-ip-address="${OWN_ADDRESS}" -
 """
 
 
-def _probes(spec: TrainingSessionSpec) -> Manifest:
+def _member_probes(spec: TrainingSessionSpec) -> Manifest:
     """Whether Ray is there. A rank is never asked: it may compute, or wait for another one, for minutes."""
     ask = {"tcpSocket": {"port": RAYLET_PORT}}
     return {

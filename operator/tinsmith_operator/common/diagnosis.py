@@ -23,21 +23,6 @@ NO_TEXT = {"Cc", "Cs", "Cn"}
 """Unicode's control characters, halves of pairs, and what is no character."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-
-def found(reason: Reason, what: str) -> Finding:
-    """One sentence: what is the matter here; and the cure that the reason knows."""
-    cure = reason.cure.replace("`", "")
-    return Finding(reason, f"{what.rstrip('.')}; {cure[0].lower()}{cure[1:]}" if cure else what)
-
-
-def quoted(message: str) -> str:
-    """Somebody else's words on one line, without their last full stop. The API server reads what is applied as YAML,
-    which has no place for control characters."""
-    line = " ".join(message.split()).rstrip(".")
-    words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
-    return words if len(words) <= LONGEST_QUOTE else words[: LONGEST_QUOTE - 1] + "…"
-
-
 REFUSALS = {
     "PersistentVolumeClaim": Reason.CLAIM_REFUSED,
     "StatefulSet": Reason.OVERRIDES_REFUSED,
@@ -47,53 +32,8 @@ REFUSALS = {
 }
 """What is in the other kinds does not come from the spec."""
 
-
-def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
-    """foreign: an object in the place of one of the owner's children."""
-    if foreign is None:
-        return None
-    name = f"{foreign['kind']} {foreign['metadata']['name']}"
-    return found(Reason.NAME_CONFLICT, f"{name} is not this {owner.NOUN}'s, and is left alone.")
-
-
-def refusal(observed: Surroundings) -> Finding | None:
-    """What the API server has against an object of ours."""
-    for kind, message in observed.refusals.items():
-        reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED)
-        return found(reason, f"The API server refused the {kind}: {quoted(message)}.")
-    return None
-
-
-def ca_problem(observed: Surroundings) -> Finding | None:
-    problem = observed.ca_problem
-    return found(Reason.CERTIFICATES_NOT_KEPT, quoted(problem)) if problem is not None else None
-
-
-def missing_certificate(observed: Surroundings) -> Finding | None:
-    return ca_problem(observed) if observed.certificate is None else None
-
-
 WARNING_LIFE = timedelta(minutes=20)
 """A StatefulSet's controller tries again within 17 minutes; what is older has been overcome."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """warnings: of the namespace. claim_uid: of the claim with its journal, if it has one."""
-
-    warnings: tuple[KubernetesWarning, ...]
-    now: datetime
-    claim_uid: str | None = None
-
-    def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
-        """About the object of that UID, and not too old to matter."""
-        recent = (
-            warning
-            for warning in self.warnings
-            if warning.uid == uid and warning.reason in reasons and self.now - warning.at < WARNING_LIFE
-        )
-        return max(recent, key=lambda warning: warning.at, default=None)
-
 
 FRESH_RUN = timedelta(seconds=60)
 """So long after a start, the ending before it still says what is the matter: who refuses to start does so at once."""
@@ -129,7 +69,73 @@ WORKER_REASONS = {
     "TlsInvalid": Reason.TLS_INVALID,
     "OutOfMemory": Reason.OUT_OF_MEMORY,
 }
+
 _MISSING = re.compile(r"(secret|configmap)s? \"[^\"]+\" not found|couldn't find key \S+ in (Secret|ConfigMap)", re.I)
+_NODES = re.compile(r"^0/(\d+) nodes are available")
+# Kubernetes up to 1.33 says the first, later versions the second.
+_VOLUME_ELSEWHERE = re.compile(
+    r"(\d+) node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node)"
+)
+_UNNAMED_TAINTS = re.compile(r"(\d+) node\(s\) had untolerated taint\(s\)")
+"""As of 1.34 the scheduler does not say which."""
+_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
+
+
+def found(reason: Reason, what: str) -> Finding:
+    """One sentence: what is the matter here; and the cure that the reason knows."""
+    cure = reason.cure.replace("`", "")
+    return Finding(reason, f"{what.rstrip('.')}; {cure[0].lower()}{cure[1:]}" if cure else what)
+
+
+def quoted(message: str) -> str:
+    """Somebody else's words on one line, without their last full stop. The API server reads what is applied as YAML,
+    which has no place for control characters."""
+    line = " ".join(message.split()).rstrip(".")
+    words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
+    return words if len(words) <= LONGEST_QUOTE else words[: LONGEST_QUOTE - 1] + "…"
+
+
+def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
+    """foreign: an object in the place of one of the owner's children."""
+    if foreign is None:
+        return None
+    name = f"{foreign['kind']} {foreign['metadata']['name']}"
+    return found(Reason.NAME_CONFLICT, f"{name} is not this {owner.NOUN}'s, and is left alone.")
+
+
+def refusal(observed: Surroundings) -> Finding | None:
+    """What the API server has against an object of ours."""
+    for kind, message in observed.refusals.items():
+        reason = REFUSALS.get(kind, Reason.OBJECT_REFUSED)
+        return found(reason, f"The API server refused the {kind}: {quoted(message)}.")
+    return None
+
+
+def ca_problem(observed: Surroundings) -> Finding | None:
+    problem = observed.ca_problem
+    return found(Reason.CERTIFICATES_NOT_KEPT, quoted(problem)) if problem is not None else None
+
+
+def missing_certificate(observed: Surroundings) -> Finding | None:
+    return ca_problem(observed) if observed.certificate is None else None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """warnings: of the namespace. claim_uid: of the claim with its journal, if it has one."""
+
+    warnings: tuple[KubernetesWarning, ...]
+    now: datetime
+    claim_uid: str | None = None
+
+    def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
+        """About the object of that UID, and not too old to matter."""
+        recent = (
+            warning
+            for warning in self.warnings
+            if warning.uid == uid and warning.reason in reasons and self.now - warning.at < WARNING_LIFE
+        )
+        return max(recent, key=lambda warning: warning.at, default=None)
 
 
 def why_pods_are_missing(refused: str | None) -> Finding:
@@ -168,16 +174,6 @@ def _without_node(pod: Pod, evidence: Evidence) -> Finding | None:
     if reason is Reason.CLAIM_UNBOUND and (provisioning := _provisioning_failure(evidence)):
         message = f"The claim gets no volume: {quoted(provisioning.message)}."
     return found(reason, message)
-
-
-_NODES = re.compile(r"^0/(\d+) nodes are available")
-# Kubernetes up to 1.33 says the first, later versions the second.
-_VOLUME_ELSEWHERE = re.compile(
-    r"(\d+) node\(s\) (?:had volume node affinity conflict|didn't match PersistentVolume's node)"
-)
-_UNNAMED_TAINTS = re.compile(r"(\d+) node\(s\) had untolerated taint\(s\)")
-"""As of 1.34 the scheduler does not say which."""
-_LOST_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready", "node.kubernetes.io/out-of-service")
 
 
 def _why_unschedulable(message: str) -> Reason:

@@ -1,4 +1,7 @@
-"""Whether a live child has drifted from the desired object, and the create or apply that mends it, of any kind."""
+"""Whether a live child has drifted from the desired object, and the create or apply that mends it, of any kind.
+
+Beside it, which fields are ours by `managedFields`: an apply takes away only what is booked as ours.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,12 @@ LIST_KEYS = {
 """Lists in which others may have items too. All other lists must be equal in length and order."""
 
 QUANTITY_FIELDS = frozenset({"requests", "limits", "sizeLimit"})
+
+CONTENT = frozenset({"f:spec", "f:data", "f:stringData", "f:type"})
+"""Labels and annotations of others may stay beside ours."""
+
+SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
+"""Their content is written by controllers too: the volume that a claim is bound to."""
 
 
 def holds(live: Any, wanted: Any, field: str = "") -> bool:
@@ -79,13 +88,6 @@ def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> di
     """A refusal matters while the object is still asked for: who takes a change back has cured it without a request."""
     asked = {action.manifest["kind"] for action in children if isinstance(action, Create | Apply | IssueCertificate)}
     return {kind: words for kind, words in refusals.items() if kind in asked}
-
-
-CONTENT = frozenset({"f:spec", "f:data", "f:stringData", "f:type"})
-"""Labels and annotations of others may stay beside ours."""
-
-SHARED_KINDS = frozenset({"PersistentVolumeClaim"})
-"""Their content is written by controllers too: the volume that a claim is bound to."""
 
 
 def others_hold_content(manifest: Manifest) -> bool:

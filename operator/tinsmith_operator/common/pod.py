@@ -11,6 +11,9 @@ from typing import Any
 from tinsmith_operator.api.base import Manifest, parse_time
 from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION, WORKER_CONTAINER
 
+OVERDUE_AFTER = timedelta(seconds=60)
+"""Beyond its grace period: a kubelet that is there ends a pod within seconds of it."""
+
 
 @dataclass(frozen=True)
 class TerminationRecord:
@@ -162,10 +165,6 @@ def parse_record(message: Any) -> TerminationRecord | None:
     if not isinstance(reason, str) or not isinstance(words, str):
         return None
     return TerminationRecord(reason, words, image if isinstance(image, str) else None)
-
-
-OVERDUE_AFTER = timedelta(seconds=60)
-"""Beyond its grace period: a kubelet that is there ends a pod within seconds of it."""
 
 
 def node_is_silent(pod: Pod, now: datetime) -> bool:

@@ -1,1 +1,1 @@
-"""The Kubernetes API: its client, its resources, what its watches show, and events."""
+"""The Kubernetes API: its client and how often that may write, its resources, what its watches show, and events."""

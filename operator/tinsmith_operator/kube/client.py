@@ -1,8 +1,8 @@
 """The only module that talks to the Kubernetes API: plain dictionaries in and out, our own errors.
 
 Every write takes its turn in the rate limit and asks for permission, which is where a lost lease stops it
-(`leader.py`). Each carries what makes a second writer harmless: a create fails on whatever is there, every other write
-names the UID of the object and, but for deletes, its version.
+(`runtime/leader.py`). Each carries what makes a second writer harmless: a create fails on whatever is there, every
+other write names the UID of the object and, but for deletes, its version.
 """
 
 from __future__ import annotations

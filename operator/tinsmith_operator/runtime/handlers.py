@@ -22,8 +22,7 @@ from tinsmith_operator.kube.resources import WATCHED, Resource
 from tinsmith_operator.scope import Scope
 
 Deliver = Callable[[Resource, str | None, Manifest], None]
-"""Takes an event: its type (None in the first list), and the object."""
-
+"""Takes an event: its kind of resource, its type (None in the first list), and the object."""
 
 # Kopf removes its finalizer from objects that carry it. With a name that no object has, it never finds one; with
 # its default it would take away the finalizer of another operator that is built on Kopf.

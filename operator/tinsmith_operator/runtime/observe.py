@@ -46,20 +46,6 @@ RAY_LABEL = "ray.io/cluster"
 """On every pod that KubeRay makes, with the name of its RayCluster."""
 
 
-def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
-    """Parsed once for each version of the Secret, and not at every scrape."""
-    return cache.ask(secret, _facts_of)
-
-
-def _facts_of(secret: Manifest) -> CertificateFacts | None:
-    """None where it is odd, which the log says once: what it is a metric of, or who could be asked, is not known."""
-    try:
-        return parse_facts(secret)
-    except CertificateUnreadable as error:
-        log.warning("certificate not read", error=str(error))
-        return None
-
-
 class _Reading:
     """From now on a change at any place that it reads enqueues the owner."""
 
@@ -113,6 +99,37 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
     )
 
 
+def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerprint: str | None) -> ObservedPool:
+    """Whatever has the names of the pool's children, and the pods of its Deployment."""
+    reading, name = _Reading(cache, reader, pool), pool.workload_name
+    secret = reading.one(SECRETS, certificate_secret_name(name))
+    return ObservedPool(
+        pool=pool,
+        authority_fingerprint=authority_fingerprint,
+        workload=reading.one(DEPLOYMENTS, name),
+        service=reading.one(SERVICES, name),
+        policy=reading.one(POLICIES, name),
+        budget=reading.one(BUDGETS, name),
+        certificate_secret=secret,
+        pods=tuple(pod for pod in reading.labelled(PODS) if _is_made_for(name, pod)),
+        certificate=reading.certificate(name),
+    )
+
+
+def certificate_at(cache: Cache, secret: Ref) -> CertificateFacts | None:
+    """Parsed once for each version of the Secret, and not at every scrape."""
+    return cache.ask(secret, _facts_of)
+
+
+def _facts_of(secret: Manifest) -> CertificateFacts | None:
+    """None where it is odd, which the log says once: what it is a metric of, or who could be asked, is not known."""
+    try:
+        return parse_facts(secret)
+    except CertificateUnreadable as error:
+        log.warning("certificate not read", error=str(error))
+        return None
+
+
 def _holder(
     session: TrainingSession, claim: Manifest | None, users: list[Manifest], pods: list[Manifest]
 ) -> str | None:
@@ -159,23 +176,6 @@ def _is_converter(session: TrainingSession, pod: Manifest) -> bool:
     controller = controller_of(pod)
     of_the_job = controller is not None and controller["name"] == conversion_name(session.name)
     return of_the_job and labels_of(pod).get("app.kubernetes.io/name") == CONVERSION_APPLICATION
-
-
-def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerprint: str | None) -> ObservedPool:
-    """Whatever has the names of the pool's children, and the pods of its Deployment."""
-    reading, name = _Reading(cache, reader, pool), pool.workload_name
-    secret = reading.one(SECRETS, certificate_secret_name(name))
-    return ObservedPool(
-        pool=pool,
-        authority_fingerprint=authority_fingerprint,
-        workload=reading.one(DEPLOYMENTS, name),
-        service=reading.one(SERVICES, name),
-        policy=reading.one(POLICIES, name),
-        budget=reading.one(BUDGETS, name),
-        certificate_secret=secret,
-        pods=tuple(pod for pod in reading.labelled(PODS) if _is_made_for(name, pod)),
-        certificate=reading.certificate(name),
-    )
 
 
 def _is_made_for(deployment_name: str, pod: Manifest) -> bool:

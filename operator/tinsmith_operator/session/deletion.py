@@ -43,7 +43,7 @@ def decide_deletion(situation: Situation) -> Decision:
         return Decision(ended)
     if waits_for_checkpoints(situation):
         return _report(situation, wake(situation), waits=True)
-    # The pods go with their workload, and take their time for a snapshot; those that lost it go by themselves.
+    # The pods go with their workload, and take their time for a snapshot; those that lost it are deleted one by one.
     steps = stop_orphans(situation) or delete_workload(situation.owned.workload, "its session is being deleted")
     if steps or situation.owned.writer is not None:
         return _report(situation, steps, waits=False)

@@ -25,6 +25,15 @@ def ensure_workload(situation: Situation) -> tuple[Action, ...]:
     return ensure_child(situation.session, observed.workload, desired)
 
 
+def ensure_access(situation: Situation) -> tuple[Action, ...]:
+    session, observed, worker = situation.session, situation.observed, situation.worker
+    return (
+        *ensure_certificate(observed, worker.worker_id if worker is not None else None, situation.now),
+        *ensure_child(session, observed.service, build_service(session)),
+        *ensure_child(session, observed.policy, build_session_policy(session, situation.installation)),
+    )
+
+
 def delete_workload(workload: Workload | None, why: str) -> tuple[Delete, ...]:
     if workload is None or workload.is_terminating:
         return ()
@@ -73,12 +82,3 @@ def _why_replace(situation: Situation) -> str | None:
     if situation.is_hung:
         return "one operation ran longer than the hang timeout"
     return None
-
-
-def ensure_access(situation: Situation) -> tuple[Action, ...]:
-    session, observed, worker = situation.session, situation.observed, situation.worker
-    return (
-        *ensure_certificate(observed, worker.worker_id if worker is not None else None, situation.now),
-        *ensure_child(session, observed.service, build_service(session)),
-        *ensure_child(session, observed.policy, build_session_policy(session, situation.installation)),
-    )

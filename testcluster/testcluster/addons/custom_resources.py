@@ -21,6 +21,7 @@ DEFINITIONS = {
         "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
     ),
 }
+ESTABLISHED_SECONDS = 60.0
 
 
 def definition_files() -> list[Path]:
@@ -40,18 +41,6 @@ def install_other_kinds(kubectl: Callable[..., str]) -> None:
     files = [f"--filename={file}" for file in definition_files()]
     kubectl("apply", "--server-side", "--force-conflicts", *files)
     wait_established(kubectl, *files)
-
-
-def _documents(text: str) -> Iterator[dict[str, Any]]:
-    """JSON documents that follow one another."""
-    decoder, rest = json.JSONDecoder(), text.lstrip()
-    while rest:
-        document, end = decoder.raw_decode(rest)
-        yield document
-        rest = rest[end:].lstrip()
-
-
-ESTABLISHED_SECONDS = 60.0
 
 
 def wait_established(kubectl: Callable[..., str], *crds: str) -> None:
@@ -80,6 +69,15 @@ def wait_explained(kubectl: Callable[..., str], kind: str) -> None:
             time.sleep(0.2)
         else:
             return
+
+
+def _documents(text: str) -> Iterator[dict[str, Any]]:
+    """JSON documents that follow one another."""
+    decoder, rest = json.JSONDecoder(), text.lstrip()
+    while rest:
+        document, end = decoder.raw_decode(rest)
+        yield document
+        rest = rest[end:].lstrip()
 
 
 def _is_established(crd: dict[str, Any]) -> bool:

@@ -29,8 +29,6 @@ SLOTS, MAX_RANK = 4, 16
 EngineFactory = Callable[[], Engine]
 
 _PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
-
-
 _NEMO_RL = NemoRlSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
 
 
@@ -134,14 +132,14 @@ def _on_gpu(dtype: torch.dtype) -> TorchModel:
     return load_torch_model(str(tiny_directory()), dtype=dtype, device="cuda")
 
 
-def _peft_engine(dtype: torch.dtype) -> Engine:
+def _peft_on_gpu(dtype: torch.dtype) -> Engine:
     """Skips the test where there is no GPU."""
     require_gpus()
-    return build_peft_engine(_on_gpu(dtype), PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK))
+    return build_peft_engine(_on_gpu(dtype), _PEFT)
 
 
-# For the contract suite, beside `support.engine.contract.ENGINES`.
+# For the contract suite, beside `ENGINES`.
 GPU_ENGINES: Mapping[str, EngineFactory] = {
-    "peft-gpu-float32": lambda: _peft_engine(torch.float32),
-    "peft-gpu-bfloat16": lambda: _peft_engine(torch.bfloat16),
+    "peft-gpu-float32": lambda: _peft_on_gpu(torch.float32),
+    "peft-gpu-bfloat16": lambda: _peft_on_gpu(torch.bfloat16),
 }

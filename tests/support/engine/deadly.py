@@ -29,6 +29,8 @@ BAD_DISK = "bad-disk"
 DEADLY_SEED = 13
 DEADLY_RATE = 13.0
 
+_fsync = os.fsync
+
 
 class DeadlyEngine(ReferenceEngine):
     @override
@@ -66,6 +68,11 @@ class DeadlyEngine(ReferenceEngine):
         super().load_state(adapter_id, state, with_optimizer)
 
 
+def build_deadly(options: Any) -> tuple[DeadlyEngine, None]:
+    os.fsync = _fail_at_bad_places
+    return DeadlyEngine(options.model, options.adapter_slots, min(options.max_rank, 16)), None
+
+
 def _die(now: bool) -> None:
     if now:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -88,11 +95,3 @@ def _fail_at_bad_places(descriptor: int) -> None:
     if _is_deadly(BAD_DISK) and Path(os.environ[FOLDER_VARIABLE], BAD_DISK).read_text() in path:
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
     _fsync(descriptor)
-
-
-_fsync = os.fsync
-
-
-def build_deadly(options: Any) -> tuple[DeadlyEngine, None]:
-    os.fsync = _fail_at_bad_places
-    return DeadlyEngine(options.model, options.adapter_slots, min(options.max_rank, 16)), None

@@ -13,6 +13,8 @@ from support.engine.reference import ReferenceEngine
 from tinsmith_trainer.engines.base import AdamParams, LoraSpec, Outcome, Work
 from typing_extensions import override
 
+_alive: weakref.WeakSet[ReferenceEngine] = weakref.WeakSet()
+
 
 class StepsTooFar(ReferenceEngine):
     @override
@@ -67,9 +69,6 @@ def finds_no_memory(options: Any) -> tuple[ReferenceEngine, None]:
 
 def finds_a_broken_device(options: Any) -> tuple[ReferenceEngine, None]:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-_alive: weakref.WeakSet[ReferenceEngine] = weakref.WeakSet()
 
 
 def build_only_one(options: Any) -> tuple[ReferenceEngine, None]:

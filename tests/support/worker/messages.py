@@ -11,6 +11,8 @@ from tinsmith_rpc import wire_pb2
 
 Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[Sequence[float]]
 
+MessageT = TypeVar("MessageT", bound=Message)
+
 
 def tensor(values: Values, *, integer: bool) -> wire_pb2.Tensor:
     array = np.asarray(values, dtype="<i8" if integer else "<f4")
@@ -43,9 +45,6 @@ def forward_backward(
         model_id=model_id, seq_id=seq_id, data=datums, loss_fn=loss_fn, forward_only=forward_only
     )
     return request.SerializeToString()
-
-
-MessageT = TypeVar("MessageT", bound=Message)
 
 
 def with_a_later_field(message: MessageT, number: int) -> MessageT:

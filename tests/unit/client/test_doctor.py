@@ -36,33 +36,33 @@ def well_server() -> Iterator[str]:
 
 
 def examine(url: str, api_key: str | None = GOOD_KEY, environment_url: str | None = "set") -> dict[str, CheckResult]:
-    return {finding.check: finding for finding in diagnose(ClientEnvironment(url, environment_url, api_key))}
+    return {result.check: result for result in diagnose(ClientEnvironment(url, environment_url, api_key))}
 
 
-def failures(findings: dict[str, CheckResult]) -> list[str]:
-    return [check for check, finding in findings.items() if finding.status is Status.FAILED]
+def failures(results: dict[str, CheckResult]) -> list[str]:
+    return [check for check, result in results.items() if result.status is Status.FAILED]
 
 
 @pytest.mark.usefixtures("tokenizer_here")
 def test_a_healthy_installation_passes_every_check(well_server: str) -> None:
-    findings = examine(well_server)
-    assert list(findings) == ["address", "SDK", "server", "key", "tokenizer of org/tiny"]
-    assert {finding.status for finding in findings.values()} == {Status.OK}
+    results = examine(well_server)
+    assert list(results) == ["address", "SDK", "server", "key", "tokenizer of org/tiny"]
+    assert {result.status for result in results.values()} == {Status.OK}
 
 
 @pytest.mark.usefixtures("tokenizer_here")
 def test_an_unset_address_sends_programs_to_the_vendor(well_server: str) -> None:
-    findings = examine(well_server, environment_url=None)
-    assert failures(findings) == ["address"]
-    assert f"export TINKER_BASE_URL={well_server}" in (findings["address"].cure or "")
+    results = examine(well_server, environment_url=None)
+    assert failures(results) == ["address"]
+    assert f"export TINKER_BASE_URL={well_server}" in (results["address"].cure or "")
 
 
 def test_nothing_at_the_default_address_is_no_failure_of_its_own() -> None:
     with stub_server() as url:
         pass
-    findings = examine(url, environment_url=None)
-    assert failures(findings) == ["address"]
-    assert findings["server"].status is Status.SKIPPED
+    results = examine(url, environment_url=None)
+    assert failures(results) == ["address"]
+    assert results["server"].status is Status.SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -78,17 +78,17 @@ def test_nothing_at_the_default_address_is_no_failure_of_its_own() -> None:
     ids=["no scheme", "the API's path", "the API's path and a slash", "no port", "another scheme", "no host"],
 )
 def test_a_mistake_in_the_address_is_corrected(written: str, cure: str) -> None:
-    findings = examine(written)
-    assert failures(findings) == ["address"]
-    assert cure in (findings["address"].cure or "")
-    assert findings["server"].status is Status.SKIPPED
+    results = examine(written)
+    assert failures(results) == ["address"]
+    assert cure in (results["address"].cure or "")
+    assert results["server"].status is Status.SKIPPED
 
 
 def test_https_to_a_server_that_speaks_http_is_named(well_server: str) -> None:
-    findings = examine(well_server.replace("http:", "https:"))
-    assert failures(findings) == ["server"]
-    assert "speaks http, not https" in findings["server"].detail
-    assert f"export TINKER_BASE_URL={well_server}" in (findings["server"].cure or "")
+    results = examine(well_server.replace("http:", "https:"))
+    assert failures(results) == ["server"]
+    assert "speaks http, not https" in results["server"].detail
+    assert f"export TINKER_BASE_URL={well_server}" in (results["server"].cure or "")
 
 
 def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_there(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_not_the
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
     with stub_server(tls=context) as url:
-        findings = examine(url)
-    assert failures(findings) == ["server"]
-    assert "is not trusted" in findings["server"].detail
-    assert "SSL_CERT_FILE" in (findings["server"].cure or "")
+        results = examine(url)
+    assert failures(results) == ["server"]
+    assert "is not trusted" in results["server"].detail
+    assert "SSL_CERT_FILE" in (results["server"].cure or "")
 
 
 class IllAtFirst(dict[str, Answer]):
@@ -120,18 +120,18 @@ class IllAtFirst(dict[str, Answer]):
 @pytest.mark.parametrize(("seconds", "failed"), [(0, ["server"]), (60, [])], ids=["at once", "waiting"])
 def test_a_server_that_is_starting_is_waited_for_on_request(seconds: float, failed: list[str]) -> None:
     with stub_server(IllAtFirst(WELL)) as url:
-        surroundings = ClientEnvironment(url, url, GOOD_KEY)
-        found = {finding.check: finding for finding in diagnose(surroundings, wait_seconds=seconds)}
+        environment = ClientEnvironment(url, url, GOOD_KEY)
+        found = {result.check: result for result in diagnose(environment, wait_seconds=seconds)}
     assert failures(found) == failed
 
 
 def test_a_server_that_is_not_there_leaves_the_rest_unjudged() -> None:
     with stub_server() as url:
         pass
-    findings = examine(url)
-    assert failures(findings) == ["server"]
-    assert "tinsmith serve" in (findings["server"].cure or "")
-    assert findings["key"].status is Status.SKIPPED
+    results = examine(url)
+    assert failures(results) == ["server"]
+    assert "tinsmith serve" in (results["server"].cure or "")
+    assert results["key"].status is Status.SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -154,25 +154,25 @@ def test_another_program_on_the_port_is_told_from_a_server(answer: tuple[int, ob
     ids=["no key", "a key without the prefix", "a key that the server refuses"],
 )
 def test_a_key_that_does_not_work_has_a_cure(well_server: str, api_key: str | None, cure: str) -> None:
-    findings = examine(well_server, api_key=api_key)
-    assert failures(findings) == ["key"]
-    assert cure in (findings["key"].cure or "")
-    assert findings["tokenizers"].status is Status.SKIPPED
+    results = examine(well_server, api_key=api_key)
+    assert failures(results) == ["key"]
+    assert cure in (results["key"].cure or "")
+    assert results["tokenizers"].status is Status.SKIPPED
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_tokenizer_that_programs_would_not_find_has_a_cure(well_server: str) -> None:
-    findings = examine(well_server)
-    assert failures(findings) == ["tokenizer of org/tiny"]
-    assert "hf download org/tiny" in (findings["tokenizer of org/tiny"].cure or "")
+    results = examine(well_server)
+    assert failures(results) == ["tokenizer of org/tiny"]
+    assert "hf download org/tiny" in (results["tokenizer of org/tiny"].cure or "")
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_directory_without_a_tokenizer_is_told_from_none(well_server: str) -> None:
     Path("org/tiny").mkdir(parents=True)
-    finding = examine(well_server)["tokenizer of org/tiny"]
-    assert finding.status is Status.FAILED
-    assert f"{Path('org/tiny').resolve()} has no tokenizer.json" in finding.detail
+    result = examine(well_server)["tokenizer of org/tiny"]
+    assert result.status is Status.FAILED
+    assert f"{Path('org/tiny').resolve()} has no tokenizer.json" in result.detail
 
 
 @pytest.mark.usefixtures("tokenizer_here")
@@ -196,9 +196,9 @@ def test_a_server_that_lists_no_models_is_reported() -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_a_server_without_a_base_model_has_a_cure() -> None:
     with stub_server({**WELL, "/api/v1/get_server_capabilities": (200, {"supported_models": []})}) as url:
-        findings = examine(url)
-    assert failures(findings) == ["models"]
-    assert "apply a TrainingSession" in (findings["models"].cure or "")
+        results = examine(url)
+    assert failures(results) == ["models"]
+    assert "apply a TrainingSession" in (results["models"].cure or "")
 
 
 @pytest.mark.usefixtures("tokenizer_here")

@@ -1,4 +1,4 @@
-"""The mark outlives the process that made it, and blames a call for that end alone which came in its middle."""
+"""The marker outlives the process that made it, and blames a call for that end alone which came in its middle."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def left_in(path: Path) -> Interruption | None:
 
 def test_a_process_that_ended_in_a_call_leaves_what_the_call_was_for(tmp_path: Path) -> None:
     path = tmp_path / "running"
-    mark = InFlightMarker(path)
-    assert mark.left_behind is None
-    with EngineCall(mark).at(WORK):
+    marker = InFlightMarker(path)
+    assert marker.left_behind is None
+    with EngineCall(marker).at(WORK):
         left = left_in(path)
     assert left is not None
     assert (left.work, left.last_sign) == (WORK, "")
@@ -44,7 +44,7 @@ def test_two_processes_that_ended_are_told_apart(tmp_path: Path) -> None:
     assert len(lives) == 2
 
 
-def test_an_error_that_an_operation_answers_with_leaves_no_mark(tmp_path: Path) -> None:
+def test_an_error_that_an_operation_answers_with_leaves_no_marker(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="wrong"), EngineCall(InFlightMarker(tmp_path / "running")).at(WORK):
         raise ValueError("wrong")
     assert left_in(tmp_path / "running") is None
@@ -77,9 +77,9 @@ def test_a_stop_because_of_a_hang_blames_the_call_that_hangs_until_it_returns(tm
 
 def test_an_end_with_a_reason_leaves_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    mark = InFlightMarker(tmp_path / "running")
-    tell_at_the_end(mark)
-    with EngineCall(mark).at(WORK):
+    marker = InFlightMarker(tmp_path / "running")
+    tell_at_the_end(marker)
+    with EngineCall(marker).at(WORK):
         try:
             raise RuntimeError("rank 1\n  of 2 is gone; " + "and more " * 100)
         except RuntimeError:
@@ -92,9 +92,9 @@ def test_an_end_with_a_reason_leaves_it_in_one_line(tmp_path: Path, monkeypatch:
 
 def test_a_reason_that_quotes_what_is_no_text_is_left_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    mark = InFlightMarker(tmp_path / "running")
-    tell_at_the_end(mark)
-    with EngineCall(mark).at(WORK):
+    marker = InFlightMarker(tmp_path / "running")
+    tell_at_the_end(marker)
+    with EngineCall(marker).at(WORK):
         try:
             raise RuntimeError(os.fsdecode(b"no file \xff"))
         except RuntimeError:
@@ -119,9 +119,9 @@ def broken(_event: str) -> None:
 
 def test_an_end_that_is_not_the_calls_doing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    mark = InFlightMarker(tmp_path / "running")
-    tell_at_the_end(mark)
-    with EngineCall(mark).at(WORK):
+    marker = InFlightMarker(tmp_path / "running")
+    tell_at_the_end(marker)
+    with EngineCall(marker).at(WORK):
         end_without_blame()
         assert left_in(tmp_path / "running") is None
 
@@ -129,11 +129,11 @@ def test_an_end_that_is_not_the_calls_doing_leaves_nothing(tmp_path: Path, monke
 def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
     program = (
         "import sys, threading, pathlib\n"
-        "from tinsmith_trainer import in_flight_marker as marks, process_exit\n"
+        "from tinsmith_trainer import in_flight_marker as markers, process_exit\n"
         "from tinsmith_trainer.worker import process\n"
-        f"mark = marks.InFlightMarker(pathlib.Path({str(tmp_path / 'running')!r}))\n"
-        "process_exit.tell_at_the_end(mark)\n"
-        "mark.set(marks.InFlightWork('operation', 'sess:train:0', 7))\n"
+        f"marker = markers.InFlightMarker(pathlib.Path({str(tmp_path / 'running')!r}))\n"
+        "process_exit.tell_at_the_end(marker)\n"
+        "marker.set(markers.InFlightWork('operation', 'sess:train:0', 7))\n"
         "print('marked', flush=True)\n"
         "process._die_with_parent(0)\n"
         "threading.Event().wait()\n"
@@ -148,15 +148,15 @@ def test_the_end_of_the_server_is_not_the_calls_doing(tmp_path: Path) -> None:
     assert left_in(tmp_path / "running") is None
 
 
-def test_a_mark_that_was_closed_takes_nothing_more(tmp_path: Path) -> None:
-    mark = InFlightMarker(tmp_path / "running")
-    mark.close()
-    mark.close()
-    mark.set(WORK)
+def test_a_marker_that_was_closed_takes_nothing_more(tmp_path: Path) -> None:
+    marker = InFlightMarker(tmp_path / "running")
+    marker.close()
+    marker.close()
+    marker.set(WORK)
     assert left_in(tmp_path / "running") is None
 
 
-def test_a_disk_that_takes_no_mark_fails_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_no_marker_fails_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     cut=st.integers(0, 10_000),
     flipped=st.integers(0, 10_000),
 )
-def test_a_mark_is_read_as_it_was_written_or_not_at_all(
+def test_a_marker_is_read_as_it_was_written_or_not_at_all(
     model_id: str, seq_id: int, sign: str, cut: int, flipped: int
 ) -> None:
     """A power cut may leave any part of it."""

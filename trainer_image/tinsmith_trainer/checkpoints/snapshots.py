@@ -1,7 +1,7 @@
 """A model's state on the worker's volume: everything that replay needs to go on, in one file.
 
 A snapshot is a safetensors file. Its metadata holds the adapter's shape, the optimizer's step, the
-last applied operation, gaps and the window; its tensors are those of `AdapterState`. The journal
+last applied operation and the window; its tensors are those of `AdapterState`. The journal
 names the current snapshot and its digest; files that it does not name are left-overs of a crash.
 """
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from tinsmith_trainer.errors import TrainerError
 
+ExportLayout = Literal["peft", "merged"]
+
 
 @dataclass(frozen=True, slots=True)
 class Datum:
@@ -31,9 +33,6 @@ class Datum:
     @property
     def length(self) -> int:
         return len(self.tokens)
-
-
-ExportLayout = Literal["peft", "merged"]
 
 
 @dataclass(frozen=True, slots=True)

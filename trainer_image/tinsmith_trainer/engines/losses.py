@@ -31,6 +31,9 @@ LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
 STABLE_REINFORCE = "stable_reinforce"
 STABLE_REINFORCE_STAND_IN = "cispo"
 
+_Reduction = Callable[[Sequence[float]], float]
+_REDUCTIONS: Mapping[str, _Reduction] = {"sum": sum, "min": min, "max": max}
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -195,6 +198,27 @@ def prepare_loss(spec: LossSpec, datums: Sequence[Datum], *, map_stable_reinforc
     return PreparedLoss(spec.name, name, config, arrays)
 
 
+@dataclass(frozen=True, slots=True)
+class DatumResult:
+    """Logprobs float32 of the shape of the datum's targets, its loss, and the loss's metrics by `name:reduction`."""
+
+    logprobs: NDArray[np.float32]
+    loss: float
+    metrics: Mapping[str, float]
+
+
+def outcome_of(work: Work, loss: PreparedLoss, results: Sequence[DatumResult]) -> Outcome:
+    """What a call answers, from what was computed for each of its datums, in their order."""
+    metrics = {"loss:sum": sum(result.loss for result in results)}
+    for name in results[0].metrics:
+        metrics[name] = _REDUCTIONS[name.partition(":")[2]]([result.metrics[name] for result in results])
+    return Outcome(
+        outputs=[{"logprobs": result.logprobs} for result in results],
+        metrics=metrics | loss.standing_metrics(),
+        trained_tokens=0 if work.forward_only else sum(datum.length for datum in work.datums),
+    )
+
+
 def _checked_config(spec: LossSpec, definition: _Definition) -> dict[str, float]:
     accepted = set(definition.config) | ({"kl_coeff"} if spec.name == STABLE_REINFORCE else set())
     for key, value in spec.config.items():
@@ -283,28 +307,3 @@ def _check_ratio_mask(index: int, arrays: LossArrays) -> None:
             f"Datum {index}: sequence_ratio_mask must be 1 for the tokens whose ratios are averaged "
             f"and 0 elsewhere; it is negative, or 0 everywhere."
         )
-
-
-_Reduction = Callable[[Sequence[float]], float]
-_REDUCTIONS: Mapping[str, _Reduction] = {"sum": sum, "min": min, "max": max}
-
-
-@dataclass(frozen=True, slots=True)
-class DatumResult:
-    """Logprobs float32 of the shape of the datum's targets, its loss, and the loss's metrics by `name:reduction`."""
-
-    logprobs: NDArray[np.float32]
-    loss: float
-    metrics: Mapping[str, float]
-
-
-def outcome_of(work: Work, loss: PreparedLoss, results: Sequence[DatumResult]) -> Outcome:
-    """Reduces over the datums, in their order."""
-    metrics = {"loss:sum": sum(result.loss for result in results)}
-    for name in results[0].metrics:
-        metrics[name] = _REDUCTIONS[name.partition(":")[2]]([result.metrics[name] for result in results])
-    return Outcome(
-        outputs=[{"logprobs": result.logprobs} for result in results],
-        metrics=metrics | loss.standing_metrics(),
-        trained_tokens=0 if work.forward_only else sum(datum.length for datum in work.datums),
-    )

@@ -1,4 +1,7 @@
-"""Operations and models as rows of the journal. Functions here run inside `Journal.read` or `write`."""
+"""Operations, models, events and interruptions as rows of the journal.
+
+Functions here run inside `Journal.read` or `write`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
 """`late`: its number was written off before it came; it failed at once and was never in the order."""
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
-
 
 NEVER_READ = b""
 """In place of a body that ends the process that reads it. Unreadable, so it counts as a gradient."""

@@ -13,6 +13,8 @@ from rich.table import Table
 
 from tinsmith_trainer.parity.plan import Plan
 
+Arrays = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
+
 
 class Quantity(StrEnum):
     """What is compared: logprobs and weights by their difference, the other two by it as a part of their size.
@@ -62,45 +64,6 @@ def compare(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> list[D
     ]
 
 
-def _compare_step(step: int, one: StepRecord, other: StepRecord) -> Iterator[Difference]:
-    if one.logprobs or other.logprobs:
-        yield _largest(step, Quantity.LOGPROBS, one.logprobs, other.logprobs)
-    if one.losses or other.losses:
-        yield _largest(step, Quantity.LOSS, _as_arrays(one.losses), _as_arrays(other.losses), relative=True)
-    if one.gradient_norm is not None and other.gradient_norm is not None:
-        norms = [{"of all weights": record.gradient_norm or 0.0} for record in (one, other)]
-        yield _largest(step, Quantity.GRADIENT_NORM, _as_arrays(norms[0]), _as_arrays(norms[1]), relative=True)
-    yield _largest(step, Quantity.WEIGHTS, one.weights, other.weights)
-
-
-def _as_arrays(numbers: Mapping[str, float]) -> dict[str, NDArray[np.float64]]:
-    return {name: np.array([value]) for name, value in numbers.items()}
-
-
-Arrays = Mapping[str, NDArray[np.float32]] | Mapping[str, NDArray[np.float64]]
-
-
-def _largest(step: int, quantity: Quantity, one: Arrays, other: Arrays, *, relative: bool = False) -> Difference:
-    sizes = {name: _apart(one.get(name), other.get(name), relative=relative) for name in sorted({*one, *other})}
-    where = max(sizes, key=lambda name: math.inf if math.isnan(sizes[name]) else sizes[name])
-    return Difference(step, quantity, sizes[where], where)
-
-
-def _apart(
-    one: NDArray[np.float32] | NDArray[np.float64] | None,
-    other: NDArray[np.float32] | NDArray[np.float64] | None,
-    *,
-    relative: bool,
-) -> float:
-    if one is None or other is None or one.shape != other.shape:
-        return math.inf
-    with np.errstate(invalid="ignore"):  # of two infinities: NaN, which exceeds every tolerance
-        distance = np.abs(one.astype(np.float64) - other)
-        if relative:
-            distance = distance / np.maximum(1.0, np.abs(one))
-    return float(distance.max(initial=0.0))
-
-
 def first_beyond(differences: Sequence[Difference], tolerance: float) -> list[Difference]:
     """For each quantity the first step in which it is beyond the tolerance; in the order of steps."""
     found: dict[Quantity, Difference] = {}
@@ -127,12 +90,6 @@ def draw(title: str, plan: Plan, differences: Sequence[Difference], tolerance: f
     return table
 
 
-def _cell(difference: Difference | None, tolerance: float) -> str:
-    if difference is None:
-        return ""
-    return f"[{'red' if difference.exceeds(tolerance) else 'green'}]{difference.size:.1e}"
-
-
 def sentence(difference: Difference, tolerance: float) -> str:
     """What is too far apart: which quantity, in which step, by how much, and where."""
     return (
@@ -143,3 +100,45 @@ def sentence(difference: Difference, tolerance: float) -> str:
         .replace("loss differ ", "loss differs ")
         .replace("norm differ ", "norm differs ")
     )
+
+
+def _compare_step(step: int, one: StepRecord, other: StepRecord) -> Iterator[Difference]:
+    if one.logprobs or other.logprobs:
+        yield _largest(step, Quantity.LOGPROBS, one.logprobs, other.logprobs)
+    if one.losses or other.losses:
+        yield _largest(step, Quantity.LOSS, _as_arrays(one.losses), _as_arrays(other.losses), relative=True)
+    if one.gradient_norm is not None and other.gradient_norm is not None:
+        norms = [{"of all weights": record.gradient_norm or 0.0} for record in (one, other)]
+        yield _largest(step, Quantity.GRADIENT_NORM, _as_arrays(norms[0]), _as_arrays(norms[1]), relative=True)
+    yield _largest(step, Quantity.WEIGHTS, one.weights, other.weights)
+
+
+def _as_arrays(numbers: Mapping[str, float]) -> dict[str, NDArray[np.float64]]:
+    return {name: np.array([value]) for name, value in numbers.items()}
+
+
+def _largest(step: int, quantity: Quantity, one: Arrays, other: Arrays, *, relative: bool = False) -> Difference:
+    sizes = {name: _apart(one.get(name), other.get(name), relative=relative) for name in sorted({*one, *other})}
+    where = max(sizes, key=lambda name: math.inf if math.isnan(sizes[name]) else sizes[name])
+    return Difference(step, quantity, sizes[where], where)
+
+
+def _apart(
+    one: NDArray[np.float32] | NDArray[np.float64] | None,
+    other: NDArray[np.float32] | NDArray[np.float64] | None,
+    *,
+    relative: bool,
+) -> float:
+    if one is None or other is None or one.shape != other.shape:
+        return math.inf
+    with np.errstate(invalid="ignore"):  # of two infinities: NaN, which exceeds every tolerance
+        distance = np.abs(one.astype(np.float64) - other)
+        if relative:
+            distance = distance / np.maximum(1.0, np.abs(one))
+    return float(distance.max(initial=0.0))
+
+
+def _cell(difference: Difference | None, tolerance: float) -> str:
+    if difference is None:
+        return ""
+    return f"[{'red' if difference.exceeds(tolerance) else 'green'}]{difference.size:.1e}"

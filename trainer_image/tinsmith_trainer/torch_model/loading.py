@@ -1,4 +1,4 @@
-"""A base model from a directory or the hub: weights, tokenizer, identity, and whose turn on the device it is.
+"""A base model from a directory or the hub: weights and where they live, tokenizer, identity, and whose turn it is.
 
 Errors name the file.
 """
@@ -25,9 +25,19 @@ from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
 
+IDENTITY_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
+DEFAULT_MAX_SEQUENCE_LENGTH = 2048
+SMALLEST_VOCABULARY = 16
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 
 class DeviceTurn:
-    """A fair lock. `with turn.taken(): …` waits behind all who asked before."""
+    """A fair lock. `with turn.taken(): …` waits behind all who asked before.
+
+    The engine and the sampler share the device. A microbatch or a decode step takes a turn, so that neither starves: a
+    plain lock would let the thread that just released it win again.
+    """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -63,11 +73,6 @@ class DeviceTurn:
                 self._waiting.popleft().set()
             else:
                 self._busy = False
-
-
-IDENTITY_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
-DEFAULT_MAX_SEQUENCE_LENGTH = 2048
-SMALLEST_VOCABULARY = 16
 
 
 @dataclass(slots=True)
@@ -187,9 +192,6 @@ def end_of_sequence(generation: Any, tokenizer: Any) -> tuple[int, ...]:
     declared = getattr(generation, "eos_token_id", None)
     ids = declared if isinstance(declared, list) else [declared]
     return tuple(sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None}))
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def place(device: str, dtype: str) -> tuple[str, torch.dtype]:

@@ -105,6 +105,10 @@ class Scheduler:
         """Unix seconds; 0: there is none."""
         return self._model_snapshots.last_time
 
+    def snapshot_soon(self) -> Future[float]:
+        """See `ModelSnapshots.soon`."""
+        return self._model_snapshots.soon()
+
     def set_epoch(self, epoch: int) -> None:
         """Names the checkpoints and events from now on. Never moves back."""
         self._epoch = max(self._epoch, epoch)
@@ -198,6 +202,17 @@ class Scheduler:
     def _quarantine(self, queue: ModelQueue, reason: str) -> None:
         log.error("model quarantined", model_id=queue.model_id, reason=reason)
         self._queues.quarantine(queue, reason)
+
+    def _corrupt(self, queue: ModelQueue, reason: str) -> None:
+        """The volume lost what this model was; the others go on."""
+        event = worker_pb2.Event(model_corrupted=worker_pb2.ModelCorrupted(model_id=queue.model_id, reason=reason))
+
+        def write(db: journal_tables.Database) -> None:
+            journal_tables.set_model_phase(db, queue.model_id, "corrupted", reason)
+            self._stamp().add_event(db, event)
+
+        self._journal.write(write, must_succeed=True)
+        self._queues.close_model(queue, "corrupted", reason)
 
     def _replay(self, queue: ModelQueue, entry: Entry) -> None:
         """Runs again what ran before the crash, for its effect alone. Raises _NotNow."""
@@ -317,10 +332,6 @@ class Scheduler:
             lambda db: journal_tables.saved_name_event(db, operation.model_id, wanted.kind, wanted.name)
         ).result()
 
-    def snapshot_soon(self) -> Future[float]:
-        """See `ModelSnapshots.soon`."""
-        return self._model_snapshots.soon()
-
     # ---- in the journal's thread
 
     def _write(self, db: journal_tables.Database, operation: Operation, result: OperationResult) -> None:
@@ -346,14 +357,3 @@ class Scheduler:
             self._model_snapshots.replace(queue, None, entry.operation.seq_id)
             self._queues.close_model(queue, "released")
         self._queues.publish(queue, entry, result.failure)
-
-    def _corrupt(self, queue: ModelQueue, reason: str) -> None:
-        """The volume lost what this model was; the others go on."""
-        event = worker_pb2.Event(model_corrupted=worker_pb2.ModelCorrupted(model_id=queue.model_id, reason=reason))
-
-        def write(db: journal_tables.Database) -> None:
-            journal_tables.set_model_phase(db, queue.model_id, "corrupted", reason)
-            self._stamp().add_event(db, event)
-
-        self._journal.write(write, must_succeed=True)
-        self._queues.close_model(queue, "corrupted", reason)

@@ -1,6 +1,6 @@
 """When a model is snapshot, how long that takes, and what the journal knows of it.
 
-Of the engine's thread, which holds the state.
+The engine's thread, which holds the state, takes them; anyone may ask for one.
 """
 
 from __future__ import annotations
@@ -24,30 +24,6 @@ from tinsmith_trainer.oplog.journal import FULL_RETRY_SECONDS, Journal
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
-
-
-class RequestedSnapshot:
-    """Thread-safe. Its future resolves to the moment of the snapshot, in Unix seconds."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._asked: Future[float] | None = None
-
-    def ask(self, arrange: Callable[[], None]) -> Future[float]:
-        """The first one's `arrange` has it taken."""
-        with self._lock:
-            if self._asked is None:
-                self._asked = Future()
-                self._asked.set_running_or_notify_cancel()  # one who gives up must not take it from others
-                arrange()
-            return self._asked
-
-    def begin(self) -> Future[float] | None:
-        """From now on others ask for the next one. None: nobody has asked."""
-        with self._lock:
-            asked, self._asked = self._asked, None
-            return asked
-
 
 log = structlog.get_logger(__name__)
 
@@ -139,6 +115,32 @@ class Snapshotter:
         queue.rank, queue.optimizer_step = state.lora.rank, state.optimizer_step
         queue.replay_seconds = 0.0
         return file
+
+
+class RequestedSnapshot:
+    """One that has not begun: those who ask before it does share it.
+
+    Thread-safe. Its future resolves to the moment of the snapshot, in Unix seconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: Future[float] | None = None
+
+    def ask(self, arrange: Callable[[], None]) -> Future[float]:
+        """The first one's `arrange` has it taken."""
+        with self._lock:
+            if self._asked is None:
+                self._asked = Future()
+                self._asked.set_running_or_notify_cancel()  # one who gives up must not take it from others
+                arrange()
+            return self._asked
+
+    def begin(self) -> Future[float] | None:
+        """From now on others ask for the next one. None: nobody has asked."""
+        with self._lock:
+            asked, self._asked = self._asked, None
+            return asked
 
 
 class ModelSnapshots:

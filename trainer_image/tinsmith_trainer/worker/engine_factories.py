@@ -56,16 +56,16 @@ def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
     return model.info, _sampler(model, options)
 
 
-def _sampler(model: TorchModel, options: WorkerOptions) -> Sampler:
-    return BuiltinSampler(model, BuiltinSamplerSettings(deterministic=options.deterministic_sampling))
-
-
 def load_base_model(options: WorkerOptions) -> TorchModel:
     """With the limit on its length that the options say. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
     device, dtype = place(options.device, options.dtype)
     model = load_torch_model(options.model, revision=options.model_revision, device=device, dtype=dtype)
     model.info = _limited(model.info, options)
     return model
+
+
+def _sampler(model: TorchModel, options: WorkerOptions) -> Sampler:
+    return BuiltinSampler(model, BuiltinSamplerSettings(deterministic=options.deterministic_sampling))
 
 
 def _limited(info: BaseModelInfo, options: WorkerOptions) -> BaseModelInfo:

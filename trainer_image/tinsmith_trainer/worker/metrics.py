@@ -46,6 +46,25 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
     )
 
 
+def describe_sampler(
+    instance_id: str, name: WorkerName, base: BaseModelInfo, capabilities: EngineCapabilities, samples: Samples
+) -> worker_pb2.DescribeReply:
+    """A process that only samples: no models, no epoch; its adapter slots are those of its memory."""
+    metrics = worker_pb2.WorkerMetrics(logprob_gap=float("nan"))
+    _add_sampling(metrics, samples)
+    return worker_pb2.DescribeReply(
+        instance_id=instance_id,
+        worker_id=name.worker_id,
+        model_name=name.model_name,
+        pid=os.getpid(),
+        base_model=_base_model(base),
+        capabilities=_capabilities(capabilities),
+        metrics=metrics,
+        draining=samples.is_draining,
+        adapters_used=len(samples.adapters),
+    )
+
+
 def _base_model(info: BaseModelInfo) -> worker_pb2.BaseModel:
     return worker_pb2.BaseModel(
         path=info.path,
@@ -116,22 +135,3 @@ def _add_sampling(metrics: worker_pb2.WorkerMetrics, samples: Samples) -> None:
     metrics.samples_active = stats.active
     # Of those that wait for their adapter the sampler has not heard yet.
     metrics.samples_waiting = max(stats.waiting, samples.unfinished - stats.active)
-
-
-def describe_sampler(
-    instance_id: str, name: WorkerName, base: BaseModelInfo, capabilities: EngineCapabilities, samples: Samples
-) -> worker_pb2.DescribeReply:
-    """A process that only samples: no models, no epoch; its adapter slots are those of its memory."""
-    metrics = worker_pb2.WorkerMetrics(logprob_gap=float("nan"))
-    _add_sampling(metrics, samples)
-    return worker_pb2.DescribeReply(
-        instance_id=instance_id,
-        worker_id=name.worker_id,
-        model_name=name.model_name,
-        pid=os.getpid(),
-        base_model=_base_model(base),
-        capabilities=_capabilities(capabilities),
-        metrics=metrics,
-        draining=samples.is_draining,
-        adapters_used=len(samples.adapters),
-    )

@@ -138,7 +138,7 @@ class WorkerService:
 
     def _check_stays(self) -> None:
         if self._draining:
-            raise Draining("this worker is shutting down")
+            raise Draining(SHUTTING_DOWN)
 
     async def drain(self) -> None:
         """Refuses new work, finishes the running operation, snapshots, closes the journal."""
@@ -234,7 +234,7 @@ class WorkerService:
     async def snapshot(self) -> float:
         """Saves what changed since its last snapshot, as soon as the running operation ends; when, in Unix seconds.
 
-        Raises NotActive, Draining, JournalFull.
+        Raises NotActive, Draining, JournalFull, SnapshotRefused.
         """
         if self._draining:
             raise Draining(SHUTTING_DOWN)

@@ -1,4 +1,4 @@
-"""From flags to a process that serves: volume, model, service, address; and how it ends."""
+"""From flags to a process that serves: volume, image, model, service, address; and how it ends."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ from tinsmith_trainer.worker.volume import Volume
 log = structlog.get_logger(__name__)
 
 STOP_GRACE_SECONDS = 1.0
+
+META_KEY = "image"
+"""Of the image, in the journal's `meta`."""
 
 
 class Running(Protocol):
@@ -136,6 +139,28 @@ def _capabilities(options: WorkerOptions) -> EngineCapabilities:
     )
 
 
+def pin_image(volume: Volume, image: str) -> None:
+    """Remembers the image under which operations run from now on. Raises ImageChanged, and remembers nothing.
+
+    What ran on one image is replayed on the same one: another may compute other bits. Only operations whose results
+    were given out bind a journal to an image. What was accepted and never ran may run anywhere, and after a clean stop
+    a snapshot holds the effect of all that ran.
+    """
+    journal = Journal(volume.journal_path)
+    try:
+        before, to_replay = journal.read(
+            lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))
+        ).result()
+        if before == image:
+            return
+        if before is not None and to_replay:
+            raise ImageChanged(_image_refusal(volume, before, image, to_replay), before)
+        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image)).result()
+    finally:
+        journal.close()
+    log.info("image remembered", image=image, before=before)
+
+
 def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     """What `--engine` names. Off the event loop: importing a framework takes as long as some models do."""
     with explained(options.engine, options.model):
@@ -189,6 +214,14 @@ def _named(name: str) -> object:
     return getattr(importlib.import_module(module), attribute)
 
 
+def _image_refusal(volume: Volume, before: str, image: str, to_replay: int) -> str:
+    return (
+        f"{to_replay} operation(s) in the journal in {volume.directory} ran on the image {before} and are in no "
+        f"snapshot; {image} may compute other bits than those that clients have. Start {before} once more, let it "
+        "stop cleanly, and change the image then."
+    )
+
+
 async def _serve(options: WorkerOptions, servicer: SamplingServicer, tls: TlsDirectory | None) -> grpc.aio.Server:
     return await serve(servicer, _address(options), tls)
 
@@ -199,31 +232,3 @@ def _address(options: WorkerOptions) -> str:
 
 def _name(options: WorkerOptions) -> WorkerName:
     return WorkerName(options.worker_id, options.model_name)
-
-
-META_KEY = "image"
-
-
-def pin_image(volume: Volume, image: str) -> None:
-    """Remembers the image under which operations run from now on. Raises ImageChanged, and remembers nothing."""
-    journal = Journal(volume.journal_path)
-    try:
-        before, to_replay = journal.read(
-            lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))
-        ).result()
-        if before == image:
-            return
-        if before is not None and to_replay:
-            raise ImageChanged(_refusal(volume, before, image, to_replay), before)
-        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image)).result()
-    finally:
-        journal.close()
-    log.info("image remembered", image=image, before=before)
-
-
-def _refusal(volume: Volume, before: str, image: str, to_replay: int) -> str:
-    return (
-        f"{to_replay} operation(s) in the journal in {volume.directory} ran on the image {before} and are in no "
-        f"snapshot; {image} may compute other bits than those that clients have. Start {before} once more, let it "
-        "stop cleanly, and change the image then."
-    )

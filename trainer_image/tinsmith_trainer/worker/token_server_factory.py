@@ -31,6 +31,10 @@ from tinsmith_trainer.worker.termination_log import write_termination_log
 
 log = structlog.get_logger(__name__)
 
+PORTS_TRIED = 1000
+FIRST_PORT, LAST_PORT = 12_000, 29_999
+"""Below what Linux gives to outgoing connections, and below the ports of a cluster's nodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
@@ -48,10 +52,6 @@ SGLANG = ServerKind(
     lambda settings: SglangServer(settings.address, deterministic=DETERMINISTIC in settings.extra),
 )
 KINDS = {"vllm": VLLM, "sglang": SGLANG}
-
-PORTS_TRIED = 1000
-FIRST_PORT, LAST_PORT = 12_000, 29_999
-"""Below what Linux gives to outgoing connections, and below the ports of a cluster's nodes."""
 
 
 def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
@@ -81,12 +81,6 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
     return model.info, sampler
 
 
-def _dtype(options: WorkerOptions) -> str:
-    """As the engines that train on such a machine have it by themselves, whatever the checkpoint is saved in."""
-    _, dtype = place(options.device, options.dtype)
-    return str(dtype).removeprefix("torch.")
-
-
 def start_token_server(
     kind: ServerKind,
     settings: ServerSettings,
@@ -109,6 +103,28 @@ def start_token_server(
         folders.remove_all()
         raise
     return TokenServerSampler(running.server, model, folders, thread, running.stop)
+
+
+def free_port() -> int:
+    """Of this machine, which nobody listens on now. Raises ServerError.
+
+    The server binds it a minute later: a port that the system chose could be an outgoing connection's by then.
+    """
+    for _ in range(PORTS_TRIED):
+        port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        return port
+    raise ServerError(f"No port of {HOST} can be had for the server: {PORTS_TRIED} were tried.")
+
+
+def _dtype(options: WorkerOptions) -> str:
+    """As the engines that train on such a machine have it by themselves, whatever the checkpoint is saved in."""
+    _, dtype = place(options.device, options.dtype)
+    return str(dtype).removeprefix("torch.")
 
 
 class _Running:
@@ -166,19 +182,3 @@ def _allow_many_connections() -> None:
     """Each generation request has one, and the usual limit on files is below what a server runs at once."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def free_port() -> int:
-    """Of this machine, which nobody listens on now. Raises ServerError.
-
-    The server binds it a minute later: a port that the system chose could be an outgoing connection's by then.
-    """
-    for _ in range(PORTS_TRIED):
-        port = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT + 1)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-        return port
-    raise ServerError(f"No port of {HOST} can be had for the server: {PORTS_TRIED} were tried.")

@@ -1,4 +1,7 @@
-"""Keeps one connection to whatever answers at a target: opened while there is one, and again after each loss."""
+"""Keeps one connection to whatever answers at a target: opened while there is one, and again after each loss.
+
+That of a session's worker and that of a pool's replica are given to others in the same way (`ConnectedHandle`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One kind of objects in the namespaces of a fleet, as one picture, and a refresh that many share."""
+"""One kind of objects in the namespaces of a fleet, as one picture; which namespaces these are; and a refresh that many
+share."""
 
 from __future__ import annotations
 
@@ -14,53 +15,6 @@ from tinsmith_server.fleet.kubernetes.api import KubernetesApi, Manifest, Resour
 from tinsmith_server.fleet.kubernetes.errors import ApiRefused, ApiUnavailable
 from tinsmith_server.fleet.kubernetes.watching import Key, Watch
 from tinsmith_server.settings import EVERY_NAMESPACE
-
-
-async def together(beginnings: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results. Raises the first failure, once the others have ended: `gather` would leave them running."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(beginning) for beginning in beginnings]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """`namespaces` is None for the whole cluster. `home` is where this server makes sessions by itself."""
-
-    namespaces: tuple[str, ...] | None
-    home: str | None
-
-    def covers(self, namespace: str) -> bool:
-        return self.namespaces is None or namespace in self.namespaces
-
-    @property
-    def watched(self) -> tuple[str | None, ...]:
-        """What to list and to watch, one after the other."""
-        return (None,) if self.namespaces is None else self.namespaces
-
-    @override
-    def __str__(self) -> str:
-        if self.namespaces is None:
-            return "any namespace"
-        if len(self.namespaces) == 1:
-            return f"namespace {self.namespaces[0]}"
-        return f"the namespaces {', '.join(self.namespaces)}"
-
-
-def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
-    """What was chosen, for a server that runs in the namespace `own`. Raises StartupError when there is neither."""
-    if tuple(chosen) == (EVERY_NAMESPACE,):
-        return Scope(None, own)
-    namespaces = tuple(chosen) or ((own,) if own is not None else ())
-    if not namespaces:
-        raise StartupError(
-            "this server does not run in a Kubernetes pod: set fleet_namespaces to the namespaces of its fleet"
-        )
-    return Scope(namespaces, own if own in namespaces else namespaces[0])
-
 
 T = TypeVar("T")
 
@@ -167,3 +121,49 @@ class SharedRefresh:
     async def _bounded(self) -> None:
         async with asyncio.timeout(self._timeout_seconds):
             await self._refresh()
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """`namespaces` is None for the whole cluster. `home` is where this server makes sessions by itself."""
+
+    namespaces: tuple[str, ...] | None
+    home: str | None
+
+    def covers(self, namespace: str) -> bool:
+        return self.namespaces is None or namespace in self.namespaces
+
+    @property
+    def watched(self) -> tuple[str | None, ...]:
+        """What to list and to watch, one after the other."""
+        return (None,) if self.namespaces is None else self.namespaces
+
+    @override
+    def __str__(self) -> str:
+        if self.namespaces is None:
+            return "any namespace"
+        if len(self.namespaces) == 1:
+            return f"namespace {self.namespaces[0]}"
+        return f"the namespaces {', '.join(self.namespaces)}"
+
+
+def scope_of(chosen: Sequence[str], own: str | None) -> Scope:
+    """What was chosen, for a server that runs in the namespace `own`. Raises StartupError when there is neither."""
+    if tuple(chosen) == (EVERY_NAMESPACE,):
+        return Scope(None, own)
+    namespaces = tuple(chosen) or ((own,) if own is not None else ())
+    if not namespaces:
+        raise StartupError(
+            "this server does not run in a Kubernetes pod: set fleet_namespaces to the namespaces of its fleet"
+        )
+    return Scope(namespaces, own if own in namespaces else namespaces[0])
+
+
+async def together(beginnings: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results. Raises the first failure, once the others have ended: `gather` would leave them running."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(beginning) for beginning in beginnings]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

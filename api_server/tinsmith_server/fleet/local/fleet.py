@@ -1,4 +1,4 @@
-"""Workers as child processes of this server: one per base-model directory, started at first use."""
+"""Workers as child processes of this server: one per base-model directory, started at first use; and their flags."""
 
 from __future__ import annotations
 
@@ -165,6 +165,24 @@ class WorkerCommand:
         ]
 
 
+def check_engine_flags(engine_flags: Sequence[str], others: Sequence[str]) -> None:
+    """`others` is what else a worker is started with.
+
+    Raises StartupError with the sentence of the worker's own parser, and for a flag that the server gives by itself.
+    """
+    _check_not_given_twice(engine_flags, others)
+    checked = subprocess.run(
+        [sys.executable, "-m", "tinsmith_trainer.flag_check", *others, *engine_flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=worker_environment(),
+        check=False,
+    )
+    if checked.returncode:
+        raise StartupError(f"engine, engine_flags: {_sentence(checked.stderr)}")
+
+
 def _lock_data(data: Path) -> IO[bytes]:
     """Two servers on one directory would fence each other's workers out, for ever."""
     data.mkdir(parents=True, exist_ok=True)
@@ -192,24 +210,6 @@ def _socket_directory(data: Path) -> Path:
                 return path
             path.rmdir()
     raise StartupError("no directory for temporary files has a path short enough for a Unix socket; set TMPDIR")
-
-
-def check_engine_flags(engine_flags: Sequence[str], others: Sequence[str]) -> None:
-    """`others` is what else a worker is started with.
-
-    Raises StartupError with the sentence of the worker's own parser, and for a flag that the server gives by itself.
-    """
-    _check_not_given_twice(engine_flags, others)
-    checked = subprocess.run(
-        [sys.executable, "-m", "tinsmith_trainer.flag_check", *others, *engine_flags],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=worker_environment(),
-        check=False,
-    )
-    if checked.returncode:
-        raise StartupError(f"engine, engine_flags: {_sentence(checked.stderr)}")
 
 
 def _check_not_given_twice(engine_flags: Sequence[str], others: Sequence[str]) -> None:

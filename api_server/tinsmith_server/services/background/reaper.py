@@ -29,6 +29,8 @@ RELEASE_WAIT_SECONDS = 2.0
 # Rounds come every 15 s. After three missed ones nobody was here: the host slept, or the database was away.
 ABSENCE = timedelta(seconds=45)
 
+CURE = "its checkpoints stand: list them with `tinker checkpoint list`, and go on from the last one"
+
 
 class Reaper:
     """Level-triggered: each round looks at the store and repeats what is not done yet."""
@@ -130,9 +132,6 @@ class Reaper:
         return worker_pb2.SaveWeights(
             kind=worker_pb2.TRAINING, name=AUTOSAVE_NAME, overwrite=True, ttl_seconds=self._autosave_ttl_seconds
         )
-
-
-CURE = "its checkpoints stand: list them with `tinker checkpoint list`, and go on from the last one"
 
 
 class LostWorkers:

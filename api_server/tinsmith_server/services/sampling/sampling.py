@@ -1,4 +1,4 @@
-"""Sampling sessions and samples."""
+"""Sampling sessions and samples, and for how long a model may be missing before samples from it are refused."""
 
 from __future__ import annotations
 
@@ -24,29 +24,6 @@ from tinsmith_server.wire.ids import SampleId, is_sample_number, parse_tinker_pa
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest
 
 K = TypeVar("K", bound=Hashable)
-
-
-class MissingTracker(Generic[K]):
-    """A thing is missing since it was first missed, until it is there; what nobody missed for as long begins anew."""
-
-    def __init__(self, length: timedelta, clock: Callable[[], datetime]) -> None:
-        self._length = length
-        self._clock = clock
-        # Since when, and when last.
-        self._missed: dict[K, tuple[datetime, datetime]] = {}
-
-    def is_over(self, thing: K) -> bool:
-        """It is missed now; True when it has been for longer than the tracker's length."""
-        now = self._clock()
-        since, last = self._missed.get(thing, (now, now))
-        if now - last > self._length:
-            since = now
-        self._missed[thing] = (since, now)
-        return now - since > self._length
-
-    def note_there(self, thing: K) -> None:
-        self._missed.pop(thing, None)
-
 
 # Sampling sessions never change, and a burst names the same one hundreds of times a second.
 CACHED_SESSIONS = 4096
@@ -228,6 +205,28 @@ class Sampling:
             return await self._lookup.readable(session.tenant, session.model_path, "sampler")
         except CheckpointRefused:
             return None
+
+
+class MissingTracker(Generic[K]):
+    """A thing is missing since it was first missed, until it is there; what nobody missed for as long begins anew."""
+
+    def __init__(self, length: timedelta, clock: Callable[[], datetime]) -> None:
+        self._length = length
+        self._clock = clock
+        # Since when, and when last.
+        self._missed: dict[K, tuple[datetime, datetime]] = {}
+
+    def is_over(self, thing: K) -> bool:
+        """It is missed now; True when it has been for longer than the tracker's length."""
+        now = self._clock()
+        since, last = self._missed.get(thing, (now, now))
+        if now - last > self._length:
+            since = now
+        self._missed[thing] = (since, now)
+        return now - since > self._length
+
+    def note_there(self, thing: K) -> None:
+        self._missed.pop(thing, None)
 
 
 def _has_adapter(session: SamplingSession) -> bool:

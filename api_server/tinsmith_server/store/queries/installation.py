@@ -15,6 +15,7 @@ from tinsmith_server.store.records import ApiKey, CheckpointType, ModelState
 from tinsmith_server.store.tables import api_keys, checkpoints, garbage, models, secrets, sessions
 
 _FIRST_KEY = "first key"
+_SECRET_BYTES = 32
 
 
 class KeyQueries(Queries):
@@ -54,9 +55,6 @@ class KeyQueries(Queries):
         return await self._write(
             update(api_keys).where(api_keys.c.key_id == key_id).values(revoked_at=first_revoked_at)
         )
-
-
-_SECRET_BYTES = 32
 
 
 class GarbageQueries(Queries):

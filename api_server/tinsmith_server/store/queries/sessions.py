@@ -11,8 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first, select_records, values
 from tinsmith_server.store.records import FinishType, Page, SamplingSession, Session
-from tinsmith_server.store.tables import models, sessions
-from tinsmith_server.store.tables import sampling_sessions as table
+from tinsmith_server.store.tables import models, sampling_sessions, sessions
 
 
 class SessionQueries(Queries):
@@ -71,6 +70,36 @@ class SessionQueries(Queries):
         return await self._read_all(Session, query)
 
 
+class SamplingSessionQueries(Queries):
+    """The part of `Store` about sampling sessions."""
+
+    async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
+        numbered = (sampling_sessions.c.session_id == session.session_id) & (
+            sampling_sessions.c.sampling_session_seq_id == session.sampling_session_seq_id
+        )
+        return await self._insert_or_find(
+            SamplingSession, sampling_sessions, values(session), _select_sampling().where(numbered)
+        )
+
+    async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None:
+        query = _select_sampling().where(sampling_sessions.c.sampling_session_id == sampling_session_id)
+        return await self._read_one(SamplingSession, query)
+
+    async def sampling_sessions_of(self, session_id: str) -> Sequence[SamplingSession]:
+        query = (
+            _select_sampling()
+            .where(sampling_sessions.c.session_id == session_id)
+            .order_by(sampling_sessions.c.sampling_session_seq_id)
+        )
+        return await self._read_all(SamplingSession, query)
+
+    async def newest_inflight(self, model_id: str) -> SamplingSession | None:
+        # By the client's own numbers: clocks of two replicas could turn two saves around.
+        inflight = (sampling_sessions.c.model_id == model_id) & sampling_sessions.c.inflight
+        query = _select_sampling().where(inflight).order_by(sampling_sessions.c.sampling_session_seq_id.desc()).limit(1)
+        return await self._read_one(SamplingSession, query)
+
+
 def _finish(session_id: str, type: FinishType, detail: str | None, now: datetime) -> Update:
     unfinished = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)
     return update(sessions).where(unfinished).values(finished_at=now, finish_type=type, finish_detail=detail)
@@ -84,29 +113,5 @@ def _by_id(session_id: str) -> Select[Any]:
     return select_records(sessions, Session).where(sessions.c.session_id == session_id)
 
 
-class SamplingSessionQueries(Queries):
-    """The part of `Store` about sampling sessions."""
-
-    async def add_sampling_session(self, session: SamplingSession) -> SamplingSession:
-        numbered = (table.c.session_id == session.session_id) & (
-            table.c.sampling_session_seq_id == session.sampling_session_seq_id
-        )
-        return await self._insert_or_find(SamplingSession, table, values(session), _select().where(numbered))
-
-    async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None:
-        query = _select().where(table.c.sampling_session_id == sampling_session_id)
-        return await self._read_one(SamplingSession, query)
-
-    async def sampling_sessions_of(self, session_id: str) -> Sequence[SamplingSession]:
-        query = _select().where(table.c.session_id == session_id).order_by(table.c.sampling_session_seq_id)
-        return await self._read_all(SamplingSession, query)
-
-    async def newest_inflight(self, model_id: str) -> SamplingSession | None:
-        # By the client's own numbers: clocks of two replicas could turn two saves around.
-        inflight = (table.c.model_id == model_id) & table.c.inflight
-        query = _select().where(inflight).order_by(table.c.sampling_session_seq_id.desc()).limit(1)
-        return await self._read_one(SamplingSession, query)
-
-
-def _select() -> Select[Any]:
-    return select_records(table, SamplingSession)
+def _select_sampling() -> Select[Any]:
+    return select_records(sampling_sessions, SamplingSession)

@@ -36,10 +36,10 @@ def clock() -> Clock:
 
 @pytest.fixture
 def issuer(cluster: FakeCluster, clock: Clock) -> Issuer:
-    return make_trust(cluster, clock)
+    return make_issuer(cluster, clock)
 
 
-def make_trust(cluster: FakeCluster, clock: Clock) -> Issuer:
+def make_issuer(cluster: FakeCluster, clock: Clock) -> Issuer:
     return Issuer(
         cast(Any, cluster),
         namespace="tin",
@@ -74,14 +74,14 @@ async def test_the_authoritys_key_is_in_its_own_secret_and_in_no_other(issuer: I
 
 
 async def test_another_operator_reads_the_authority_that_is_there(cluster: FakeCluster, clock: Clock) -> None:
-    first, second = make_trust(cluster, clock), make_trust(cluster, clock)
+    first, second = make_issuer(cluster, clock), make_issuer(cluster, clock)
     await first.refresh()
     await second.refresh()
     assert second.authority.fingerprint == first.authority.fingerprint
 
 
 async def test_who_loses_the_race_to_make_it_takes_the_winners(cluster: FakeCluster, clock: Clock) -> None:
-    first, second = make_trust(cluster, clock), make_trust(cluster, clock)
+    first, second = make_issuer(cluster, clock), make_issuer(cluster, clock)
     await first.refresh()
     # It looked before the other one wrote.
     cluster.failures["get"] = [NotFound("not yet")]

@@ -1,4 +1,4 @@
-"""What is read of a pool's surroundings, and that reading subscribes to them."""
+"""What is read of the surroundings of a pool or session, and that reading subscribes to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RayClusterInformer are looked for when a session needs them, and watched as soon as the cluster knows them."""
+"""RayClusters are looked for when a session needs them, and watched as soon as the cluster knows them."""
 
 from __future__ import annotations
 

@@ -14,24 +14,24 @@ class Clock:
 
 def test_a_row_is_kept_for_its_time_and_no_longer() -> None:
     clock = Clock()
-    recent: RowCache[str, int] = RowCache(seconds=2.0, clock=clock)
-    recent.put("a", 1)
-    assert (recent.get("a"), recent.get("b")) == (1, None)
+    cache: RowCache[str, int] = RowCache(seconds=2.0, clock=clock)
+    cache.put("a", 1)
+    assert (cache.get("a"), cache.get("b")) == (1, None)
     clock.now += 2.0
-    assert recent.get("a") is None
+    assert cache.get("a") is None
 
 
 def test_a_row_can_be_forgotten_before_its_time() -> None:
-    recent: RowCache[str, int] = RowCache(seconds=2.0)
-    recent.put("a", 1)
-    recent.forget("a")
-    recent.forget("never there")
-    assert recent.get("a") is None
+    cache: RowCache[str, int] = RowCache(seconds=2.0)
+    cache.put("a", 1)
+    cache.forget("a")
+    cache.forget("never there")
+    assert cache.get("a") is None
 
 
 def test_a_cache_never_grows_over_its_limit() -> None:
-    recent: RowCache[int, int] = RowCache(seconds=100.0, entries=3)
+    cache: RowCache[int, int] = RowCache(seconds=100.0, entries=3)
     for key in range(10):
-        recent.put(key, key)
-    assert sum(recent.get(key) is not None for key in range(10)) <= 3
-    assert recent.get(9) == 9
+        cache.put(key, key)
+    assert sum(cache.get(key) is not None for key in range(10)) <= 3
+    assert cache.get(9) == 9

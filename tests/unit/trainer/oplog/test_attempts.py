@@ -35,17 +35,17 @@ def operation(kind: worker_pb2.OperationKind.ValueType = worker_pb2.FORWARD_BACK
 @contextmanager
 def life(folder: Path) -> Iterator[tuple[Attempts, InFlightMarker, Journal]]:
     """One process, from its start to whatever ends it."""
-    journal, mark = Journal(folder / "journal"), InFlightMarker(folder / "running")
-    attempts = Attempts(journal, mark, LIMIT)
+    journal, marker = Journal(folder / "journal"), InFlightMarker(folder / "running")
+    attempts = Attempts(journal, marker, LIMIT)
     attempts.recover()
-    yield attempts, mark, journal
+    yield attempts, marker, journal
     journal.close()
-    mark.close()
+    marker.close()
 
 
 def ends_at(folder: Path, work: InFlightWork) -> None:
-    with life(folder) as (_, mark, _):
-        mark.set(work)
+    with life(folder) as (_, marker, _):
+        marker.set(work)
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 5), st.integers(1, 5))
@@ -70,9 +70,9 @@ def test_each_end_is_counted_once_for_the_work_that_it_came_in(ends: list[InFlig
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for work in ends:
-            with life(folder) as (_, mark, _):
+            with life(folder) as (_, marker, _):
                 if work is not None:
-                    mark.set(work)
+                    marker.set(work)
         with life(folder) as (attempts, _, _):
             for work in WORKS:
                 assert (attempts.verdict(work, operation()) == "run") == (ends.count(work) < LIMIT)
@@ -81,11 +81,11 @@ def test_each_end_is_counted_once_for_the_work_that_it_came_in(ends: list[InFlig
 def test_a_start_that_dies_after_it_counted_does_not_count_again(tmp_path: Path) -> None:
     ends_at(tmp_path, WORKS[0])
     for _ in range(2 * LIMIT):
-        journal, mark = Journal(tmp_path / "journal"), InFlightMarker(tmp_path / "running")
-        left = mark.left_behind
+        journal, marker = Journal(tmp_path / "journal"), InFlightMarker(tmp_path / "running")
+        left = marker.left_behind
         assert left is not None
         journal.write(lambda db, left=left: journal_tables.count_interruption(db, left)).result()  # type: ignore[misc]
-        journal.close()  # and before the mark was cleared, it ended
+        journal.close()  # and before the marker was cleared, it ended
     with life(tmp_path) as (attempts, _, journal):
         assert attempts.verdict(WORKS[0], operation()) == "run"
         [(count, _)] = journal.read(journal_tables.read_interruptions).result().values()

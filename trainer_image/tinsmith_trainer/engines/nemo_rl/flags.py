@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 
+ENGINE = "nemo-rl"
+DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+"""The flags whose product is how many ranks hold one copy of a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class NemoRlSettings:
@@ -23,11 +27,6 @@ class NemoRlSettings:
     max_rank: int = 128
     token_budget: int = DEFAULT_TOKEN_BUDGET
     map_stable_reinforce: bool = True
-
-
-ENGINE = "nemo-rl"
-DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
-"""The flags whose product is how many ranks hold one copy of a model."""
 
 
 class RankFlags(argparse.Namespace):

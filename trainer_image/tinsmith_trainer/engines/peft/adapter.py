@@ -21,6 +21,8 @@ from tinsmith_trainer.torch_model.lora import StackedLoraLinear
 # Views start at multiples of 64 bytes: BLAS may choose its kernel by alignment.
 ALIGNMENT_FLOATS = 16
 
+Arrays = Mapping[str, NDArray[np.float32]]
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
@@ -136,9 +138,6 @@ class Adapter:
             self._optimizer.step()
         self.weights.grad = None
         self.step += 1
-
-
-Arrays = Mapping[str, NDArray[np.float32]]
 
 
 def read_state(adapter: Adapter) -> AdapterState:

@@ -23,24 +23,6 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid, TrainerError
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, Route, StackedDelta, routed
 
-
-@contextmanager
-def recomputed(layers: Sequence[nn.Module], route: Route) -> Iterator[None]:
-    """Layers called inside keep only their input, and run again in backward under the same route.
-
-    The route is handed to the recomputation because on an accelerator backward runs in another thread.
-    """
-    for layer in layers:
-        layer.forward = functools.partial(
-            checkpoint, layer.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), routed(route))
-        )
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
-
-
 PROBE_TOKENS = 8
 PROBE_TOLERANCE = 1e-2
 
@@ -169,6 +151,24 @@ def check_architecture(torch_model: TorchModel) -> None:
             f"{info.path} is a {info.architecture}, which changes its logits after {UNEMBED_NAME}; "
             f"the peft engine cannot train it."
         )
+
+
+@contextmanager
+def recomputed(layers: Sequence[nn.Module], route: Route) -> Iterator[None]:
+    """Layers called inside keep only their input, and run again in backward under the same route.
+
+    For sequences whose activations would not fit. The route is handed to the recomputation because on an accelerator
+    backward runs in another thread.
+    """
+    for layer in layers:
+        layer.forward = functools.partial(
+            checkpoint, layer.forward, use_reentrant=False, context_fn=lambda: (nullcontext(), routed(route))
+        )
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
 
 
 def _leaves(share: Share) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """One token per row from its logits: greedy, temperature, top-k, top-p, by a counter-based random stream.
 
-Beside it the top logprobs of a row.
+Beside it the most likely tokens of a row.
 """
 
 from __future__ import annotations
@@ -84,6 +84,21 @@ def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return torch.zeros_like(probabilities).scatter_(-1, ids, ordered)
 
 
+def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Ids and logprobs `[rows, k]` of `logprobs` `[rows, vocab]`: the most likely first, and of equals the lower id.
+
+    Each row is treated by itself. A row of NaN gives ids without a meaning.
+    """
+    # `torch.topk` breaks ties as it likes, and logits of bfloat16 tie often. A sort of the vocabulary that does not
+    # takes 40 times as long; so only equals at the end of a row are looked for, and only in rows that have some.
+    more = logprobs.topk(min(k + 1, logprobs.shape[-1]), dim=-1)
+    ids = more.indices[:, :k].sort(dim=-1).values
+    for row in _undecided(more.values, k):
+        ids[row] = _candidates(logprobs[row], more.values[row, k - 1], k)
+    values, order = logprobs.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
+    return ids.gather(-1, order), values
+
+
 def _draw_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     probabilities = _probabilities(logits, _column(draws, "temperature", logits))
     filtered = [row for row, draw in enumerate(draws) if draw.filters]
@@ -122,21 +137,6 @@ def _number(stream: bytes, seed: int, index: int, position: int) -> float:
 
 def _column(draws: Sequence[Draw], name: str, like: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.tensor([getattr(draw, name) for draw in draws], dtype=dtype, device=like.device)
-
-
-def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and logprobs `[rows, k]` of `logprobs` `[rows, vocab]`: the most likely first, and of equals the lower id.
-
-    Each row is treated by itself. A row of NaN gives ids without a meaning.
-    """
-    # `torch.topk` breaks ties as it likes, and logits of bfloat16 tie often. A sort of the vocabulary that does not
-    # takes 40 times as long; so only equals at the end of a row are looked for, and only in rows that have some.
-    more = logprobs.topk(min(k + 1, logprobs.shape[-1]), dim=-1)
-    ids = more.indices[:, :k].sort(dim=-1).values
-    for row in _undecided(more.values, k):
-        ids[row] = _candidates(logprobs[row], more.values[row, k - 1], k)
-    values, order = logprobs.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
-    return ids.gather(-1, order), values
 
 
 def _undecided(values: Tensor, k: int) -> list[int]:

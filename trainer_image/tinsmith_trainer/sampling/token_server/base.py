@@ -19,6 +19,12 @@ HOST = "127.0.0.1"  # its routes load files and know no keys: nobody outside thi
 MOST_ADAPTERS_IN_A_BATCH = 8
 """Each takes memory of every GPU for the highest rank, so that more of them leave less room for sequences."""
 
+MOST_CANDIDATES = 128
+"""Of a request. What vLLM takes."""
+
+SEED_RANGE = 2**31
+"""Below it every server takes a seed."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -48,10 +54,6 @@ class ServerCommand:
 
     words: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-
-
-MOST_CANDIDATES = 128
-"""What vLLM takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +124,6 @@ class TokenServer(Protocol):
 
     async def close(self) -> None:
         """Ends the connections, not the server."""
-
-
-SEED_RANGE = 2**31
-"""What every server takes."""
 
 
 def seed_of(job: SampleJob, index: int, purpose: str = "") -> int | None:

@@ -22,56 +22,6 @@ from tinsmith_trainer.sampling.token_server.generation_requests import Plan, out
 from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 
-
-class Counters:
-    """Called from any thread."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._guard = threading.Lock()
-        self._clock = clock
-        self._waiting = self._active = 0
-        self._sampled_tokens = self._prefilled_tokens = self._prefix_hit_tokens = 0
-        self._busy_seconds = self._busy_since = 0.0
-
-    def waits(self) -> None:
-        with self._guard:
-            self._waiting += 1
-
-    def begins(self) -> None:
-        with self._guard:
-            self._waiting -= 1
-            self._active += 1
-            if self._active == 1:
-                self._busy_since = self._clock()
-
-    def ends(self) -> None:
-        with self._guard:
-            self._active -= 1
-            if not self._active:
-                self._busy_seconds += self._clock() - self._busy_since
-
-    def drew(self, plan: Plan, outcome: SampleOutcome) -> None:
-        """A prompt counts once: its samples share it."""
-        computed = bool(plan.requests or plan.prefixes)
-        hit = outcome.prompt_cache_hit_tokens
-        with self._guard:
-            self._sampled_tokens += sum(len(sequence.tokens) for sequence in outcome.sequences)
-            self._prefix_hit_tokens += hit
-            self._prefilled_tokens += len(plan.job.prompt) - hit if computed else 0
-
-    def stats(self) -> SamplerStats:
-        with self._guard:
-            running = self._clock() - self._busy_since if self._active else 0.0
-            return SamplerStats(
-                active=self._active,
-                waiting=self._waiting,
-                sampled_tokens=self._sampled_tokens,
-                prefilled_tokens=self._prefilled_tokens,
-                prefix_hit_tokens=self._prefix_hit_tokens,
-                busy_seconds=self._busy_seconds + running,
-            )
-
-
 log = structlog.get_logger(__name__)
 
 MOST_GENERATION_REQUESTS = 1024
@@ -312,6 +262,58 @@ class TokenServerSampler(Sampler):
         await asyncio.gather(*running, return_exceptions=True)  # and their answers are given
         await self._server.close()
         await self._on_close()
+
+
+class Counters:
+    """What has been done, counted on our side: servers' own numbers come and go with versions.
+
+    Called from any thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._guard = threading.Lock()
+        self._clock = clock
+        self._waiting = self._active = 0
+        self._sampled_tokens = self._prefilled_tokens = self._prefix_hit_tokens = 0
+        self._busy_seconds = self._busy_since = 0.0
+
+    def waits(self) -> None:
+        with self._guard:
+            self._waiting += 1
+
+    def begins(self) -> None:
+        with self._guard:
+            self._waiting -= 1
+            self._active += 1
+            if self._active == 1:
+                self._busy_since = self._clock()
+
+    def ends(self) -> None:
+        with self._guard:
+            self._active -= 1
+            if not self._active:
+                self._busy_seconds += self._clock() - self._busy_since
+
+    def drew(self, plan: Plan, outcome: SampleOutcome) -> None:
+        """A prompt counts once: its samples share it."""
+        computed = bool(plan.requests or plan.prefixes)
+        hit = outcome.prompt_cache_hit_tokens
+        with self._guard:
+            self._sampled_tokens += sum(len(sequence.tokens) for sequence in outcome.sequences)
+            self._prefix_hit_tokens += hit
+            self._prefilled_tokens += len(plan.job.prompt) - hit if computed else 0
+
+    def stats(self) -> SamplerStats:
+        with self._guard:
+            running = self._clock() - self._busy_since if self._active else 0.0
+            return SamplerStats(
+                active=self._active,
+                waiting=self._waiting,
+                sampled_tokens=self._sampled_tokens,
+                prefilled_tokens=self._prefilled_tokens,
+                prefix_hit_tokens=self._prefix_hit_tokens,
+                busy_seconds=self._busy_seconds + running,
+            )
 
 
 def _answer(done: Done, outcome: SampleOutcome) -> None:

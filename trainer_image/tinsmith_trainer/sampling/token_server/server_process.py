@@ -24,6 +24,10 @@ END_SECONDS = supervisor.STOP_SECONDS + 5.0
 LAST_WORDS_SECONDS = 5.0
 """How long the output of a server that has ended is read on: a process that left its session may keep it open."""
 
+PERIOD_SECONDS = 10.0
+ILL_SECONDS = 60.0
+"""As long as a liveness probe of ours would bear."""
+
 
 class ServerProcess:
     """One life of a server. One event loop's. `name` is what messages and logs call it."""
@@ -116,21 +120,6 @@ class ServerProcess:
                 log.info("a token server says", server=self._name, line=line)
 
 
-async def _line(stream: asyncio.StreamReader) -> bytes:
-    """A line, or a part of one that is beyond all measure."""
-    try:
-        return await stream.readuntil(b"\n")
-    except asyncio.IncompleteReadError as error:
-        return error.partial
-    except asyncio.LimitOverrunError as error:
-        return await stream.read(error.consumed)
-
-
-PERIOD_SECONDS = 10.0
-ILL_SECONDS = 60.0
-"""As long as a liveness probe of ours would bear."""
-
-
 async def until_ill(
     is_healthy: Callable[[], Awaitable[bool]],
     clock: Callable[[], float] = time.monotonic,
@@ -142,3 +131,13 @@ async def until_ill(
         await sleep(PERIOD_SECONDS)
         if await is_healthy():
             well = clock()
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """A line, or a part of one that is beyond all measure."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.read(error.consumed)

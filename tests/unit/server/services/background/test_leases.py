@@ -80,7 +80,7 @@ async def test_one_replica_does_everything(rows: Rows) -> None:
     assert share(only) == set(TASKS)
 
 
-async def test_a_second_replica_gets_its_share_and_no_chore_has_two_owners(rows: Rows) -> None:
+async def test_a_second_replica_gets_its_share_and_no_task_has_two_owners(rows: Rows) -> None:
     first, second = replica_of(rows, "a"), replica_of(rows, "b")
     for _ in range(3):
         for replica in (first, second):
@@ -142,7 +142,7 @@ async def test_whatever_goes_wrong_in_a_round_there_is_another_one(rows: Rows, m
     keeping.cancel()
 
 
-async def test_a_chore_that_is_wanted_later_is_held_without_waiting_for_the_next_round(rows: Rows) -> None:
+async def test_a_task_that_is_wanted_later_is_held_without_waiting_for_the_next_round(rows: Rows) -> None:
     replica = replica_of(rows, "a")
     keeping = asyncio.create_task(replica.keep())
     await replica.until_held(TASKS[0])
@@ -151,7 +151,7 @@ async def test_a_chore_that_is_wanted_later_is_held_without_waiting_for_the_next
     keeping.cancel()
 
 
-async def test_it_ends_when_it_is_told_to_though_somebody_wants_a_chore_in_the_same_moment(rows: Rows) -> None:
+async def test_it_ends_when_it_is_told_to_though_somebody_wants_a_task_in_the_same_moment(rows: Rows) -> None:
     replica = replica_of(rows, "a")
     keeping = asyncio.create_task(replica.keep())
     await replica.until_held(TASKS[0])
@@ -162,7 +162,7 @@ async def test_it_ends_when_it_is_told_to_though_somebody_wants_a_chore_in_the_s
     assert ended == {keeping}
 
 
-async def test_a_replica_that_does_not_know_its_workers_leaves_the_chores_to_others(rows: Rows) -> None:
+async def test_a_replica_that_does_not_know_its_workers_leaves_the_tasks_to_others(rows: Rows) -> None:
     fleet = Workers()
     lost, other = replica_of(rows, "a", fleet), replica_of(rows, "b")
     for replica in (lost, other, lost):

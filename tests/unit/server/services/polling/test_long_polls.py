@@ -14,29 +14,29 @@ async def forever() -> str:
 
 
 async def test_a_result_is_passed_on() -> None:
-    holds = LongPolls()
-    assert await holds.hold(asyncio.sleep(0, "done"), released="released") == "done"
-    assert len(holds) == 0
+    polls = LongPolls()
+    assert await polls.hold(asyncio.sleep(0, "done"), released="released") == "done"
+    assert len(polls) == 0
 
 
 async def test_release_lets_all_go_at_once_and_holds_nobody_after() -> None:
-    holds = LongPolls()
-    polls = [asyncio.create_task(holds.hold(forever(), released="released")) for _ in range(3)]
+    polls = LongPolls()
+    held = [asyncio.create_task(polls.hold(forever(), released="released")) for _ in range(3)]
     await asyncio.sleep(0)
-    assert len(holds) == 3
-    holds.release()
-    assert await asyncio.gather(*polls) == ["released"] * 3
-    assert await holds.hold(forever(), released="released") == "released"
+    assert len(polls) == 3
+    polls.release()
+    assert await asyncio.gather(*held) == ["released"] * 3
+    assert await polls.hold(forever(), released="released") == "released"
 
 
 async def test_a_client_that_hangs_up_ends_the_work() -> None:
-    holds = LongPolls()
-    poll = asyncio.create_task(holds.hold(forever(), released="released"))
+    polls = LongPolls()
+    poll = asyncio.create_task(polls.hold(forever(), released="released"))
     await asyncio.sleep(0)
     poll.cancel()
     with pytest.raises(asyncio.CancelledError):
         await poll
-    assert len(holds) == 0
+    assert len(polls) == 0
 
 
 async def test_an_error_reaches_the_poll() -> None:

@@ -119,7 +119,7 @@ def test_vllm_is_asked_for_the_likeliest_token_where_a_temperature_means_it(temp
     assert vllm_request(replace(REQUEST, temperature=temperature))["temperature"] == sent
 
 
-def test_what_a_drawing_leaves_out_is_not_asked_for() -> None:
+def test_what_a_request_leaves_out_is_not_asked_for() -> None:
     plain = replace(REQUEST, adapter=None, seed=None, scored_from=None)
     assert vllm_request(plain)["model"] == "base"
     assert not {"seed", "prompt_logprobs"} & vllm_request(plain).keys()

@@ -66,7 +66,7 @@ def test_a_prompt_is_scored_once(model: ServedModel) -> None:
     assert [request.scored_from for request in plan.requests] == [15, None, None]
 
 
-def test_a_prompt_is_scored_by_a_drawing_whose_token_nobody_gets(model: ServedModel) -> None:
+def test_a_prompt_is_scored_by_a_request_whose_token_nobody_gets(model: ServedModel) -> None:
     plan = plan_generation_requests(job(PROMPT, max_tokens=0, num_samples=3, prompt_logprobs=True), None, model)
     [request] = plan.requests
     assert request.max_tokens == 1
@@ -113,7 +113,7 @@ def test_weights_that_have_diverged_are_the_users_error(model: ServedModel) -> N
         outcome_of(plan, [broken], [], model)
 
 
-# --- top_logprobs tokens ---
+# --- the most likely tokens ---
 
 
 def test_the_likeliest_tokens_of_a_prompt_are_asked_for_once_and_those_of_samples_of_each(model: ServedModel) -> None:

@@ -151,7 +151,7 @@ def said_number(process: ServerProcess) -> int:
     return int(process.last_words())
 
 
-def test_nothing_of_a_leash_is_left_open() -> None:
+def test_nothing_of_a_supervisor_is_left_open() -> None:
     async def whole_life() -> None:
         async with started(program("print('done')")) as process:
             await process.ended()

@@ -1,4 +1,4 @@
-"""The top_logprobs tokens, out of what servers name."""
+"""The most likely tokens, out of what servers name: more than were asked for, and in any order."""
 
 from __future__ import annotations
 

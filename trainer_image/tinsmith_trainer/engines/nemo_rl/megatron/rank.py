@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Step(Protocol):
-    """The adapters on this rank; `step.AdapterStep` is one."""
+    """The adapters on this rank; `train_step.AdapterStep` is one."""
 
     def create(self, adapter_id: str, weights: Mapping[str, Tensor]) -> None: ...
     def accumulate(self, adapter_id: str, run: Callable[[], T]) -> T: ...

@@ -1,4 +1,7 @@
-"""A call's microbatches through Megatron's schedule, with or without pipeline stages."""
+"""A call's microbatches through Megatron's schedule, with or without pipeline stages.
+
+Beside it the logprobs of targets from logits whose vocabulary is divided among tensor ranks.
+"""
 
 from __future__ import annotations
 

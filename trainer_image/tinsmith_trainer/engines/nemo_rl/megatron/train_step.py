@@ -41,9 +41,9 @@ class TrainableTensor(Protocol):
 class StepState:
     """All of an adapter on one rank, on the host. Picklable.
 
-    `groups` are those of `engines.states`, by tensor name: weights (float32 masters), Adam's moments, gradients. Shards
-    of tensor and pipeline parallelism, whole over data-parallel ranks. A group may be absent: no moments before the
-    first step, no gradients since the last.
+    `groups` are those of `engines.adapter_state`, by tensor name: weights (float32 masters), Adam's moments, gradients.
+    Shards of tensor and pipeline parallelism, whole over data-parallel ranks. A group may be absent: no moments before
+    the first step, no gradients since the last.
     """
 
     step: int

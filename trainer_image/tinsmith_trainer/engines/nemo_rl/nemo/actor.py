@@ -1,4 +1,4 @@
-"""The Ray actor class that NeMo RL imports by its dotted name (`registry.WORKER`) on every rank.
+"""The Ray actor class that NeMo RL imports by its dotted name (`preparation.WORKER`) on every rank.
 
 Ray's actor classes cannot be inherited from, so NeMo RL keeps its worker's code in an implementation class and
 decorates an empty child of it (`MegatronPolicyWorker`); ours is decorated as that one is.

@@ -24,6 +24,9 @@ START, CALL, CALL_SHARDED = "ts_start", "ts_call", "ts_call_sharded"
 VENVS_VARIABLE = "NEMO_RL_VENV_DIR"
 DEFAULT_VENVS = Path("/opt/ray_venvs")
 
+NAMES_CODE = "auto_map"
+"""The key by which a configuration names a module, in the directory or in a repository of a hub."""
+
 
 class RankPythonMissing(TrainerError):
     """The image has no prebuilt environment for Megatron workers."""
@@ -87,12 +90,13 @@ def nemo_model(directory: Path, info: BaseModelInfo, settings: NemoRlSettings) -
     )
 
 
-NAMES_CODE = "auto_map"
-"""The key by which a configuration names a module, in the directory or in a repository of a hub."""
-
-
 def check_no_code(directory: Path) -> None:
-    """Raises ModelDirectoryInvalid, naming the file."""
+    """Raises ModelDirectoryInvalid, naming the file, for a model that brings a program along.
+
+    NeMo RL loads configurations, tokenizers and models with `trust_remote_code=True` and offers no other way
+    (`finalize_megatron_setup` in `nemo_rl/models/megatron/setup.py`, `import_model_from_hf_name` in
+    `nemo_rl/models/megatron/community_import.py`). Without programs there is nothing to trust.
+    """
     modules = sorted(path.name for path in directory.glob("*.py"))
     naming = sorted(path.name for path in directory.glob("*.json") if _names_code(path))
     if found := [*modules, *naming]:
