@@ -67,14 +67,14 @@ test: venv ## every test this machine can run; the units without PyTorch on othe
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
 
-test-clusters: venv ## those that need a Kubernetes without nodes, the chart's and faults; the unit tests, on each Python
+test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, and faults
 	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
 	$(BIN)/pytest $(WITH_AN_API)
+
+test-elsewhere: venv ## the others, which need no Kubernetes; the unit tests on each Python
+	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API))
 	$(BIN)/pytest tests/unit
 	@$(MAKE) --no-print-directory test-other-pythons
-
-test-elsewhere: venv ## the others, which need no Kubernetes
-	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API))
 
 test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit
