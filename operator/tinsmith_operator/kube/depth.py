@@ -2,8 +2,8 @@
 
 Anybody who may write an object of a kind that is watched, a Service say, may write its `metadata.managedFields` too,
 up to 10,000 levels deep, and the API server keeps them. Python's parser gives up after some 1,000, or 10,000 in later
-versions; then one such object would end every list of its kind, and every watch, for all. So what is deeper than any
-object of Kubernetes is left out of it.
+versions; then one such object would end every list of its kind, and every watch, for all. And what a parser takes need
+not be what those can copy and compare who get it. So what is deeper than any object of Kubernetes is left out.
 """
 
 from __future__ import annotations
@@ -19,19 +19,29 @@ from typing_extensions import override
 DEEPEST = 100
 """Kubernetes' own objects and their managed fields stay below 30."""
 
-# A line of a watch with fewer brackets nests less than the parser goes: most have so few.
-FEW_BRACKETS = 500
-
-_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+_AS_OBJECTS = bytes.maketrans(b"[]", b"{}")
 _OPENING, _EMPTY = (b"{", b"["), {b"{": b"{}", b"[": b"[]"}
 
 
 def parse_json(text: str | bytes) -> Any:
     """As `json.loads`, without what nests too deep. Raises ValueError for what is no JSON."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        return json.loads(flattened(text.encode() if isinstance(text, str) else text))
+    answer = text.encode() if isinstance(text, str) else text
+    return json.loads(flattened(answer) if nests_too_deep(answer) else answer)
+
+
+def nests_too_deep(text: bytes) -> bool:
+    """Whether something stands below the deepest level that is kept; of brackets that do not match, True."""
+    if text.count(b"{") + text.count(b"[") < DEEPEST:
+        return False
+    brackets = _STRINGS.sub(b"", text).translate(_AS_OBJECTS, _NO_BRACKETS)
+    for _ in range(DEEPEST - 1):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"{}", b"")  # the innermost level
+    return bool(brackets)
 
 
 def flattened(text: bytes) -> bytes:
@@ -93,12 +103,11 @@ class _ReadableLines:
 
 
 def _readable(line: bytes) -> bytes:
-    if line.count(b"{") + line.count(b"[") < FEW_BRACKETS:
+    if not nests_too_deep(line):
         return line
+    kept = flattened(line)
     try:
-        json.loads(line)
-    except RecursionError:
-        return flattened(line)
+        json.loads(kept)
     except ValueError:
-        pass  # for the reader to tell
-    return line
+        return line  # for the reader to tell
+    return kept

@@ -39,7 +39,10 @@ WATCH_GRACE_SECONDS = 15.0
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 # Kubernetes' own objects and their managed fields stay below 30.
 DEEPEST = 100
-_STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+_AS_OBJECTS = bytes.maketrans(b"[]", b"{}")
 _EMPTY = {b"{": b"{}", b"[": b"[]"}
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -184,15 +187,24 @@ class KubernetesApi:
 
 
 def parse_json(text: bytes) -> Any:
-    """As `json.loads`, without what nests deeper than it goes. Raises ValueError for what is no JSON.
+    """As `json.loads`, without what nests deeper than any object of Kubernetes. Raises ValueError for what is no JSON.
 
     Whoever may write an object may write its managed fields, to a depth of 10,000: one object must not end every list
     of its kind.
     """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        return json.loads(_flattened(text))
+    return json.loads(_flattened(text) if _nests_too_deep(text) else text)
+
+
+def _nests_too_deep(text: bytes) -> bool:
+    """Whether something stands below the deepest level that is kept; of brackets that do not match, True."""
+    if text.count(b"{") + text.count(b"[") < DEEPEST:
+        return False
+    brackets = _STRINGS.sub(b"", text).translate(_AS_OBJECTS, _NO_BRACKETS)
+    for _ in range(DEEPEST - 1):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"{}", b"")  # the innermost level
+    return bool(brackets)
 
 
 def _flattened(text: bytes) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import ClientSession, web
-from tinsmith_operator.kube.depth import DEEPEST, ReadableResponse, flattened, parse_json
+from tinsmith_operator.kube.depth import DEEPEST, ReadableResponse, flattened, nests_too_deep, parse_json
 
 DEEP = 9000
 NESTED = '{"f:a":' * DEEP + "{}" + "}" * DEEP
@@ -35,8 +35,16 @@ def test_an_object_that_was_too_deep_ends_at_the_deepest_level_that_is_kept() ->
     assert depth == DEEPEST
 
 
+@pytest.mark.parametrize("levels", [DEEPEST - 2, DEEPEST - 1, DEEPEST, 500])
+def test_what_is_too_deep_is_known_whatever_the_parser_takes(levels: int) -> None:
+    inner = '[{"a":' * (levels // 2) + "[" * (levels % 2) + "]" * (levels % 2) + "}]" * (levels // 2)
+    assert nests_too_deep(inner.encode()) == (levels >= DEEPEST)
+    assert (flattened(inner.encode()) == inner.encode()) == (levels < DEEPEST)
+
+
 def test_what_is_not_too_deep_stays_as_it_is() -> None:
     text = beside('{"a":' * 90 + "[]" + "}" * 90).encode()
+    assert not nests_too_deep(text)
     assert flattened(text) == text
 
 
