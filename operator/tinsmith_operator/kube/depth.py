@@ -19,8 +19,9 @@ from typing_extensions import override
 DEEPEST = 100
 """Kubernetes' own objects and their managed fields stay below 30."""
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]")
+# One without an end goes to the end of the text, and nothing is tried twice: the time is linear whatever comes.
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]", re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _AS_OBJECTS = bytes.maketrans(b"[]", b"{}")
 _OPENING, _EMPTY = (b"{", b"["), {b"{": b"{}", b"[": b"[]"}

@@ -1,8 +1,8 @@
 """Keeps the cache complete across the gaps in a watch, and knows where it is.
 
 A watch that was away for too long begins anew with a list (410 Gone), and Kopf tells each object of that list, but not
-which ones have vanished meanwhile. So whenever it lists a kind, the kind is listed here as well, *after* it: what that
-list lacks is gone, and what goes later is told by the watch.
+which ones have vanished meanwhile. So the answer that Kopf is given is read here as well, once for each list: what it
+lacks is gone, and what goes later is told by the watch.
 
 Each part of the scope stands for itself. Where the API server forbids the watch (no such namespace, or no rights in it)
 nothing is known and nothing done, and the others do not wait for it.

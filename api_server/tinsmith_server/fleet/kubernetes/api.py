@@ -39,8 +39,9 @@ WATCH_GRACE_SECONDS = 15.0
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 # Kubernetes' own objects and their managed fields stay below 30.
 DEEPEST = 100
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]")
+# One without an end goes to the end of the text, and nothing is tried twice: the time is linear whatever comes.
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_STRINGS_AND_BRACKETS = re.compile(_STRINGS.pattern + rb"|[{}\[\]]", re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _AS_OBJECTS = bytes.maketrans(b"[]", b"{}")
 _EMPTY = {b"{": b"{}", b"[": b"[]"}

@@ -48,6 +48,13 @@ def test_what_is_not_too_deep_stays_as_it_is() -> None:
     assert flattened(text) == text
 
 
+@pytest.mark.parametrize("end", ["", "\\"], ids=["in a string", "behind a backslash"])
+def test_an_answer_that_ends_in_a_string_of_quotes_is_told_in_linear_time(end: str) -> None:
+    cut_off = "[" * DEEP + '"' + '\\"' * 1_000_000 + end
+    with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+        parse_json(cut_off)
+
+
 def test_what_is_no_json_is_said() -> None:
     with pytest.raises(ValueError, match="Expecting"):
         parse_json("<html>")
