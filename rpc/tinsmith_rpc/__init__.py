@@ -2,3 +2,9 @@
 
 RELEASE_SEQ_ID = 2**62
 """The sequence number of a model's last operation, above all that a client can send."""
+
+TENANT_METADATA = "tinsmith-tenant-bin"
+"""The gRPC metadata of Submit and Sample that says, in UTF-8, for whom it is: who takes turns with whom.
+
+No field of a request, since a worker that does not know it does the same work, in another order.
+"""

@@ -142,6 +142,7 @@ class DescribeReply(_message.Message):
     ADAPTERS_USED_FIELD_NUMBER: _builtins.int
     VOLUME_FREE_BYTES_FIELD_NUMBER: _builtins.int
     VOLUME_FULL_FIELD_NUMBER: _builtins.int
+    MODEL_PLACES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """new at every start of the process"""
     epoch: _builtins.int
@@ -156,15 +157,17 @@ class DescribeReply(_message.Message):
     last_snapshot_time: _builtins.float
     """Unix seconds; 0: no snapshot yet"""
     snapshot_seconds: _builtins.float
-    """what a snapshot of every adapter takes, by the latest measurement of each"""
+    """what a snapshot of every adapter in memory takes, by the latest measurement of each"""
     draining: _builtins.bool
     """on its way out: it takes no more work"""
     adapters_used: _builtins.int
-    """adapter slots that are taken; of a sampler: adapters in memory"""
+    """adapters held, parked ones too; of a sampler: adapters in memory"""
     volume_free_bytes: _builtins.int
     """of the journal's volume; a sampler has none"""
     volume_full: _builtins.bool
     """less is free than is kept for what was accepted: no operation is"""
+    model_places: _builtins.int
+    """models that it takes, in memory or parked; 0: it parks none, so as many as slots"""
     @_builtins.property
     def base_model(self) -> Global___BaseModel: ...
     @_builtins.property
@@ -192,10 +195,11 @@ class DescribeReply(_message.Message):
         adapters_used: _builtins.int = ...,
         volume_free_bytes: _builtins.int | None = ...,
         volume_full: _builtins.bool = ...,
+        model_places: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "base_model", b"base_model", "capabilities", b"capabilities", "metrics", b"metrics", "volume_free_bytes", b"volume_free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "adapters_used", b"adapters_used", "base_model", b"base_model", "capabilities", b"capabilities", "draining", b"draining", "epoch", b"epoch", "instance_id", b"instance_id", "last_snapshot_time", b"last_snapshot_time", "metrics", b"metrics", "model_name", b"model_name", "models", b"models", "pid", b"pid", "running_seconds", b"running_seconds", "snapshot_seconds", b"snapshot_seconds", "volume_free_bytes", b"volume_free_bytes", "volume_full", b"volume_full", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "adapters_used", b"adapters_used", "base_model", b"base_model", "capabilities", b"capabilities", "draining", b"draining", "epoch", b"epoch", "instance_id", b"instance_id", "last_snapshot_time", b"last_snapshot_time", "metrics", b"metrics", "model_name", b"model_name", "model_places", b"model_places", "models", b"models", "pid", b"pid", "running_seconds", b"running_seconds", "snapshot_seconds", b"snapshot_seconds", "volume_free_bytes", b"volume_free_bytes", "volume_full", b"volume_full", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__volume_free_bytes: _TypeAlias = _typing.Literal["volume_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__volume_free_bytes: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes"]  # noqa: Y015
@@ -324,6 +328,7 @@ class ModelStatus(_message.Message):
     SNAPSHOT_AGE_SECONDS_FIELD_NUMBER: _builtins.int
     CORRUPTED_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     rank: _builtins.int
     last_applied_seq_id: _builtins.int
@@ -331,10 +336,13 @@ class ModelStatus(_message.Message):
     queued: _builtins.int
     oldest_queued_seconds: _builtins.float
     snapshot_age_seconds: _builtins.float
+    """0: there is none, or it is all there is of a parked adapter"""
     corrupted: _builtins.str
     """empty: sound"""
     quarantined: _builtins.str
     """why it waits for another start of the worker; empty: it does not"""
+    parked: _builtins.bool
+    """its adapter is on the volume alone, until its next operation"""
     def __init__(
         self,
         *,
@@ -347,10 +355,11 @@ class ModelStatus(_message.Message):
         snapshot_age_seconds: _builtins.float = ...,
         corrupted: _builtins.str = ...,
         quarantined: _builtins.str = ...,
+        parked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["corrupted", b"corrupted", "last_applied_seq_id", b"last_applied_seq_id", "model_id", b"model_id", "oldest_queued_seconds", b"oldest_queued_seconds", "optimizer_step", b"optimizer_step", "quarantined", b"quarantined", "queued", b"queued", "rank", b"rank", "snapshot_age_seconds", b"snapshot_age_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["corrupted", b"corrupted", "last_applied_seq_id", b"last_applied_seq_id", "model_id", b"model_id", "oldest_queued_seconds", b"oldest_queued_seconds", "optimizer_step", b"optimizer_step", "parked", b"parked", "quarantined", b"quarantined", "queued", b"queued", "rank", b"rank", "snapshot_age_seconds", b"snapshot_age_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -377,6 +386,10 @@ class WorkerMetrics(_message.Message):
     JOURNAL_BYTES_FIELD_NUMBER: _builtins.int
     JOURNAL_SYNC_HISTOGRAM_FIELD_NUMBER: _builtins.int
     OPERATIONS_GIVEN_UP_FIELD_NUMBER: _builtins.int
+    ADAPTERS_EVICTED_FIELD_NUMBER: _builtins.int
+    EVICTION_SECONDS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_RESTORED_FIELD_NUMBER: _builtins.int
+    RESTORE_SECONDS_FIELD_NUMBER: _builtins.int
     trained_tokens: _builtins.int
     sampled_tokens: _builtins.int
     prefilled_tokens: _builtins.int
@@ -395,6 +408,12 @@ class WorkerMetrics(_message.Message):
     journal_bytes: _builtins.int
     operations_given_up: _builtins.int
     """of those that failed, how many ended too many processes"""
+    adapters_evicted: _builtins.int
+    """from memory, since others wanted their slots"""
+    eviction_seconds: _builtins.float
+    adapters_restored: _builtins.int
+    """into memory, from their snapshots"""
+    restore_seconds: _builtins.float
     @_builtins.property
     def journal_sync_histogram(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistogramBucket]:
         """cumulative counts"""
@@ -419,10 +438,14 @@ class WorkerMetrics(_message.Message):
         journal_bytes: _builtins.int = ...,
         journal_sync_histogram: _abc.Iterable[Global___HistogramBucket] | None = ...,
         operations_given_up: _builtins.int = ...,
+        adapters_evicted: _builtins.int = ...,
+        eviction_seconds: _builtins.float = ...,
+        adapters_restored: _builtins.int = ...,
+        restore_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["journal_bytes", b"journal_bytes", "journal_operations", b"journal_operations", "journal_sync_histogram", b"journal_sync_histogram", "journal_sync_seconds", b"journal_sync_seconds", "journal_syncs", b"journal_syncs", "logprob_gap", b"logprob_gap", "operations_done", b"operations_done", "operations_failed", b"operations_failed", "operations_given_up", b"operations_given_up", "prefilled_tokens", b"prefilled_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "sample_seconds", b"sample_seconds", "sampled_tokens", b"sampled_tokens", "samples_active", b"samples_active", "samples_waiting", b"samples_waiting", "train_seconds", b"train_seconds", "trained_tokens", b"trained_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_evicted", b"adapters_evicted", "adapters_restored", b"adapters_restored", "eviction_seconds", b"eviction_seconds", "journal_bytes", b"journal_bytes", "journal_operations", b"journal_operations", "journal_sync_histogram", b"journal_sync_histogram", "journal_sync_seconds", b"journal_sync_seconds", "journal_syncs", b"journal_syncs", "logprob_gap", b"logprob_gap", "operations_done", b"operations_done", "operations_failed", b"operations_failed", "operations_given_up", b"operations_given_up", "prefilled_tokens", b"prefilled_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "restore_seconds", b"restore_seconds", "sample_seconds", b"sample_seconds", "sampled_tokens", b"sampled_tokens", "samples_active", b"samples_active", "samples_waiting", b"samples_waiting", "train_seconds", b"train_seconds", "trained_tokens", b"trained_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

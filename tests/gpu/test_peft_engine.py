@@ -14,6 +14,7 @@ from support.engine.contract import forward, parity, train
 from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.peft import build_peft_engine
+from tinsmith_trainer.parity.run import compute
 from tinsmith_trainer.torch_model.loading import load_torch_model
 from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 from torch.nn.functional import cross_entropy
@@ -77,8 +78,7 @@ def engine_step(model: Path, tokens: np.ndarray) -> Callable[[], None]:
     datums = [Datum(row[:-1].astype(np.int32), {"target_tokens": row[1:]}) for row in tokens]
 
     def step() -> None:
-        (outcome,) = engine.forward_backward([Work("a", datums, LossSpec("cross_entropy"))])
-        assert outcome.error is None, outcome.error
+        compute(engine, Work("a", datums, LossSpec("cross_entropy")))
         engine.optim_step("a", AdamParams(1e-4))
 
     return step

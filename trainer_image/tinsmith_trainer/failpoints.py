@@ -13,12 +13,16 @@ from typing import Literal, get_args
 Failpoint = Literal[
     "accept-before-sync",
     "accept-after-sync",
+    "operation-preempted",
     "executed-before-result",
     "result-before-sync",
     "result-before-visible",
     "snapshot-mid-write",
     "snapshot-before-rename",
     "snapshot-before-commit",
+    "park-before-journal",
+    "park-before-drop",
+    "restore-before-load",
     "checkpoint-before-manifest",
     "checkpoint-before-commit",
 ]

@@ -27,6 +27,11 @@ KNOWN_ENGINES = {"worker": ("peft", "nemo-rl"), "sampler": ("builtin", *TOKEN_SE
 
 EXIT_USAGE = 2
 
+POSITIVE = (
+    *("max_sequence_length", "adapter_slots", "model_places", "max_rank"),
+    *("attempts_per_operation", "hang_timeout_seconds"),
+)
+
 
 class UsageError(Exception):
     """The flags contradict each other, or one is not known."""
@@ -52,6 +57,7 @@ class WorkerOptions(RankFlags):
     parent_fd: int | None
     engine: str
     adapter_slots: int
+    model_places: int | None
     max_rank: int
     sampling: bool
     map_stable_reinforce: bool
@@ -179,6 +185,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "The first is the default",
     )
     parser.add_argument("--adapter-slots", type=int, default=64, help="adapters in training; of a sampler, in memory")
+    parser.add_argument(
+        "--model-places", type=int, help="models that a worker takes, in memory or parked; by default 8 for each slot"
+    )
     parser.add_argument("--max-rank", type=int, default=128, help="highest rank of an adapter")
     parser.add_argument("--sampling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--map-stable-reinforce", action=argparse.BooleanOptionalAction, default=True)
@@ -200,7 +209,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--hang-timeout-seconds",
         type=float,
         default=600.0,
-        help="an operation that ran for longer when the worker is stopped counts as the reason",
+        help="a microbatch, step or save that has taken longer when the worker is stopped counts as the reason",
     )
 
 
@@ -221,10 +230,14 @@ def _check(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
         parser.error("a sampler with --no-sampling would do nothing")
     if options.role == "sampler" and options.image is not None:
         parser.error("--image guards a journal, and a sampler has none")
-    for flag in ("max_sequence_length", "adapter_slots", "max_rank", "attempts_per_operation", "hang_timeout_seconds"):
+    if options.role == "sampler" and options.model_places is not None:
+        parser.error("--model-places is for models in training, and a sampler trains none")
+    for flag in POSITIVE:
         value = getattr(options, flag)
         if value is not None and value <= 0:
             parser.error(f"--{flag.replace('_', '-')} must be positive")
+    if options.model_places is not None and options.model_places < options.adapter_slots:
+        parser.error("--model-places counts parked adapters too: give --adapter-slots or more")
 
 
 def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:

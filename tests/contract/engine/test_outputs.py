@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.engine.contract import CROSS_ENTROPY, EngineFactory, bits, forward_backward, gradients, spec, train
+from support.engine.contract import (
+    CROSS_ENTROPY,
+    EngineFactory,
+    bits,
+    compute_together,
+    forward_backward,
+    gradients,
+    spec,
+    train,
+)
 from support.engine.datums import policy_datum, sft_datum, with_inputs
 from tinsmith_trainer.engines.base import Datum, Engine, LossSpec, Work
 
@@ -118,7 +127,7 @@ def test_company_of_another_model_changes_no_bit(trained: Engine, company: list[
     alone_gradients = gradients(trained)
     trained.clear_gradients("a")
 
-    _, outcome = trained.forward_backward([Work("b", company, CROSS_ENTROPY), Work("a", DATUMS, CROSS_ENTROPY)])
+    _, outcome = compute_together(trained, [Work("b", company, CROSS_ENTROPY), Work("a", DATUMS, CROSS_ENTROPY)])
 
     assert bits(outcome) == bits(alone)
     assert repr(outcome.metrics) == repr(alone.metrics)

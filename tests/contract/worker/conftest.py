@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.worker.in_process import Worker
@@ -16,10 +17,10 @@ async def start(tmp_path: Path) -> AsyncIterator[StartWorker]:
     """Starts a worker on the test's volume, activated; a second call is its successor."""
     workers: list[Worker] = []
 
-    async def start(**options: int) -> Worker:
+    async def start(**options: Any) -> Worker:
         for predecessor in workers:
             await predecessor.service.drain()
-        worker = Worker(tmp_path, **options)  # type: ignore[arg-type]
+        worker = Worker(tmp_path, **options)
         workers.append(worker)
         await worker.service.activate(len(workers))
         return worker

@@ -117,15 +117,15 @@ async def test_a_clean_stop_leaves_nothing_to_replay(start: StartWorker) -> None
     }
 
 
-async def test_a_released_model_frees_its_slot_and_keeps_its_results(start: StartWorker) -> None:
-    worker = await start(slots=1)
+async def test_a_released_model_frees_its_place_and_keeps_its_results(start: StartWorker) -> None:
+    worker = await start(slots=1, places=1)
     other = "sess:train:1"
     await worker.submit(create(), train(1), step(2), create(model_id=other))
     await worker.finished(2)
     assert await worker.is_pending(0, other)
     pending = worker.service.pending(other, 0)
     assert pending.paused_capacity
-    assert "all 1 adapter slots" in pending.reason
+    assert "all 1 places" in pending.reason
     await worker.submit(release())
     assert (await worker.finished(0, other)).failure is None
     assert (await worker.finished(1)).failure is None
@@ -147,12 +147,12 @@ async def test_a_worker_that_no_server_has_found_yet_does_not_say_that_it_is_emp
 
 
 async def test_models_outlive_a_limit_that_was_lowered_below_them(start: StartWorker) -> None:
-    worker = await start(slots=2)
+    worker = await start(slots=2, places=2)
     others = ["sess:train:1", "sess:train:2"]
     await worker.submit(create(), create(model_id=others[0]), train(1))
     await worker.finished(1)
     await worker.finished(0, others[0])
-    successor = await start(slots=1, max_rank=2)
+    successor = await start(slots=1, places=1, max_rank=2)
     await successor.submit(step(2), create(model_id=others[1]), release(model_id=others[0]))
     assert (await successor.finished(2)).failure is None
     await successor.finished(RELEASE_SEQ_ID, others[0])
@@ -196,8 +196,8 @@ async def test_the_end_of_a_session_closes_its_gaps(worker: Worker) -> None:
     assert (await worker.finished(2)).failure is None
 
 
-async def test_a_create_that_fails_is_one_failure_and_leaves_no_slot_taken(start: StartWorker) -> None:
-    worker = await start(slots=1)
+async def test_a_create_that_fails_is_one_failure_and_leaves_no_place_taken(start: StartWorker) -> None:
+    worker = await start(slots=1, places=1)
     lora = worker_pb2.LoraConfig(rank=999, alpha=32.0, seed=1)
     bad = Call(0, worker_pb2.CREATE_MODEL, worker_pb2.CreateModel(lora=lora).SerializeToString(), "sess:train:9")
     await worker.submit(bad, Call(1, worker_pb2.OPTIM_STEP, step(1).payload, "sess:train:9"))
@@ -288,7 +288,7 @@ async def test_a_cursor_of_another_volume_forgets_no_event(worker: Worker) -> No
 async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Storage is away for a moment: the model keeps its slot and its work, and leaves when storage is back."""
+    """Storage is away for a moment: the model keeps its place and its work, and leaves when storage is back."""
     monkeypatch.setattr(storage_retries, "RELEASE_RETRY_SECONDS", 0.05)
     worker = await start(slots=1)
     await worker.submit(create(), train(1), step(2))
@@ -303,15 +303,15 @@ async def test_a_release_waits_until_its_last_checkpoint_is_safe(
     ]
 
 
-async def test_a_corrupted_model_frees_its_slot(start: StartWorker, tmp_path: Path) -> None:
-    worker = await start(slots=1)
+async def test_a_corrupted_model_frees_its_place(start: StartWorker, tmp_path: Path) -> None:
+    worker = await start(slots=1, places=1)
     other = "sess:train:1"
     await worker.submit(create(), create(model_id=other))
     await worker.finished(0)
     await worker.service.drain()
     [snapshot] = (tmp_path / "volume" / "snapshots").glob("sess.train.0.*")
     snapshot.unlink()
-    successor = await start(slots=1)
+    successor = await start(slots=1, places=1)
     assert (await successor.finished(0, other)).failure is None
 
 
@@ -329,7 +329,7 @@ async def test_a_worker_whose_engine_thread_fails_ends_rather_than_waits_for_eve
     def fail(lines: ModelQueues) -> None:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(ModelQueues, "wait_for_turn", fail)
+    monkeypatch.setattr(ModelQueues, "wait_for_turns", fail)
     await worker.submit(create())
     assert await asyncio.wait_for(asyncio.wrap_future(ended), AWAIT_SECONDS) == 1
 

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engine.reference import ReferenceEngine
+from support.engine.reference import ReferenceCall, ReferenceEngine
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, Call, create, step, train
 from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.engines.base import Work
 
 from .conftest import StartWorker
 
+NO_MEMORY = MemoryError("no memory left")
 
-@pytest.mark.parametrize("verb", ["load_state", "forward_backward", "optim_step"])
+
+@pytest.mark.parametrize("verb", ["load_state", "start", "advance", "optim_step"])
 async def test_what_cannot_be_taken_up_here_waits_for_the_next_start_with_nothing_lost_while_others_go_on(
     verb: str, start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,11 +61,16 @@ def crash(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.service.scheduler._model_snapshots, "at_stop", lambda: None)
 
 
-def failing_for(adapter_id: str, verb: Callable[..., Any]) -> Callable[..., Any]:
+def failing_for(adapter_id: str, verb: Callable[..., Any], error: Exception = NO_MEMORY) -> Callable[..., Any]:
     def fail(engine: ReferenceEngine, first: Any, *rest: Any, **named: Any) -> Any:
-        asked = first if isinstance(first, str) else first[0].adapter_id
-        if asked == adapter_id:
-            raise MemoryError("no memory left")
+        if _asked_for(first) == adapter_id:
+            raise error
         return verb(engine, first, *rest, **named)
 
     return fail
+
+
+def _asked_for(first: str | Work | list[ReferenceCall]) -> str:
+    if isinstance(first, str):
+        return first
+    return first.adapter_id if isinstance(first, Work) else first[0].work.adapter_id

@@ -8,11 +8,13 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from support.sampler.pool_replica import metadata_of
 from support.sampler.scripted_sampler import ScriptedSampler
 from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS
 from support.worker.tls_port import Port, worker_port
 from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.sampling.tenant_limits import SharedRoom
 
 
 @pytest.fixture
@@ -50,6 +52,34 @@ async def test_a_stop_does_not_wait_for_samples_and_who_asks_for_them_submits_ag
     await port.worker.service.drain()
     assert (await asked).WhichOneof("state") == "not_found"
     assert (await stub.AwaitSample(awaited("running"))).WhichOneof("state") == "not_found"
+
+
+async def test_the_sampler_hears_for_whom_a_sample_is_and_of_an_older_server_nothing(
+    port: Port, sampler: ScriptedSampler
+) -> None:
+    stub = port.api_server()
+    await stub.Sample(request("a"), timeout=AWAIT_SECONDS, metadata=metadata_of("Grüne Wiese"))
+    await stub.Sample(request("b"), timeout=AWAIT_SECONDS)
+    for request_id in "ab":
+        assert (await stub.AwaitSample(awaited(request_id))).HasField("result")
+    assert [job.tenant for job in sampler.jobs] == ["Grüne Wiese", ""]
+
+
+async def test_a_tenant_that_has_too_many_samples_is_held_back_and_another_is_not(
+    port: Port, sampler: ScriptedSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = port.worker.service.samples
+    assert samples is not None
+    monkeypatch.setattr(samples, "_places", SharedRoom(8))
+    sampler.holds = True
+    stub = port.api_server()
+    for number in range(4):
+        await stub.Sample(request(f"many-{number}"), timeout=AWAIT_SECONDS, metadata=metadata_of("many"))
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await stub.Sample(request("more"), timeout=AWAIT_SECONDS, metadata=metadata_of("many"))
+    assert refusal.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "as many of your samples as it takes" in (refusal.value.details() or "")
+    await stub.Sample(request("one"), timeout=AWAIT_SECONDS, metadata=metadata_of("other"))
 
 
 async def test_one_that_stops_takes_no_more_samples(port: Port) -> None:

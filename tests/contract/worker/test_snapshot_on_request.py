@@ -18,7 +18,7 @@ from support.worker.process import AWAIT_SECONDS, MODEL, create, step, train
 from support.worker.tls_port import Port, worker_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
-from tinsmith_trainer.engines.base import Outcome, Work
+from tinsmith_trainer.engines.base import Call
 from tinsmith_trainer.errors import Draining, JournalFull
 from tinsmith_trainer.worker.peers import OPERATOR
 from tinsmith_trainer.worker.service import NotActive
@@ -53,14 +53,14 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
-        forward_backward = ReferenceEngine.forward_backward
+        advance = ReferenceEngine.advance
 
-        def wait(engine: ReferenceEngine, work: Sequence[Work]) -> Sequence[Outcome]:
+        def wait(engine: ReferenceEngine, calls: Sequence[Call]) -> None:
             self.entered.set()
             assert self.opened.wait(AWAIT_SECONDS)
-            return forward_backward(engine, work)
+            advance(engine, calls)
 
-        monkeypatch.setattr(ReferenceEngine, "forward_backward", wait)
+        monkeypatch.setattr(ReferenceEngine, "advance", wait)
 
 
 async def trained(worker: Worker) -> None:

@@ -51,6 +51,9 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
         ),
         pytest.param([*WORKER, "--socket", "s", "--max-sequence-length", "0"], "must be positive", id="no-length"),
         pytest.param([*WORKER, "--socket", "s", "--adapter-slots", "0"], "must be positive", id="no-slots"),
+        pytest.param(
+            [*WORKER, "--socket", "s", "--model-places", "9"], "give --adapter-slots or more", id="few-places"
+        ),
         pytest.param([*WORKER, "--socket", "s", "--max-rank", "0"], "must be positive", id="no-rank"),
         pytest.param(
             [*WORKER, "--socket", "s", "--attempts-per-operation", "0"],

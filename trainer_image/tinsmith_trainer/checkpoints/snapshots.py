@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
@@ -23,6 +24,8 @@ from tinsmith_trainer.errors import Category, ServerError, SnapshotDamaged
 from tinsmith_trainer.failpoints import reach
 
 FORMAT_VERSION = 1
+MAX_HEADER_BYTES = 64 * 1024**2
+"""Of what is no snapshot the length may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,17 @@ class SnapshotFolder:
             raise SnapshotDamaged(f"The snapshot {path} is damaged: its digest differs from the journal's.")
         return _decode(content)
 
+    def peek(self, file: SnapshotFile) -> tuple[int, int]:
+        """Rank and optimizer step, without a look at its tensors. Raises SnapshotDamaged when it is missing."""
+        path = self._folder / file.name
+        try:
+            with path.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                description = _description(opened.read(min(size, MAX_HEADER_BYTES)))
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"The snapshot {path} is gone.") from error
+        return int(description["lora"]["rank"]), int(description["optimizer_step"])
+
     def keep_only(self, names: Iterable[str]) -> None:
         """Removes every other file, half-written ones included."""
         kept = set(names)
@@ -108,10 +122,14 @@ def _encode(snapshot: Snapshot) -> bytes:
     return content
 
 
+def _description(header: bytes) -> dict[str, Any]:
+    description: dict[str, Any] = json.loads(json.loads(header)["__metadata__"]["tinsmith"])
+    return description
+
+
 def _decode(content: bytes) -> Snapshot:
     header_size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + header_size])
-    description = json.loads(header["__metadata__"]["tinsmith"])
+    description = _description(content[8 : 8 + header_size])
     if description["format_version"] != FORMAT_VERSION:
         raise ServerError(
             f"A snapshot has format {description['format_version']}; this worker reads format {FORMAT_VERSION}."

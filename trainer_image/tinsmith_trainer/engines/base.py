@@ -14,8 +14,6 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.errors import TrainerError
-
 ExportLayout = Literal["peft", "merged"]
 
 
@@ -69,7 +67,7 @@ class LossSpec:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One forward_backward (or forward) call on one adapter."""
+    """What one forward_backward (or forward) is to compute, on one adapter."""
 
     adapter_id: str
     datums: Sequence[Datum]
@@ -79,7 +77,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a Work. Either `error` is set, or outputs hold one mapping per datum, in order.
+    """What came out of a Work: outputs hold one mapping per datum, in order.
 
     `outputs[i]["logprobs"]` is float32 of `target_tokens`' shape. `metrics` keys are `name:reduction`.
     """
@@ -87,7 +85,14 @@ class Outcome:
     outputs: Sequence[Mapping[str, NDArray[np.float32]]] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     trained_tokens: int = 0
-    error: TrainerError | None = None
+
+
+class Call(Protocol):
+    """A Work under way, on the engine that started it. One that is dropped before its end leaves no trace."""
+
+    @property
+    def next_tokens(self) -> int:
+        """What its next microbatch computes, padding included. 0: nothing is left, it is to be finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +132,38 @@ class EngineCapabilities:
     max_rank: int
     adapter_slots: int
     batch_invariant: bool
+    divides_calls: bool = True  # into microbatches, between which others get their turn
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
 
 
-class Engine(Protocol):
-    """A backend. Called from one thread at a time; raises `TrainerError`s.
+class Computer(Protocol):
+    """How Works are computed: a microbatch at a time, so that whoever drives it can go from one call to another.
 
-    A call that raises, or an Outcome with an error, leaves the adapter as it was.
+    An Outcome's bits, and those of the gradients, do not depend on what is computed between or beside a call's own
+    microbatches. Any number of calls may be under way, several on one adapter, too; while they are, nothing but
+    `finish` of another call may change their adapter.
     """
+
+    def start(self, work: Work) -> Call:
+        """Checks the work and plans its microbatches; computes nothing yet. Raises TrainerError."""
+
+    def together(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """Of calls with something left: the first, and those whose next microbatch can share its forward."""
+
+    def advance(self, calls: Sequence[Call]) -> None:
+        """Computes the next microbatch of each, in one forward; `together` has chosen them.
+
+        What goes wrong with one of them is its own: it has nothing left then, and `finish` raises it.
+        """
+
+    def finish(self, call: Call) -> Outcome:
+        """Adds its gradients to the accumulator. Raises TrainerError, and then leaves the adapter as it was."""
+
+
+class Engine(Computer, Protocol):
+    """A backend. Called from one thread at a time; raises `TrainerError`s, and then leaves the adapter as it was."""
 
     def base_model(self) -> BaseModelInfo: ...
 
@@ -144,13 +171,6 @@ class Engine(Protocol):
 
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
         """A new adapter: A drawn from the seed as PEFT draws it, B zero, fresh optimizer."""
-
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
-        """Runs calls of several adapters, at most one each; adds gradients to each accumulator.
-
-        An Outcome's bits do not depend on the other works in the call. User errors come as
-        `Outcome.error`, one per work.
-        """
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
         """Clips, steps AdamW, clears the accumulator. Metrics hold `grad_norm` (before clipping).

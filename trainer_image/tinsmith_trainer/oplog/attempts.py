@@ -125,12 +125,16 @@ class Attempts:
         return f"the worker's process ended {times} (the last sign: {sign or SILENT})"
 
 
-def reason_to_wait(work: InFlightWork, operation: Operation | None, error: Exception) -> str:
+def reason_to_wait(
+    work: InFlightWork, operation: Operation | None, error: Exception, again_after_seconds: float | None = None
+) -> str:
     """Of a model that cannot take up here what was acknowledged, though nothing of it is damaged."""
+    goes_on = "it goes on once that is mended and the worker is started again"
+    if again_after_seconds is not None:
+        goes_on = f"it is tried again every {again_after_seconds:.0f} s"
     return (
         f"{work.model_id} waits, since this went wrong while {_attempt(work, operation)}: "
-        f"{str(error).rstrip('.') or type(error).__name__}. Nothing of it is lost: it goes on once that is mended and "
-        "the worker is started again. Others go on."
+        f"{str(error).rstrip('.') or type(error).__name__}. Nothing of it is lost: {goes_on}. Others go on."
     )
 
 

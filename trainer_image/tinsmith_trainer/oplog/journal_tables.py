@@ -85,6 +85,7 @@ class StoredModel:
     closed_below: int
     snapshot_file: str | None
     snapshot_digest: str | None
+    tenant: str | None  # None: not told
 
     @property
     def is_open(self) -> bool:
@@ -131,8 +132,10 @@ def insert_operation(db: Database, operation: Operation, payload: bytes, late: F
     )
 
 
-def insert_model(db: Database, model_id: str) -> None:
-    db.execute("INSERT OR IGNORE INTO models (model_id, state) VALUES (?, 'creating')", (model_id,))
+def insert_model(db: Database, model_id: str, tenant: str) -> None:
+    db.execute(
+        "INSERT OR IGNORE INTO models (model_id, state, tenant) VALUES (?, 'creating', ?)", (model_id, tenant or None)
+    )
 
 
 def set_model_phase(db: Database, model_id: str, phase: ModelPhase, reason: str = "") -> None:
@@ -263,7 +266,7 @@ def read_result(db: Database, model_id: str, seq_id: int) -> OperationResult | N
 
 def read_models(db: Database) -> list[StoredModel]:
     rows = db.execute(
-        "SELECT model_id, state, reason, applied, closed_below, snapshot_file, snapshot_digest FROM models"
+        "SELECT model_id, state, reason, applied, closed_below, snapshot_file, snapshot_digest, tenant FROM models"
         " ORDER BY rowid"
     )
     return [StoredModel(*row) for row in rows]

@@ -43,6 +43,7 @@ class ModelQueue:
     model_id: str
     phase: ModelPhase
     reason: str = ""
+    tenant: str = ""  # empty: created under a server of a release that does not say
     order: OperationOrder = field(default_factory=OperationOrder)
     entries: dict[int, Entry] = field(default_factory=dict)
     snapshot: SnapshotFile | None = None
@@ -51,7 +52,8 @@ class ModelQueue:
     gap_at: int | None = None  # the operation that an open gap holds up
     gap_open_seconds: float = 0.0
     held_until: float = 0.0  # nothing of it runs till then, on the monotonic clock; 0: it may
-    quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its slot
+    held_because: str = ""  # what its clients hear of that, until it is over
+    quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its place
     # The engine's thread alone:
     window_failure: WindowFailure | None = None
     replay_seconds: float = 0.0  # what a crash now would cost to run again
@@ -63,7 +65,8 @@ class ModelQueue:
     @classmethod
     def recovered(cls, model: StoredModel, operations: list[StoredOperation], now: float) -> ModelQueue:
         """As the journal knows it: everything above the snapshot is in the order again."""
-        queue = cls(model.model_id, model.phase, model.reason, OperationOrder(model.applied, model.closed_below))
+        queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
+        queue.order = OperationOrder(model.applied, model.closed_below)
         queue.snapshot_applied = model.applied
         queue.snapshot_at = now
         if model.snapshot_file is not None and model.snapshot_digest is not None:
@@ -88,12 +91,17 @@ class ModelQueue:
         return self.phase in ("creating", "live")
 
     @property
+    def owner(self) -> str:
+        """Whose it is where tenants share something: each model of an unknown tenant is one for itself."""
+        return self.tenant or self.model_id
+
+    @property
     def has_adapter(self) -> bool:
         """Its create has run."""
         return self.order.applied >= 0
 
     @property
-    def holds_a_slot(self) -> bool:
+    def holds_a_place(self) -> bool:
         return self.is_open and self.has_adapter
 
     def unplaced(self) -> list[Entry]:
@@ -121,6 +129,10 @@ class ModelQueue:
                 "It was not run.",
             )
         return None
+
+    def last_accepted_at(self) -> float:
+        """Unix seconds; 0: nothing is known of it."""
+        return max((entry.operation.accepted_at for entry in self.entries.values()), default=0.0)
 
     def oldest_waiting_at(self) -> float | None:
         waiting = (self.entries[seq_id] for seq_id in self.order.waiting())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
+import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.failpoints import reach
@@ -16,6 +19,8 @@ from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation
 from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, ModelQueue
 from tinsmith_trainer.oplog.ordering import Turn
+
+log = structlog.get_logger(__name__)
 
 GAP_CLOSES_AFTER_SECONDS = 400.0
 """The SDK retries a submit for 300 s; a number that is still missing then will not come."""
@@ -30,6 +35,15 @@ MaintenanceTask = Callable[[], None]
 Ready = tuple[ModelQueue, Turn, Entry]
 
 
+class Room(Protocol):
+    """Memory for the adapters whose operations are to run."""
+
+    def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
+        """Those for which there is room, or can be made; and in how many seconds there may be for one of the others,
+        infinite where only a change can help.
+        """
+
+
 class UnknownModel(LookupError):
     """No such model here, and the operation does not create it."""
 
@@ -38,15 +52,15 @@ class ModelQueues:
     """Thread-safe. Callbacks of the journal keep the order of commits, and so does the order of a queue."""
 
     def __init__(
-        self, journal: Journal, adapter_slots: int, on_finished: OnFinished, clock: Callable[[], float] = time.time
+        self, journal: Journal, places: int, on_finished: OnFinished, clock: Callable[[], float] = time.time
     ) -> None:
         self._journal = journal
-        self._adapter_slots = adapter_slots
+        self._places = places
         self._on_finished = on_finished
         self._clock = clock
         self._changed = threading.Condition()
         self._queues: dict[str, ModelQueue] = {}
-        self._turns: deque[str] = deque()  # models in the order of their turns
+        self._open: dict[str, ModelQueue] = {}  # those that may have turns, in the order of their creation
         self._maintenance_tasks: deque[MaintenanceTask] = deque()
         self._stopping = False
         self._kept_bytes = 0
@@ -68,7 +82,7 @@ class ModelQueues:
         return self._journal.read(lambda db: journal_tables.read_operations(db, model_id)).result()
 
     def stop(self) -> None:
-        """`wait_for_turn` returns None from now on."""
+        """`wait_for_turns` returns None from now on."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -99,19 +113,21 @@ class ModelQueues:
 
     # ---- accepting
 
-    def accept(self, operation: Operation, payload: bytes) -> Future[None]:
+    def accept(self, operation: Operation, payload: bytes, tenant: str = "") -> Future[None]:
         """Resolves when the operation is on disk; again for the same number: the same future.
 
+        A model belongs to the first tenant that is named with an operation of it.
         Raises UnknownModel. The future fails with JournalFull, and then nothing was accepted.
         """
         with self._changed:
             queue = self._queue_for(operation)
+            queue.tenant = queue.tenant or tenant
             known = queue.entries.get(operation.seq_id)
             if known is not None:
                 return known.accepted
             # Decision and enqueueing are one step: the journal keeps the order in which we decided.
             late = queue.late_failure(operation.seq_id)
-            entry = Entry(operation, "pending", accepted=self._write_accepted(operation, payload, late))
+            entry = Entry(operation, "pending", accepted=self._write_accepted(queue.tenant, operation, payload, late))
             if self._kept_bytes + len(payload) <= KEPT_PAYLOAD_BYTES:
                 entry.payload = payload
                 self._kept_bytes += len(payload)
@@ -147,12 +163,12 @@ class ModelQueues:
     def _enlist(self, queue: ModelQueue) -> None:
         self._queues[queue.model_id] = queue
         if queue.is_open:
-            self._turns.append(queue.model_id)
+            self._open[queue.model_id] = queue
 
-    def _write_accepted(self, operation: Operation, payload: bytes, late: Failure | None) -> Future[None]:
+    def _write_accepted(self, tenant: str, operation: Operation, payload: bytes, late: Failure | None) -> Future[None]:
         def write(db: journal_tables.Database) -> None:
             if operation.kind in CREATES:
-                journal_tables.insert_model(db, operation.model_id)
+                journal_tables.insert_model(db, operation.model_id, tenant)
             journal_tables.insert_operation(db, operation, payload, late, self._clock())
             reach("accept-before-sync")
 
@@ -192,20 +208,23 @@ class ModelQueues:
             del queue.entries[entry.operation.seq_id]
             if not queue.entries:
                 del self._queues[queue.model_id]
-                self._turns.remove(queue.model_id)
+                self._open.pop(queue.model_id, None)
 
     # ---- turns
 
-    def wait_for_turn(self) -> Ready | MaintenanceTask | None:
-        """Models take turns; within one, its order decides; tasks go first. None: stop."""
+    def wait_for_turns(self, room: Room) -> Sequence[Ready] | MaintenanceTask | None:
+        """The models of which something may run, at least one, each with its next operation; who waits for them
+        chooses. Those for which there is no room are left out until there is. Tasks go first. None: stop.
+        """
         with self._changed:
             while not self._stopping:
                 if self._maintenance_tasks:
                     return self._maintenance_tasks.popleft()
-                ready = self._next_ready()
-                if ready is not None:
+                ready, seconds = room.among(self._ready())
+                if ready:
                     return ready
-                self._changed.wait(self._seconds_to_next_hold())
+                seconds = min(self._seconds_to_next_hold(), seconds)
+                self._changed.wait(None if math.isinf(seconds) else seconds)
         return None
 
     def between_turns(self, task: MaintenanceTask) -> None:
@@ -214,46 +233,49 @@ class ModelQueues:
             self._maintenance_tasks.append(task)
             self._changed.notify_all()
 
-    def _seconds_to_next_hold(self) -> float | None:
-        """When a queue that is held is due again; None: only a change can bring work."""
-        held = [queue.held_until for queue in self._queues.values() if queue.is_open and queue.held_until]
-        return max(min(held) - time.monotonic(), 0.0) if held else None
+    def _seconds_to_next_hold(self) -> float:
+        """When a queue that is held is due again; infinite: only a change can bring work."""
+        held = (queue.held_until for queue in self._queues.values() if queue.is_open and queue.held_until)
+        return max(min(held, default=math.inf) - time.monotonic(), 0.0)
 
-    def hold(self, queue: ModelQueue, seconds: float) -> None:
+    def hold(self, queue: ModelQueue, seconds: float, because: str = "") -> None:
         """Its next operation is tried again after this time."""
         with self._changed:
             queue.held_until = time.monotonic() + seconds
+            queue.held_because = because
 
     def quarantine(self, queue: ModelQueue, reason: str) -> None:
         """Nothing of it runs in this process any more, and nothing of it fails."""
+        log.error("model quarantined", model_id=queue.model_id, reason=reason)
         with self._changed:
             queue.quarantined = reason
 
-    def _next_ready(self) -> Ready | None:
-        for _ in range(len(self._turns)):
-            queue = self._queues[self._turns[0]]
-            self._turns.rotate(-1)
-            turn = queue.order.next_turn() if self._may_run(queue) else None
-            if turn is not None and not self._needs_a_slot(queue):
-                return queue, turn, queue.entries[turn.seq_id]
-        return None
+    def _ready(self) -> list[Ready]:
+        has_a_place_free = self._has_a_place_free()
+        return [
+            (queue, turn, queue.entries[turn.seq_id])
+            for queue in self._open.values()
+            if self._may_run(queue)
+            and (queue.has_adapter or has_a_place_free)
+            and (turn := queue.order.next_turn()) is not None
+        ]
 
     def _may_run(self, queue: ModelQueue) -> bool:
         if queue.held_until <= time.monotonic():
-            queue.held_until = 0.0  # also where it waits for a slot next: nobody is to wake for it
+            queue.held_until = 0.0  # also where it waits for a place next: nobody is to wake for it
         create_failed = bool(queue.reason)  # clients do not know yet; what is behind it fails when they do
         return queue.is_open and not create_failed and not queue.quarantined and not queue.held_until
 
-    def _needs_a_slot(self, queue: ModelQueue) -> bool:
+    def _has_a_place_free(self) -> bool:
         """A create waits, rather than fails, until another model is released."""
-        if queue.has_adapter:
-            return False
-        return sum(other.holds_a_slot for other in self._queues.values()) >= self._adapter_slots
+        return sum(queue.has_adapter for queue in self._open.values()) < self._places
 
-    def waits_for_a_slot(self, model_id: str) -> bool:
+    def waits_for_a_place(self, model_id: str) -> bool:
         with self._changed:
             queue = self._queues.get(model_id)
-            return queue is not None and queue.is_open and self._needs_a_slot(queue)
+            if queue is None or not queue.is_open or queue.has_adapter:
+                return False
+            return not self._has_a_place_free()
 
     def finish(self, queue: ModelQueue, turn: Turn) -> None:
         with self._changed:
@@ -280,13 +302,12 @@ class ModelQueues:
         """Nothing of this model runs any more; what waits fails with the reason."""
         with self._changed:
             self._close(queue, phase, reason)
-            self._changed.notify_all()  # its slot is free
+            self._changed.notify_all()  # its place is free
         self._fail_waiting(queue)
 
     def _close(self, queue: ModelQueue, phase: journal_tables.ModelPhase, reason: str) -> None:
         queue.phase, queue.reason = phase, reason
-        if queue.model_id in self._turns:
-            self._turns.remove(queue.model_id)
+        self._open.pop(queue.model_id, None)
 
     def _fail_waiting(self, queue: ModelQueue) -> None:
         failure = queue.closed_failure()

@@ -6,17 +6,19 @@ It shares the losses with the engines, which have tests of their own, and where 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from tinsmith_trainer.engines import lora_init
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, Datum, LoraSpec, Outcome, Work
 from tinsmith_trainer.engines.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
+from tinsmith_trainer.engines.whole_calls import ComputesWhole
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.torch_model.loading import describe_model, place
 from tinsmith_trainer.torch_model.lora import module_family
@@ -35,7 +37,7 @@ class _Trained:
     optimizer: torch.optim.AdamW
 
 
-class PeftReference:
+class PeftReference(ComputesWhole[PreparedLoss]):
     """A `Side` for one adapter at a time; each gets a base model of its own."""
 
     def __init__(self, options: WorkerOptions) -> None:
@@ -63,15 +65,17 @@ class PeftReference:
                 ordered[name].copy_(drawn)
         self._adapters[adapter_id] = _Trained(lora, model, ordered, torch.optim.AdamW(ordered.values()))
 
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
-        return [self._run(item) for item in work]
+    @override
+    def prepare(self, work: Work) -> PreparedLoss:
+        return prepare_loss(work.loss, work.datums)
 
-    def _run(self, work: Work) -> Outcome:
-        trained, loss = self._adapters[work.adapter_id], prepare_loss(work.loss, work.datums)
+    @override
+    def compute(self, work: Work, prepared: PreparedLoss) -> Outcome:
+        model, loss = self._adapters[work.adapter_id].model, prepared
         total, outputs = 0.0, []
         for datum, arrays in zip(work.datums, loss.arrays, strict=True):
             with torch.set_grad_enabled(not work.forward_only):
-                logprobs = _logprobs(trained.model, datum)
+                logprobs = _logprobs(model, datum)
                 summed = _terms(loss, logprobs, arrays).loss.sum()
             if not work.forward_only:
                 torch.autograd.backward(summed)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, LoraSpec, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.base import (
+    AdamParams,
+    AdapterState,
+    BaseModelInfo,
+    Computer,
+    LoraSpec,
+    LossSpec,
+    Outcome,
+    Work,
+)
 from tinsmith_trainer.parity.compare import StepRecord
 from tinsmith_trainer.parity.plan import CROSS_ENTROPY, TARGETS, Call, Plan, Step, around
 
@@ -17,14 +26,12 @@ ADAPTER = "parity"
 LOSS_METRIC, NORM_METRIC = "loss:sum", "grad_norm"
 
 
-class Side(Protocol):
+class Side(Computer, Protocol):
     """As much of an Engine as the gate needs."""
 
     def base_model(self) -> BaseModelInfo: ...
 
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None: ...
-
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]: ...
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]: ...
 
@@ -49,7 +56,7 @@ def _step(side: Side, step: Step) -> StepRecord:
     logprobs: dict[str, NDArray[np.float32]] = {}
     losses: dict[str, float] = {}
     for call in step.calls:
-        outcome = _outcome(side, Work(ADAPTER, call.datums, call.loss))
+        outcome = compute(side, Work(ADAPTER, call.datums, call.loss))
         losses[call.loss.name] = outcome.metrics[LOSS_METRIC]
         for index, output in enumerate(outcome.outputs):
             logprobs[f"{call.loss.name}, datum {index}"] = output["logprobs"]
@@ -57,11 +64,12 @@ def _step(side: Side, step: Step) -> StepRecord:
     return StepRecord(_weights(side), logprobs, losses, norm)
 
 
-def _outcome(side: Side, work: Work) -> Outcome:
-    (outcome,) = side.forward_backward([work])
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome
+def compute(side: Computer, work: Work) -> Outcome:
+    """All of one work by itself. Raises TrainerError."""
+    call = side.start(work)
+    while call.next_tokens:
+        side.advance(side.together([call]))
+    return side.finish(call)
 
 
 def _weights(side: Side) -> Mapping[str, NDArray[np.float32]]:
@@ -81,5 +89,5 @@ def with_sampler_logprobs(side: Side, plan: Plan) -> Plan:
 
 def _moved(side: Side, call: Call) -> Call:
     plain = [replace(datum, loss_inputs={TARGETS: datum.loss_inputs[TARGETS]}) for datum in call.datums]
-    outcome = _outcome(side, Work(ADAPTER, plain, LossSpec(CROSS_ENTROPY), forward_only=True))
+    outcome = compute(side, Work(ADAPTER, plain, LossSpec(CROSS_ENTROPY), forward_only=True))
     return around(call, [output["logprobs"] for output in outcome.outputs])

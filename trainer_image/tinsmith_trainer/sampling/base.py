@@ -47,6 +47,7 @@ class SampleJob:
     `prompt_alt_tokens_k` is how many tokens are drawn, independently, with replacement, at the job's temperature and
     from all tokens, for each prompt position after the first. `prompt_logprobs_last_n` is about `prompt_logprobs` and
     `topk_prompt_logprobs`: only so many positions at the prompt's end are scored for them.
+    Tenants share the sampler fairly; "" is one, too.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class SampleJob:
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: NDArray[np.int64] | None = None
     prompt_alt_tokens_k: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Sampler(Protocol):
         """Forgets a version once its running jobs are done, with its cached prefixes."""
 
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
-        """Queues a job. `done` is called once, from the sampler's thread, errors included."""
+        """Queues a job among its tenant's. `done` is called once, from the sampler's thread, errors included."""
 
     def cancel(self, request_id: str) -> None:
         """Ends a job early with an error. Unknown ids are ignored."""

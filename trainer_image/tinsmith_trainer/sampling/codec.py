@@ -32,14 +32,15 @@ CELL_BYTES = 8
 
 def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
     """What the prompt and the target tokens of its job take in memory, and the tokens and logprobs of its answer."""
-    cells = math.prod(request.target_prompt_logprobs.shape) if request.HasField(TARGETS) else 0
+    shape = request.target_prompt_logprobs.shape if request.HasField(TARGETS) else ()
+    cells = math.prod(shape) if len(shape) == 2 else 0  # others will be refused
     positions = len(request.prompt_tokens) // TOKEN_BYTES
     cells += (request.topk_prompt_logprobs + request.prompt_alt_tokens_k) * positions
     cells += request.topk_sample_logprobs * request.num_samples * request.max_tokens
     return len(request.prompt_tokens) + min(max(0, cells), MOST_LOGPROBS) * CELL_BYTES
 
 
-def decode_sample(request: worker_pb2.SampleRequest) -> SampleJob:
+def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> SampleJob:
     """Raises UserError if a tensor in it is none, and ServerError if this release does not know all that it asks for.
 
     Whether the job can run is the sampler's to say.
@@ -58,6 +59,7 @@ def decode_sample(request: worker_pb2.SampleRequest) -> SampleJob:
         topk_sample_logprobs=request.topk_sample_logprobs,
         target_prompt_logprobs=_targets(request.target_prompt_logprobs) if request.HasField(TARGETS) else None,
         prompt_alt_tokens_k=request.prompt_alt_tokens_k,
+        tenant=tenant,
     )
 
 

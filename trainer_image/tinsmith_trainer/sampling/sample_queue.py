@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,14 +16,10 @@ from tinsmith_trainer.oplog.journal_tables import Failure
 from tinsmith_trainer.sampling.base import SampleOutcome, Sampler
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
+from tinsmith_trainer.sampling.tenant_limits import KeptResults, SharedRoom
 
 log = structlog.get_logger(__name__)
 
-MAX_WAITING_SAMPLES = 8192
-MAX_WAITING_BYTES = 1024**3
-"""Of prompts, target tokens, of which a sparse tensor of a few bytes may make many, and answers."""
-KEEP_RESULTS_SECONDS = 3600.0
-KEEP_RESULT_BYTES = 512 * 1024 * 1024
 STORAGE_PAUSE_SECONDS = 2.0
 """How long a sample is kept whose adapter cannot be read now: its client submits it again at once."""
 
@@ -36,13 +31,26 @@ class TooManySamples(Exception):
     """The client should hold back for a second and send the same request again."""
 
 
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """Of all tenants together; one alone has half of what may wait.
+
+    `waiting_bytes` are of prompts, target tokens, of which a sparse tensor of a few bytes may make many, and answers.
+    """
+
+    waiting_samples: int = 16384
+    waiting_bytes: int = 1024**3
+    result_bytes: int = 512 * 1024**2
+    result_seconds: float = 3600.0
+
+
 @dataclass(slots=True)
 class _Sample:
     """Finished without a result: it was lost with the sampler."""
 
+    tenant: str
     nbytes: int
     result: bytes | Failure | None = None
-    finished_at: float = 0.0
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     adapter: AdapterInUse | None = None
     cancelled: bool = False
@@ -51,30 +59,34 @@ class _Sample:
 class Samples:
     """Takes sample requests, gets the adapters they name, keeps the results for an hour. One event loop's."""
 
-    def __init__(self, sampler: Sampler, adapters: SamplerAdapters) -> None:
+    def __init__(self, sampler: Sampler, adapters: SamplerAdapters, limits: QueueLimits | None = None) -> None:
+        limits = limits or QueueLimits()
         self.adapters = adapters
         self.sampler = sampler
         self._samples: dict[str, _Sample] = {}
-        self._finished: deque[str] = deque()  # oldest result first
-        self._result_bytes = 0
-        self._waiting_bytes = 0
+        self._kept = KeptResults(limits.result_bytes, limits.result_seconds)
+        self._places = SharedRoom(limits.waiting_samples)
+        self._room = SharedRoom(limits.waiting_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._drain_tracker = DrainTracker()
         self._draining = False
 
-    def submit(self, request: worker_pb2.SampleRequest) -> None:
-        """The same request_id again is the same sample. Raises TooManySamples, or Draining."""
+    def submit(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
+        """The same request_id again is the same sample. Raises Draining, and TooManySamples of the tenant's own."""
         if request.request_id in self._samples:
             return
         if self._draining:
             raise Draining("this sampler is shutting down, and takes no more samples")
         nbytes = unpacked_bytes(request)
-        if not self._has_room(nbytes):
-            raise TooManySamples
+        if not (self._places.fits(tenant, 1) and self._room.fits(tenant, nbytes)):
+            raise TooManySamples(
+                "this sampler has as many of your samples as it takes; send it again when some are done"
+            )
         self._forget_old()
-        self._samples[request.request_id] = _Sample(nbytes)
-        self._waiting_bytes += nbytes
+        self._samples[request.request_id] = _Sample(tenant, nbytes)
+        self._places.take(tenant, 1)
+        self._room.take(tenant, nbytes)
         self._drain_tracker.took(request.request_id)
         if request.HasField("rejection"):
             self._finish(request.request_id, Failure("user", request.rejection.message))
@@ -119,12 +131,7 @@ class Samples:
 
     @property
     def unfinished(self) -> int:
-        return len(self._samples) - len(self._finished)
-
-    def _has_room(self, nbytes: int) -> bool:
-        """One that is too large for all others is taken alone."""
-        fits = self._waiting_bytes + nbytes <= MAX_WAITING_BYTES or not self._waiting_bytes
-        return fits and self.unfinished < MAX_WAITING_SAMPLES
+        return len(self._samples) - len(self._kept)
 
     async def _start(self, request: worker_pb2.SampleRequest) -> None:
         """Whatever goes wrong here is the sample's failure, unless it may pass: nobody else would ever finish it."""
@@ -136,10 +143,10 @@ class Samples:
 
         try:
             if request.adapter.directory:
-                sample.adapter = await self.adapters.take(request.adapter)
+                sample.adapter = await self.adapters.take(request.adapter, sample.tenant)
             if sample.cancelled:
                 raise UserError("The request was cancelled.")
-            self.sampler.submit(decode_sample(request), done)
+            self.sampler.submit(decode_sample(request, sample.tenant), done)
         except StorageUnavailable:
             await asyncio.sleep(STORAGE_PAUSE_SECONDS)
             self._lose(request_id)
@@ -157,9 +164,8 @@ class Samples:
 
     def _finish(self, request_id: str, result: bytes | Failure) -> None:
         sample = self._samples[request_id]
-        sample.result, sample.finished_at = result, time.monotonic()
-        self._result_bytes += _size(result)
-        self._finished.append(request_id)
+        sample.result = result
+        self._kept.add(request_id, sample.tenant, _size(result), time.monotonic())
         self._drain_tracker.finished(request_id)
         if sample.cancelled:
             self._drain_tracker.settled(request_id)
@@ -172,22 +178,16 @@ class Samples:
         self._let_go(self._samples.pop(request_id))
 
     def _let_go(self, sample: _Sample) -> None:
-        self._waiting_bytes -= sample.nbytes
+        self._places.give_back(sample.tenant, 1)
+        self._room.give_back(sample.tenant, sample.nbytes)
         sample.finished.set()
         if sample.adapter is not None:
-            self.adapters.give_back(sample.adapter)
+            self.adapters.give_back(sample.adapter, sample.tenant)
             sample.adapter = None
 
     def _forget_old(self) -> None:
-        """Oldest result first, while they are past their time or too large together. Whoever waits for one has it."""
-        horizon = time.monotonic() - KEEP_RESULTS_SECONDS
-        while self._finished:
-            sample = self._samples[self._finished[0]]
-            if sample.finished_at >= horizon and self._result_bytes <= KEEP_RESULT_BYTES:
-                return
-            assert sample.result is not None
-            self._result_bytes -= _size(sample.result)
-            forgotten = self._finished.popleft()
+        """Whoever waits for one of them has it."""
+        for forgotten in self._kept.forget(time.monotonic()):
             self._drain_tracker.settled(forgotten)
             del self._samples[forgotten]
 

@@ -1,15 +1,16 @@
 """Which adapter versions are in a sampler's memory: at most so many, and none leaves while a sample uses it.
 
-Who needs a version that is not there waits for room in the order of arrival. The versions unused for longest go
-first; where all are in use, those taken longest ago let nobody else in until their samples are done, so that
-programs with more versions than fit take turns instead of one waiting for ever.
+Who needs a version that is not there waits for room: tenants that use fewest go first, and each one's versions in the
+order of arrival. The versions unused for longest go first; where all are in use, those taken longest ago let nobody
+else in until their samples are done, so that programs with more versions than fit take turns instead of one waiting
+for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 from itertools import islice
 
 import structlog
@@ -45,6 +46,13 @@ class AdapterInUse:
     loading: asyncio.Task[None]
     users: int = 0  # its loading is one
     size_bytes: int = 0
+    tenants: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    tenant: str
+    admitted: asyncio.Future[AdapterInUse]
 
 
 class SamplerAdapters:
@@ -60,7 +68,7 @@ class SamplerAdapters:
         self._loop = asyncio.get_running_loop()
         self._recent: OrderedDict[str, AdapterState] = OrderedDict()
         self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # taken longest ago first
-        self._waiting: OrderedDict[str, list[asyncio.Future[AdapterInUse]]] = OrderedDict()
+        self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()
         self._references: dict[str, worker_pb2.AdapterRef] = {}  # of those that wait
 
     def __len__(self) -> int:
@@ -71,22 +79,26 @@ class SamplerAdapters:
         """Weights that were just saved need not be read back. Called from any thread."""
         self._loop.call_soon_threadsafe(self._keep_recent, saved)
 
-    async def take(self, reference: worker_pb2.AdapterRef) -> AdapterInUse:
-        """Returns once it is in memory, where it stays until it is given back. Raises TrainerError."""
+    async def take(self, reference: worker_pb2.AdapterRef, tenant: str) -> AdapterInUse:
+        """Returns once it is in memory, where it stays until the tenant gives it back. Raises TrainerError."""
         key = reference.manifest_digest
         admitted: asyncio.Future[AdapterInUse] = self._loop.create_future()
-        self._waiting.setdefault(key, []).append(admitted)
+        self._waiting.setdefault(key, []).append(_Waiter(tenant, admitted))
         self._references[key] = reference
         self._admit()
         adapter = await admitted
         try:
             await asyncio.shield(adapter.loading)
         except BaseException:
-            self.give_back(adapter)
+            self.give_back(adapter, tenant)
             raise
         return adapter
 
-    def give_back(self, adapter: AdapterInUse) -> None:
+    def give_back(self, adapter: AdapterInUse, tenant: str) -> None:
+        adapter.tenants[tenant] -= 1
+        self._let_go(adapter)
+
+    def _let_go(self, adapter: AdapterInUse) -> None:
         adapter.users -= 1
         self._drop_beyond_limit()
         self._admit()
@@ -104,9 +116,9 @@ class SamplerAdapters:
             self._drop(adapter.key)
 
     def _admit(self) -> None:
-        """Lets in whoever can be, oldest first."""
+        """Lets in whoever can be."""
         without_room = 0
-        for key in list(self._waiting):
+        for key in self._in_order():
             if key in self._resident:
                 if key in islice(self._resident, without_room):  # it is to make room for somebody older
                     continue
@@ -117,14 +129,25 @@ class SamplerAdapters:
                 continue
             self._let_in(key)
 
+    def _in_order(self) -> list[str]:
+        """Each version that is waited for stands behind what its tenant uses and behind its older ones."""
+        before = Counter(tenant for one in self._resident.values() for tenant, count in one.tenants.items() if count)
+        places = {}
+        for key, waiters in self._waiting.items():
+            tenants = {waiter.tenant for waiter in waiters}
+            places[key] = min(before[tenant] for tenant in tenants)
+            before.update(tenants)
+        return sorted(places, key=places.__getitem__)
+
     def _let_in(self, key: str) -> None:
         adapter = self._resident[key]
         self._resident.move_to_end(key)
         del self._references[key]
-        for admitted in self._waiting.pop(key):
-            if not admitted.done():
+        for waiter in self._waiting.pop(key):
+            if not waiter.admitted.done():
                 adapter.users += 1
-                admitted.set_result(adapter)
+                adapter.tenants[waiter.tenant] += 1
+                waiter.admitted.set_result(adapter)
 
     def _has_room(self) -> bool:
         """Makes it, where one is not in use."""
@@ -154,7 +177,7 @@ class SamplerAdapters:
             if not loading.cancelled():
                 log.warning("an adapter could not be loaded", adapter=adapter.key, error=str(error))
             del self._resident[adapter.key]  # whoever asks next has it tried again
-        self.give_back(adapter)
+        self._let_go(adapter)
 
     async def _load(self, reference: worker_pb2.AdapterRef) -> None:
         key = reference.manifest_digest

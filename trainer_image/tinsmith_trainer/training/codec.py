@@ -19,9 +19,14 @@ from tinsmith_rpc import wire_pb2
 
 from tinsmith_trainer.engines.base import Datum, LossSpec, Outcome
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.training.tensors import Numbers, array_of, decode_tensor
+from tinsmith_trainer.training.tensors import Numbers, array_of, decode_tensor, dense_bytes
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
+"""Of a body, and of what its compressed rows become: a tensor of a hundred bytes may be one of half a gigabyte."""
+MAX_DATUMS = 16_384
+"""The SDK sends 1,024 at most. A million empty ones fit in two megabytes, and each takes time of the engine."""
+MAX_PARTS = 16 * MAX_DATUMS
+"""Chunks and tensors of all datums, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,29 @@ def decode_forward_backward(body: bytes, *, zstd: bool) -> ForwardBackward:
     request = _parse(body, zstd=zstd)
     if not request.data:
         raise UserError("forward_backward needs at least one datum; data is empty.")
+    _check_amount(request)
     datums = tuple(_decode_datum(index, datum) for index, datum in enumerate(request.data))
     return ForwardBackward(datums, LossSpec(request.loss_fn, _loss_config(request)), request.forward_only)
+
+
+def _check_amount(request: wire_pb2.ForwardBackwardRequest) -> None:
+    """Refuses what would take memory or time out of all proportion to its bytes, before any of it is unpacked."""
+    if len(request.data) > MAX_DATUMS:
+        raise UserError(
+            f"The body holds {len(request.data)} datums; one forward_backward takes at most {MAX_DATUMS}. Send several."
+        )
+    parts = sum(len(datum.model_input) + len(datum.loss_fn_inputs) for datum in request.data)
+    if parts > MAX_PARTS:
+        raise UserError(
+            f"The body holds {parts} chunks and tensors; one forward_backward takes at most {MAX_PARTS}. "
+            "Join the chunks of a datum, or send fewer datums."
+        )
+    unpacked = sum(dense_bytes(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
+    if unpacked > MAX_BODY_BYTES:
+        raise UserError(
+            f"The sparse tensors of the body would take {unpacked} bytes as dense ones; one forward_backward takes "
+            f"{MAX_BODY_BYTES}. Send fewer datums."
+        )
 
 
 def is_forward_only(body: bytes, *, zstd: bool) -> bool:
@@ -58,6 +84,11 @@ def _parse(body: bytes, *, zstd: bool) -> wire_pb2.ForwardBackwardRequest:
 
 def _decompress(body: bytes) -> bytes:
     try:
+        # `max_output_size` binds only frames that do not say their size: others are given what they ask for.
+        if zstandard.frame_content_size(body) > MAX_BODY_BYTES:
+            raise UserError(
+                f"The forward_backward body is over {MAX_BODY_BYTES} bytes once unpacked. Send fewer datums in a call."
+            )
         return zstandard.ZstdDecompressor().decompress(body, max_output_size=MAX_BODY_BYTES)
     except zstandard.ZstdError as error:
         raise UserError(f"The forward_backward body is not a readable zstd frame: {error}.") from error

@@ -13,7 +13,7 @@ import orjson
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, SavedWeights, WrittenCheckpoint
-from tinsmith_trainer.engines.base import AdamParams, Engine, LoraSpec, Outcome, Work
+from tinsmith_trainer.engines.base import AdamParams, Call, Engine, LoraSpec, Outcome, Work
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
@@ -55,8 +55,19 @@ class LogprobGap:
         self.value = mean if np.isnan(self.value) else self.weight * self.value + (1 - self.weight) * mean
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingCall:
+    """A forward_backward, or a forward alone, under way on the engine."""
+
+    request: ForwardBackward
+    call: Call
+
+
 class Executor:
-    """Runs operations on one engine; raises `TrainerError`s, and then the adapter is as it was."""
+    """Runs operations on one engine; raises `TrainerError`s, and then the adapter is as it was.
+
+    Training calls are started and advanced, so that others have their turns within one; the rest is executed at once.
+    """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot) -> None:
         self._engine = engine
@@ -65,15 +76,16 @@ class Executor:
         self.logprob_gap = LogprobGap()
 
     def execute(self, operation: Operation, payload: bytes, epoch: int, latest_save: int = 0) -> OperationResult:
-        """`latest_save`: the event of this model's latest save under the name that is asked for; 0: there is none."""
+        """All but training calls.
+
+        `latest_save`: the event of this model's latest save under the name that is asked for; 0: there is none.
+        """
         model_id = operation.model_id
         match operation.kind:
             case worker_pb2.CREATE_MODEL:
                 return self._create(model_id, worker_pb2.CreateModel.FromString(payload))
             case worker_pb2.LOAD_MODEL | worker_pb2.LOAD_WEIGHTS:
                 return self._load(model_id, worker_pb2.LoadWeights.FromString(payload))
-            case worker_pb2.FORWARD_BACKWARD:
-                return self._forward_backward(model_id, payload, zstd=operation.zstd)
             case worker_pb2.OPTIM_STEP:
                 return self._optim_step(model_id, worker_pb2.OptimStep.FromString(payload))
             case worker_pb2.SAVE_WEIGHTS:
@@ -83,6 +95,28 @@ class Executor:
             case worker_pb2.RELEASE_MODEL:
                 return self._release(operation, worker_pb2.ReleaseModel.FromString(payload), epoch)
         raise UserError(f"Operation kind {operation.kind} is not known to this worker.")
+
+    def start(self, operation: Operation, payload: bytes) -> TrainingCall:
+        """Of a forward_backward, or a forward alone."""
+        request = decode_forward_backward(payload, zstd=operation.zstd)
+        _check_result_size(request)
+        work = Work(operation.model_id, request.datums, request.loss, request.forward_only)
+        return TrainingCall(request, self._engine.start(work))
+
+    def advance(self, training: TrainingCall) -> OperationResult | None:
+        """Computes its next microbatch; the result after the last one."""
+        if training.call.next_tokens:
+            self._engine.advance([training.call])
+        if training.call.next_tokens:
+            return None
+        outcome = self._engine.finish(training.call)
+        self.logprob_gap.observe(training.request, outcome)
+        return OperationResult(
+            encode_forward_backward(outcome),
+            protobuf=True,
+            trained_tokens=outcome.trained_tokens,
+            forward_only=training.request.forward_only,
+        )
 
     def bears_gradient(self, operation: Operation, payload: bytes) -> bool:
         """Whether the next step depends on it: a forward alone does not count, an unreadable body may be a gradient."""
@@ -116,20 +150,6 @@ class Executor:
             created = worker_pb2.ModelCreated(model_id=model_id, lora=_lora_message(loaded.state.lora))
             events = (worker_pb2.Event(model_created=created),)
         return OperationResult(orjson.dumps(result), forces_snapshot=True, events=events)
-
-    def _forward_backward(self, model_id: str, payload: bytes, *, zstd: bool) -> OperationResult:
-        call = decode_forward_backward(payload, zstd=zstd)
-        _check_result_size(call)
-        [outcome] = self._engine.forward_backward([Work(model_id, call.datums, call.loss, call.forward_only)])
-        if outcome.error is not None:
-            raise outcome.error
-        self.logprob_gap.observe(call, outcome)
-        return OperationResult(
-            encode_forward_backward(outcome),
-            protobuf=True,
-            trained_tokens=outcome.trained_tokens,
-            forward_only=call.forward_only,
-        )
 
     def _optim_step(self, model_id: str, request: worker_pb2.OptimStep) -> OperationResult:
         params = AdamParams(

@@ -1,16 +1,16 @@
-"""Runs accepted operations on the engine: each model's in order, models in turn, results durable first.
+"""Runs accepted operations on the engine: each model's in order, tenants and models in turn, results durable first.
 
-The engine's thread takes a turn, executes it, and hands outcome, snapshot and events to the journal
-in one transaction. While that is being synced the next turn runs; the result becomes visible when
-its transaction is on disk. After a crash the same turns run again from the newest snapshot, for
-their effect alone.
+A turn of the engine's thread is a microbatch, or an operation that has none. When an operation has
+ended, its outcome, snapshot and events go to the journal in one transaction. While that is being
+synced the next turn runs; the result becomes visible when its transaction is on disk. After a crash
+the same operations run again from the newest snapshot, for their effect alone.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -20,21 +20,26 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder, WindowFailure
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Refused, SnapshotDamaged, TrainerError
+from tinsmith_trainer.errors import Refused, TrainerError
 from tinsmith_trainer.failpoints import reach
-from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker, InFlightWork
+from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy, Attempts, reason_to_wait
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
-from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues
+from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues, Ready
 from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_failure
 from tinsmith_trainer.process_exit import fatal_on_error
+from tinsmith_trainer.training.calls_in_progress import CallInProgress, CallsInProgress
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.operation_results import Stamp, failure_of, write_operation_result
+from tinsmith_trainer.training.parking import Parking
+from tinsmith_trainer.training.residency import ResidencyRules
+from tinsmith_trainer.training.restoring import Restorer
 from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolicy, Snapshotter
 from tinsmith_trainer.training.storage_retries import retry_seconds
+from tinsmith_trainer.training.turns import Contender, Pace, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +56,7 @@ class Counters:
 
 
 class _NotNow(Exception):
-    """Nothing was decided of an operation: its model waits."""
+    """Nothing was decided of an operation: its model waits, or has had its turn."""
 
 
 class Scheduler:
@@ -69,6 +74,7 @@ class Scheduler:
         marker: InFlightMarker,
         policy: SnapshotPolicy | None = None,
         attempts: AttemptPolicy | None = None,
+        residency: ResidencyRules | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.counters = Counters()
@@ -79,7 +85,6 @@ class Scheduler:
         self._executor = executor
         self._queues = queues
         self._journal = journal
-        self._snapshots = snapshots
         self._on_saved = on_saved
         self._clock = clock
         self._model_snapshots = ModelSnapshots(
@@ -88,6 +93,13 @@ class Scheduler:
             journal,
             snapshots,
             clock,
+        )
+        self._turns = Turns()
+        self._pace = Pace()
+        self._calls = CallsInProgress()
+        restorer = Restorer(engine, snapshots, queues, journal, self._attempts, self.engine_call, self._stamp)
+        self.parking = Parking(
+            engine, queues, self._model_snapshots, restorer, at_work=self._calls, rules=residency or ResidencyRules()
         )
         self._epoch = 0
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -119,7 +131,7 @@ class Scheduler:
             self._attempts.forget_all()
 
     def stop(self) -> None:
-        """Lets the running operation finish, snapshots every model, ends the thread."""
+        """Lets the turn that runs end, snapshots every model, ends the thread."""
         self._queues.stop()
         if self._thread.is_alive():
             self._thread.join()
@@ -129,15 +141,31 @@ class Scheduler:
             self._run_all()
 
     def _run_all(self) -> None:
-        for queue in self._queues.all():
-            if not self._queues.is_stopping:
-                self._restore(queue)
-        while (ready := self._queues.wait_for_turn()) is not None:
+        self.parking.at_start(self._queues.all())
+        while (ready := self._queues.wait_for_turns(self.parking)) is not None:
             if callable(ready):
                 ready()
             else:
-                self._take(*ready)
+                self._take_one_of(ready)
+        self._calls.drop_all()
         self._model_snapshots.at_stop()
+
+    def _take_one_of(self, ready: Sequence[Ready]) -> None:
+        by_model = {one[0].model_id: one for one in ready}
+        self._calls.keep_only(by_model)
+        chosen = self._turns.next(self._calls.contenders(ready))
+        if self._calls.has_others_than(chosen.model_id):
+            reach("operation-preempted")
+        before, started = self._pace.tokens, time.perf_counter()
+        queue, turn, entry = by_model[chosen.model_id]
+        is_there, brought = self.parking.bring(queue, entry), time.perf_counter()
+        if is_there:
+            self._take(queue, turn, entry)
+            self.parking.used(queue)
+        tokens = self._pace.tokens - before
+        # What is done around a microbatch is not charged: on a busy machine those seconds are another program's.
+        seconds = (brought if tokens else time.perf_counter()) - started
+        self._turns.charge(chosen, tokens + self._pace.worth(seconds))
 
     def _take(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
         try:
@@ -162,7 +190,7 @@ class Scheduler:
         """None: its result stands. Raises _NotNow."""
         verdict = self._attempts.verdict(entry.work, entry.operation)
         if verdict == "quarantine":
-            self._quarantine(queue, self._attempts.quarantine_reason(entry.work, entry.operation))
+            self._queues.quarantine(queue, self._attempts.quarantine_reason(entry.work, entry.operation))
             raise _NotNow
         if verdict == "fail":
             return self._give_up(queue, entry.operation)
@@ -171,53 +199,12 @@ class Scheduler:
             return None
         return self._run(queue, entry)
 
-    # ---- recovery
-
-    def _restore(self, queue: ModelQueue) -> None:
-        """A model that never left a snapshot starts over with its create."""
-        if not queue.is_open or queue.snapshot is None:
-            return
-        work = InFlightWork("restore", queue.model_id, queue.snapshot_applied)
-        if self._attempts.verdict(work) == "quarantine":
-            self._quarantine(queue, self._attempts.quarantine_reason(work))
-            return
-        started = time.perf_counter()
-        try:
-            with self.engine_call.at(work):
-                snapshot = self._snapshots.read(queue.snapshot)
-                self._engine.load_state(queue.model_id, snapshot.state, with_optimizer=True)
-        except SnapshotDamaged as error:
-            log.error("model corrupted", model_id=queue.model_id, reason=str(error))
-            self._corrupt(queue, str(error))
-            return
-        except Exception as error:
-            log.exception("snapshot not loaded", model_id=queue.model_id)
-            self._quarantine(queue, reason_to_wait(work, None, error))
-            return
-        self._attempts.succeeded(work)
-        queue.snapshot_seconds = time.perf_counter() - started
-        queue.window_failure = snapshot.window_failure
-        queue.rank, queue.optimizer_step = snapshot.state.lora.rank, snapshot.state.optimizer_step
-
-    def _quarantine(self, queue: ModelQueue, reason: str) -> None:
-        log.error("model quarantined", model_id=queue.model_id, reason=reason)
-        self._queues.quarantine(queue, reason)
-
-    def _corrupt(self, queue: ModelQueue, reason: str) -> None:
-        """The volume lost what this model was; the others go on."""
-        event = worker_pb2.Event(model_corrupted=worker_pb2.ModelCorrupted(model_id=queue.model_id, reason=reason))
-
-        def write(db: journal_tables.Database) -> None:
-            journal_tables.set_model_phase(db, queue.model_id, "corrupted", reason)
-            self._stamp().add_event(db, event)
-
-        self._journal.write(write, must_succeed=True)
-        self._queues.close_model(queue, "corrupted", reason)
+    # ---- replay
 
     def _replay(self, queue: ModelQueue, entry: Entry) -> None:
         """Runs again what ran before the crash, for its effect alone. Raises _NotNow."""
         operation = entry.operation
-        bears_gradient = self._bears_gradient(entry)
+        bears_gradient = queue.model_id in self._calls or self._bears_gradient(entry)
         if entry.failure is not None:
             self._note_failure(queue, operation, entry.failure, bears_gradient=bears_gradient)
             return
@@ -225,10 +212,12 @@ class Scheduler:
             raise AssertionError(f"operation {operation.seq_id} left no snapshot, and replay must not repeat it")
         if operation.kind == worker_pb2.OPTIM_STEP or bears_gradient:
             try:
-                self._execute(queue, entry, self._queues.take_payload(entry))
+                self._execute(queue, entry)
+            except _NotNow:
+                raise
             except Exception as error:  # it ran once: what has changed is the place
                 log.exception("operation not replayed", model_id=queue.model_id, seq_id=operation.seq_id)
-                self._quarantine(queue, reason_to_wait(entry.work, operation, error))
+                self._queues.quarantine(queue, reason_to_wait(entry.work, operation, error))
                 raise _NotNow from error
             self._attempts.succeeded(entry.work)
 
@@ -239,17 +228,17 @@ class Scheduler:
         committed.add_done_callback(lambda _: self._publish(queue, entry, result))
 
     def _run(self, queue: ModelQueue, entry: Entry) -> OperationResult:
-        """Raises _NotNow where it is to be retried later."""
-        operation, payload = entry.operation, self._queues.take_payload(entry)
+        """Raises _NotNow where it gives way, or is to be retried later."""
+        operation = entry.operation
         try:
-            result = self._execute(queue, entry, payload)
+            result = self._execute(queue, entry)
+        except _NotNow:
+            raise
         except Exception as error:
             if self._retried_later(queue, operation, error):
                 raise _NotNow from error
-            failure = failure_of(operation, error)
-        else:
-            return replace(result, snapshot=self._model_snapshots.for_result(queue, entry.work, result))
-        return self._failed(queue, operation, failure, self._executor.bears_gradient(operation, payload))
+            return self._failed(queue, operation, failure_of(operation, error), self._bears_gradient(entry))
+        return replace(result, snapshot=self._model_snapshots.for_result(queue, entry.work, result))
 
     def _retried_later(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
         """Whether it is to be tried again, as if it had not run; its model waits, the others go on."""
@@ -285,16 +274,40 @@ class Scheduler:
             return self._executor.bears_gradient(operation, self._queues.take_payload(entry))
         return operation.is_forward_backward and not operation.forward_only
 
-    def _execute(self, queue: ModelQueue, entry: Entry, payload: bytes) -> OperationResult:
+    def _execute(self, queue: ModelQueue, entry: Entry) -> OperationResult:
+        """Raises _NotNow where it gives way."""
         operation = entry.operation
         if operation.rejection is not None:
             raise Refused(operation.rejection.category, operation.rejection.message)
         if operation.kind == worker_pb2.OPTIM_STEP and queue.window_failure is not None:
             raise Refused(queue.window_failure.category, failed_step_message(queue.window_failure))
+        if operation.is_forward_backward:
+            return self._advance(queue, entry)
+        payload = self._queues.take_payload(entry)
         started = time.perf_counter()
         with self.engine_call.at(entry.work):
             result = self._executor.execute(operation, payload, self._epoch, self._latest_save(operation, payload))
         self._note_success(queue, operation, result, time.perf_counter() - started)
+        return result
+
+    def _advance(self, queue: ModelQueue, entry: Entry) -> OperationResult:
+        """Its next microbatch. Raises _NotNow unless that was the last: whose turn is next is open."""
+        call = self._calls.take(queue.model_id)
+        payload = self._queues.take_payload(entry) if call is None else b""
+        started = time.perf_counter()
+        with self.engine_call.at(entry.work):
+            if call is None:
+                contender = Contender(queue.tenant, queue.model_id)
+                call = CallInProgress(contender, self._executor.start(entry.operation, payload))
+            tokens = call.training.call.next_tokens
+            result = self._executor.advance(call.training)
+        seconds = time.perf_counter() - started
+        self._pace.note(tokens, seconds)
+        call.seconds += seconds
+        if result is None:
+            self._calls.give_back(call)
+            raise _NotNow
+        self._note_success(queue, entry.operation, result, call.seconds)
         return result
 
     def _note_success(self, queue: ModelQueue, operation: Operation, result: OperationResult, seconds: float) -> None:
@@ -306,7 +319,7 @@ class Scheduler:
         elif operation.kind == worker_pb2.LOAD_WEIGHTS:
             queue.window_failure = None  # a load clears the accumulator, and with it what was wrong with it
         if result.releases:
-            self._engine.drop(queue.model_id)
+            self.parking.free(queue)
 
     def _note_failure(self, queue: ModelQueue, operation: Operation, failure: Failure, *, bears_gradient: bool) -> None:
         """What a failed operation leaves behind, at its first run and at replay alike."""
@@ -318,7 +331,7 @@ class Scheduler:
             queue.window_failure = None
         elif operation.kind in CREATES:
             queue.reason = f"{queue.model_id} could not be created: {failure.message}"
-            self._engine.drop(queue.model_id)
+            self.parking.free(queue)
 
     def _latest_save(self, operation: Operation, payload: bytes) -> int:
         """The event of this model's latest save under the name that this one wants for itself; 0: there is none."""

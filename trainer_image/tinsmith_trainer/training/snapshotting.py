@@ -172,7 +172,7 @@ class ModelSnapshots:
         return self._snapshotter.last_time
 
     def soon(self) -> Future[float]:
-        """Has every model that changed since its last snapshot saved between two operations. Thread-safe.
+        """Has every model that changed since its last snapshot saved between two turns. Thread-safe.
 
         Resolves, once that is on disk, to the moment. Those who ask before it begins share it. Fails with
         JournalFull, with SnapshotRefused, or with Draining when the stop came first, which saves them too.
@@ -223,12 +223,18 @@ class ModelSnapshots:
             return self._snapshotter.when_there_is_room(queue, work)
         return self._snapshotter.if_due(queue, work.seq_id)
 
-    def _if_changed(self, queue: ModelQueue) -> None:
+    def save_if_changed(self, queue: ModelQueue, before_journal: Callable[[], None]) -> None:
+        """Durable when it returns: nothing of the model is in memory alone. Raises what `Snapshotter.now` does."""
+        self._journal.settle()
+        self._if_changed(queue, before_journal)
+
+    def _if_changed(self, queue: ModelQueue, before_journal: Callable[[], None] = lambda: None) -> None:
         """Durable when it returns. Only when every outcome is on disk, so that a model that has ended is known to."""
         applied = queue.order.applied
         if not queue.is_open or applied <= queue.snapshot_applied:
             return
         file = self._snapshotter.now(queue, applied)
+        before_journal()
         recorded = self._journal.write(
             lambda db: journal_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
             must_succeed=True,

@@ -15,6 +15,8 @@ from tinsmith_rpc import wire_pb2
 from tinsmith_trainer.errors import UserError
 
 MAX_TENSOR_BYTES = 512 * 1024 * 1024
+MAX_DIMENSIONS = 8
+"""No loss has more than two. The product of a million sizes would be computed for hours."""
 NUMPY_DTYPES: Mapping[int, np.dtype[np.generic]] = {
     wire_pb2.FLOAT32: np.dtype("<f4"),
     wire_pb2.INT64: np.dtype("<i8"),
@@ -31,6 +33,13 @@ def array_of(where: str, content: bytes, dtype: np.dtype[np.generic]) -> NDArray
     return np.frombuffer(content, dtype=dtype)
 
 
+def dense_bytes(tensor: wire_pb2.Tensor) -> int:
+    """What a tensor in compressed rows takes once it is decoded, at most; 0 for what is dense, or will be refused."""
+    if tensor.WhichOneof("encoding") != "sparse_csr" or len(tensor.shape) != 2:
+        return 0
+    return max(0, math.prod(tensor.shape)) * np.dtype(np.int64).itemsize
+
+
 def decode_tensor(
     where: str, tensor: wire_pb2.Tensor, *, unlisted: int = 0, most_bytes: int = MAX_TENSOR_BYTES
 ) -> Numbers:
@@ -38,6 +47,8 @@ def decode_tensor(
     dtype = NUMPY_DTYPES.get(tensor.dtype)
     if dtype is None:
         raise UserError(f"{where} has dtype {tensor.dtype}; float32 and int64 are understood.")
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise UserError(f"{where} has {len(tensor.shape)} dimensions; {MAX_DIMENSIONS} are the most.")
     shape = tuple(tensor.shape)
     if any(size < 0 for size in shape):
         raise UserError(f"{where} has shape {list(shape)}; sizes must not be negative.")

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import grpc
 import structlog
-from tinsmith_rpc import worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import TENANT_METADATA, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
@@ -57,7 +57,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
     async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
         samples = self._samples or await _refuse(context, SAMPLES_NOTHING)
         try:
-            samples.submit(request)
+            samples.submit(request, tenant_of(context))
         except (TooManySamples, Draining) as error:
             await _abort(context, error)
         return worker_pb2.SampleReply()
@@ -149,7 +149,7 @@ class WorkerServicer(SamplingServicer):
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
         self._service.heard_from_server()
         try:
-            await self._service.submit(request)
+            await self._service.submit(request, tenant_of(context))
         except (NotActive, Draining, UnknownModel, JournalFull) as error:
             await _abort(context, error)
         return worker_pb2.SubmitReply(epoch=self._service.epoch)
@@ -179,6 +179,15 @@ class WorkerServicer(SamplingServicer):
             return worker_pb2.SnapshotReply(last_snapshot_time=await self._service.snapshot())
         except (NotActive, Draining, JournalFull, SnapshotRefused) as error:
             await _abort(context, error)
+
+
+def tenant_of(context: Context) -> str:
+    """For whom a call is. Empty: the server is of a release that does not say."""
+    for name, value in context.invocation_metadata() or ():
+        if name == TENANT_METADATA:
+            assert isinstance(value, bytes)  # gRPC's rule for names that end so
+            return value.decode(errors="replace")
+    return ""
 
 
 async def serve(servicer: SamplingServicer, address: str, tls: TlsDirectory | None = None) -> grpc.aio.Server:

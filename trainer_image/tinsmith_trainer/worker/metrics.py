@@ -12,6 +12,7 @@ from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
 from tinsmith_trainer.oplog.journal import SYNC_BUCKETS_SECONDS
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.sampling.sample_queue import Samples
+from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.worker.service import WorkerService
 
 
@@ -34,15 +35,16 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         pid=os.getpid(),
         base_model=_base_model(engine.base_model()),
         capabilities=_capabilities(engine.capabilities()),
-        models=[_model_status(queue, now) for queue in queues if queue.phase != "released"],
+        models=[_model_status(queue, scheduler.parking, now) for queue in queues if queue.phase != "released"],
         metrics=_metrics(service),
         running_seconds=scheduler.engine_call.running_seconds(),
         last_snapshot_time=scheduler.last_snapshot_time,
-        snapshot_seconds=sum(queue.snapshot_seconds for queue in queues if queue.holds_a_slot),
+        snapshot_seconds=sum(queue.snapshot_seconds for queue in queues if scheduler.parking.holds(queue)),
         draining=service.is_draining,
         adapters_used=service.adapters_used,
         volume_free_bytes=service.parts.volume.free_bytes(),
         volume_full=not service.parts.volume.has_room_for(0),
+        model_places=service.model_places,
     )
 
 
@@ -88,8 +90,9 @@ def _capabilities(capabilities: EngineCapabilities) -> worker_pb2.EngineCapabili
     )
 
 
-def _model_status(queue: ModelQueue, now: float) -> worker_pb2.ModelStatus:
+def _model_status(queue: ModelQueue, parking: Parking, now: float) -> worker_pb2.ModelStatus:
     oldest = queue.oldest_waiting_at()
+    parked = parking.is_parked(queue)
     return worker_pb2.ModelStatus(
         model_id=queue.model_id,
         rank=queue.rank,
@@ -97,20 +100,26 @@ def _model_status(queue: ModelQueue, now: float) -> worker_pb2.ModelStatus:
         optimizer_step=queue.optimizer_step,
         queued=queue.order.waiting_count,
         oldest_queued_seconds=0.0 if oldest is None else now - oldest,
-        snapshot_age_seconds=now - queue.snapshot_at if queue.snapshot_at else 0.0,
+        snapshot_age_seconds=now - queue.snapshot_at if queue.snapshot_at and not parked else 0.0,
         corrupted=queue.reason if queue.phase == "corrupted" else "",
         quarantined=queue.quarantined,
+        parked=parked,
     )
 
 
 def _metrics(service: WorkerService) -> worker_pb2.WorkerMetrics:
     counters, journal = service.scheduler.counters, service.journal.stats
+    parking = service.scheduler.parking.figures
     metrics = worker_pb2.WorkerMetrics(
         trained_tokens=counters.trained_tokens,
         train_seconds=counters.train_seconds,
         operations_done=counters.operations_done,
         operations_failed=counters.operations_failed,
         operations_given_up=counters.operations_given_up,
+        adapters_evicted=parking.evicted,
+        eviction_seconds=parking.eviction_seconds,
+        adapters_restored=parking.restored,
+        restore_seconds=parking.restore_seconds,
         journal_syncs=journal.commits,
         journal_sync_seconds=journal.sync_seconds,
         journal_operations=journal.operations,

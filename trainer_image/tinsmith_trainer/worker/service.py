@@ -29,6 +29,7 @@ from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
 from tinsmith_trainer.training.executor import Executor
+from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.scheduler import Scheduler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.unknown_fields import unknown_fields_of_operation
@@ -50,6 +51,8 @@ SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
 SHUTTING_DOWN = "this worker is shutting down"
+PLACES_PER_SLOT = 8
+"""Most models wait for their programs: for samples to be graded, or for a session to be missed."""
 SAMPLED_ADAPTERS = 64
 SAMPLED_ADAPTER_BYTES = 4 * 1024**3
 """Versions that samples are drawn from, in memory beside the adapters in training; the bytes are of those unused."""
@@ -61,7 +64,10 @@ class NotActive(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker is made of; `sampler` None where sampling runs elsewhere."""
+    """What a worker is made of; `sampler` None where sampling runs elsewhere.
+
+    `model_places`: models that it takes, in memory or parked; None: so many for each adapter slot.
+    """
 
     engine: Engine
     sampler: Sampler | None
@@ -69,6 +75,8 @@ class WorkerParts:
     volume: Volume
     policy: SnapshotPolicy
     attempts: AttemptPolicy = AttemptPolicy()
+    model_places: int | None = None
+    residency: ResidencyRules = ResidencyRules()
     journal_vfs: str | None = None
 
 
@@ -88,8 +96,8 @@ class WorkerService:
         self._check_base_model([model for model in models if model.is_open])
         self._adapters_in_journal = sum(model.is_open and model.applied >= 0 for model in models)
         self.executor = Executor(parts.engine, parts.checkpoints)
-        slots = parts.engine.capabilities().adapter_slots
-        self.queues = ModelQueues(self.journal, slots, self._announce)
+        self.model_places = parts.model_places or PLACES_PER_SLOT * parts.engine.capabilities().adapter_slots
+        self.queues = ModelQueues(self.journal, self.model_places, self._announce)
         self.samples = self._samples_of(parts)
         self.scheduler = Scheduler(
             parts.engine,
@@ -101,6 +109,7 @@ class WorkerService:
             marker=self._marker,
             policy=parts.policy,
             attempts=parts.attempts,
+            residency=parts.residency,
         )
         self._waiters: dict[tuple[str, int], asyncio.Event] = {}
         self._new_events = asyncio.Event()
@@ -141,7 +150,7 @@ class WorkerService:
             raise Draining(SHUTTING_DOWN)
 
     async def drain(self) -> None:
-        """Refuses new work, finishes the running operation, snapshots, closes the journal."""
+        """Refuses new work, finishes the running turn, snapshots, closes the journal."""
         if self._draining:
             return
         self._draining = True
@@ -167,15 +176,18 @@ class WorkerService:
         """Also before a server has come: whoever hears 0 may delete the volume."""
         if self._recovery is None or not self._recovery.done():
             return self._adapters_in_journal
-        return sum(queue.holds_a_slot for queue in self.queues.all())
+        return sum(queue.holds_a_place for queue in self.queues.all())
 
     def heard_from_server(self) -> None:
         self._heard_at = time.monotonic()
 
     # ---- operations
 
-    async def submit(self, request: worker_pb2.SubmitRequest) -> None:
-        """Returns when it is on disk. Raises NotActive, Draining, UnknownModel, JournalFull."""
+    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "") -> None:
+        """Returns when it is on disk. Raises NotActive, Draining, UnknownModel, JournalFull.
+
+        Who `tenant` is decides only whose turn comes when.
+        """
         self._check_epoch(request.epoch)
         if self.queues.entry(request.model_id, request.seq_id) is None:
             await self._hold_back(request.model_id)
@@ -186,7 +198,7 @@ class WorkerService:
                     f"The volume {self.parts.volume.directory} is full: make room, then retry. Nothing was accepted."
                 )
         operation, payload = _operation(request, time.time())
-        await asyncio.shield(asyncio.wrap_future(self.queues.accept(operation, payload)))
+        await asyncio.shield(asyncio.wrap_future(self.queues.accept(operation, payload, tenant)))
 
     async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> OperationResult | None:
         """None when it is not finished in time. Raises KeyError when the operation is not known."""
@@ -203,13 +215,12 @@ class WorkerService:
 
     def pending(self, model_id: str, seq_id: int) -> worker_pb2.Pending:
         """Why an operation has not run, when it is more than its turn."""
-        if self.queues.waits_for_a_slot(model_id):
-            slots = self.parts.engine.capabilities().adapter_slots
-            reason = f"all {slots} adapter slots of this worker are taken; waiting until a session ends"
-            return worker_pb2.Pending(reason=reason, paused_capacity=True)
+        if self.queues.waits_for_a_place(model_id):
+            full = f"all {self.model_places} places of this worker are taken; waiting until a session ends"
+            return worker_pb2.Pending(reason=full, paused_capacity=True)
         queue = self.queues.find(model_id)
-        if queue is not None and queue.quarantined:
-            return worker_pb2.Pending(reason=queue.quarantined, paused_capacity=True)
+        if queue is not None and (reason := self.scheduler.parking.problem_of(queue)):
+            return worker_pb2.Pending(reason=reason, paused_capacity=True)
         gap_at = queue.order.open_gap() if queue is not None else None
         if queue is None or gap_at is None or gap_at > seq_id:
             return worker_pb2.Pending()
@@ -232,7 +243,7 @@ class WorkerService:
                 return []
 
     async def snapshot(self) -> float:
-        """Saves what changed since its last snapshot, as soon as the running operation ends; when, in Unix seconds.
+        """Saves what changed since its last snapshot, as soon as the running turn ends; when, in Unix seconds.
 
         Raises NotActive, Draining, JournalFull, SnapshotRefused.
         """

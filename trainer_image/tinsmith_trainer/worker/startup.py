@@ -110,6 +110,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
         volume=volume,
         policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
         attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
+        model_places=options.model_places,
     )
     service = WorkerService(parts)
     server = await _serve(options, WorkerServicer(service, _name(options)), tls)

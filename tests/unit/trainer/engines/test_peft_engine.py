@@ -10,7 +10,18 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from support.engine.contract import CROSS_ENTROPY, bits, forward, forward_backward, gradients, group, state_bits, train
+from support.engine.contract import (
+    CROSS_ENTROPY,
+    advance_all,
+    bits,
+    compute_together,
+    forward,
+    forward_backward,
+    gradients,
+    group,
+    state_bits,
+    train,
+)
 from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
 from support.tiny_models import SMALL, TIED, tiny_model
 from tinsmith_trainer import process_exit
@@ -113,8 +124,8 @@ def test_small_microbatches_of_several_adapters_share_one_forward(monkeypatch: p
     engine = new_engine(PeftEngineSettings(cobatch_tokens=2 * 8 * 16))
     stacks.clear()
 
-    engine.forward_backward([Work(adapter, DATUMS[:1], CROSS_ENTROPY) for adapter in "ab"])
-    engine.forward_backward([Work(adapter, DATUMS[3:], CROSS_ENTROPY) for adapter in "ab"])
+    compute_together(engine, [Work(adapter, DATUMS[:1], CROSS_ENTROPY) for adapter in "ab"])
+    compute_together(engine, [Work(adapter, DATUMS[3:], CROSS_ENTROPY) for adapter in "ab"])
 
     assert stacks == [2, 1, 1]
 
@@ -136,7 +147,7 @@ def test_a_wide_models_adapters_have_the_same_bits_in_a_stack() -> None:
     alone_gradients = gradients(engine)
     engine.clear_gradients("a")
 
-    _, stacked = engine.forward_backward([Work(adapter, DATUMS[:1], CROSS_ENTROPY) for adapter in "ba"])
+    _, stacked = compute_together(engine, [Work(adapter, DATUMS[:1], CROSS_ENTROPY) for adapter in "ba"])
 
     assert bits(stacked) == bits(alone)
     assert all(np.array_equal(values, alone_gradients[name]) for name, values in gradients(engine).items())
@@ -197,7 +208,7 @@ def test_a_datums_bits_do_not_depend_on_its_row_or_company(length: int) -> None:
     alone_gradients = gradients(engine)
     engine.clear_gradients("a")
 
-    _, stacked = engine.forward_backward([Work("b", datums[::-1], CROSS_ENTROPY), Work("a", datums, CROSS_ENTROPY)])
+    _, stacked = compute_together(engine, [Work("b", datums[::-1], CROSS_ENTROPY), Work("a", datums, CROSS_ENTROPY)])
 
     assert bits(stacked) == bits(whole)
     assert all(np.array_equal(values, alone_gradients[name]) for name, values in gradients(engine).items())
@@ -219,14 +230,37 @@ def test_a_microbatch_that_runs_out_of_memory_fails_its_works_and_leaves_no_trac
 
     monkeypatch.setattr(engine_module, "run_shares", out_of_memory_at_length_48)
 
-    failed, fine = engine.forward_backward([Work("a", DATUMS, CROSS_ENTROPY), Work("b", DATUMS[:2], CROSS_ENTROPY)])
+    failing = engine.start(Work("a", DATUMS, CROSS_ENTROPY))
+    fine = engine.start(Work("b", DATUMS[:2], CROSS_ENTROPY))
+    advance_all(engine, [failing, fine])
 
-    assert failed.error is not None
-    assert failed.error.category == "server"
-    assert "1 PiB" in str(failed.error)
+    with pytest.raises(ServerError, match="1 PiB"):
+        engine.finish(failing)
     assert state_bits(engine.state("a")) == before["a"]
-    assert fine.error is None
+    engine.finish(fine)
     assert state_bits(engine.state("b")) != before["b"]
+
+
+def test_after_a_failure_in_company_each_has_another_try_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = new_engine(PeftEngineSettings(cobatch_tokens=2**20))
+    works = [Work(adapter, DATUMS, CROSS_ENTROPY) for adapter in "ab"]
+    undisturbed = [bits(outcome) for outcome in compute_together(engine, works)]
+    expected = [gradients(engine, adapter) for adapter in "ab"]
+    for adapter in "ab":
+        engine.clear_gradients(adapter)
+    run_shares = shared_forward.run_shares
+
+    def too_much_for_two(model, shape, shares, settings):
+        results = run_shares(model, shape, shares, settings)
+        if len(shares) > 1 and shape.length == 48:
+            raise torch.OutOfMemoryError("behind the backward")
+        return results
+
+    monkeypatch.setattr(engine_module, "run_shares", too_much_for_two)
+
+    assert [bits(outcome) for outcome in compute_together(engine, works)] == undisturbed
+    for adapter, gradient in zip("ab", expected, strict=True):
+        assert all(np.array_equal(values, gradient[name]) for name, values in gradients(engine, adapter).items())
 
 
 @pytest.mark.parametrize(
@@ -247,14 +281,13 @@ def test_a_microbatch_that_runs_out_of_memory_fails_its_works_and_leaves_no_trac
 def test_bad_input_names_the_datum_and_the_value(datum: Datum, loss: str, message: str) -> None:
     engine = new_engine()
     first = sft_datum(3) if loss == "cross_entropy" else datum
-    error = engine.forward_backward([Work("a", [first, datum], LossSpec(loss))])[0].error
-    assert isinstance(error, UserError)
     with pytest.raises(UserError, match=message):
-        raise error
+        engine.start(Work("a", [first, datum], LossSpec(loss)))
 
 
 def test_a_call_without_datums_is_refused() -> None:
-    assert isinstance(new_engine().forward_backward([Work("a", [], CROSS_ENTROPY)])[0].error, UserError)
+    with pytest.raises(UserError):
+        new_engine().start(Work("a", [], CROSS_ENTROPY))
 
 
 class Ended(BaseException):
@@ -290,11 +323,9 @@ def test_a_step_that_stops_in_the_middle_ends_the_process(monkeypatch: pytest.Mo
         engine.optim_step("a", AdamParams(learning_rate=1e-3))
 
 
-def test_an_adapter_that_is_not_there_fails_its_work_only() -> None:
-    engine = new_engine()
-    missing, fine = engine.forward_backward([Work(adapter, DATUMS, CROSS_ENTROPY) for adapter in ("gone", "a")])
-    assert isinstance(missing.error, ServerError)
-    assert fine.error is None
+def test_a_call_on_an_adapter_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ServerError, match="gone"):
+        new_engine().start(Work("gone", DATUMS, CROSS_ENTROPY))
 
 
 @pytest.mark.parametrize(
@@ -381,8 +412,8 @@ def test_stable_reinforce_trains_as_cispo_and_says_so() -> None:
 def test_stable_reinforce_is_unknown_where_the_mapping_is_off() -> None:
     engine = new_engine(PeftEngineSettings(map_stable_reinforce=False))
     assert "stable_reinforce" not in engine.capabilities().losses
-    error = engine.forward_backward([Work("a", [policy_datum(9)], LossSpec("stable_reinforce"))])[0].error
-    assert isinstance(error, UserError)
+    with pytest.raises(UserError):
+        engine.start(Work("a", [policy_datum(9)], LossSpec("stable_reinforce")))
 
 
 def test_a_model_that_caps_its_logits_is_refused() -> None:

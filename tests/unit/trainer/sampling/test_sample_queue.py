@@ -18,10 +18,11 @@ from tinsmith_trainer.oplog.journal_tables import Failure
 from tinsmith_trainer.sampling import sample_queue as samples_module
 from tinsmith_trainer.sampling.base import SampleOutcome
 from tinsmith_trainer.sampling.codec import unpacked_bytes
-from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
+from tinsmith_trainer.sampling.sample_queue import QueueLimits, Samples, TooManySamples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
 
 WAIT_SECONDS = 20.0
+TENANT = "tenant"
 
 
 @pytest.fixture
@@ -30,15 +31,28 @@ def sampler() -> ScriptedSampler:
 
 
 @pytest.fixture
-async def samples(sampler: ScriptedSampler, tmp_path: Path) -> Samples:
-    base, limits = ReferenceEngine().base_model(), AdapterLimits(max_loaded=8, max_rank=16)
-    return Samples(sampler, SamplerAdapters(sampler, CheckpointRoot(f"file://{tmp_path}"), base, limits))
+def limits() -> QueueLimits:
+    """A test that needs others says so by its parameter."""
+    return QueueLimits()
+
+
+@pytest.fixture
+async def samples(sampler: ScriptedSampler, tmp_path: Path, limits: QueueLimits) -> Samples:
+    base, loaded = ReferenceEngine().base_model(), AdapterLimits(max_loaded=8, max_rank=16)
+    adapters = SamplerAdapters(sampler, CheckpointRoot(f"file://{tmp_path}"), base, loaded)
+    return Samples(sampler, adapters, limits)
 
 
 def request(request_id: str, adapter: worker_pb2.AdapterRef | None = None) -> worker_pb2.SampleRequest:
     return worker_pb2.SampleRequest(
         request_id=request_id, adapter=adapter, prompt_tokens=np.array([1], "<i4").tobytes(), num_samples=1
     )
+
+
+async def settle() -> None:
+    """All samples are where they wait for somebody else."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 def saved_adapter(root: Path) -> worker_pb2.AdapterRef:
@@ -51,17 +65,15 @@ def saved_adapter(root: Path) -> worker_pb2.AdapterRef:
 
 async def test_the_same_id_again_is_the_same_sample(samples: Samples, sampler: ScriptedSampler) -> None:
     for _ in range(3):
-        samples.submit(request("a"))
+        samples.submit(request("a"), TENANT)
     assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
     assert len(sampler.jobs) == 1
 
 
-async def test_results_that_nobody_fetched_make_room_without_another_request(
-    samples: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples_module, "KEEP_RESULT_BYTES", 1)
+@pytest.mark.parametrize("limits", [QueueLimits(result_bytes=1)])
+async def test_results_that_nobody_fetched_make_room_without_another_request(samples: Samples) -> None:
     for name in "abcdef":
-        samples.submit(request(name))
+        samples.submit(request(name), TENANT)
     waiting = [asyncio.create_task(samples.wait(name, WAIT_SECONDS)) for name in "abcdef"]
     # Whoever waits has it, also of those that are gone by then.
     results = await asyncio.gather(*waiting)
@@ -78,7 +90,7 @@ def test_what_an_answer_may_take_counts_before_it_is_there() -> None:
 
 
 async def test_a_finished_sample_is_there_for_who_does_not_wait(samples: Samples) -> None:
-    samples.submit(request("a"))
+    samples.submit(request("a"), TENANT)
     first = await samples.wait("a", WAIT_SECONDS)
     assert await samples.wait("a", 0) is first
 
@@ -88,7 +100,7 @@ async def test_a_sampler_that_breaks_fails_the_sample_instead_of_hanging_it(
     samples: Samples, sampler: ScriptedSampler, tmp_path: Path, with_adapter: bool
 ) -> None:
     sampler.error = RuntimeError("out of memory")
-    samples.submit(request("a", saved_adapter(tmp_path) if with_adapter else None))
+    samples.submit(request("a", saved_adapter(tmp_path) if with_adapter else None), TENANT)
     assert await samples.wait("a", WAIT_SECONDS) == Failure("server", "RuntimeError: out of memory")
     assert samples.unfinished == 0
 
@@ -98,10 +110,10 @@ async def test_an_adapter_that_failed_to_load_is_tried_again(
 ) -> None:
     adapter = saved_adapter(tmp_path)
     sampler.error = RuntimeError("out of memory")
-    samples.submit(request("a", adapter))
+    samples.submit(request("a", adapter), TENANT)
     await samples.wait("a", WAIT_SECONDS)
     sampler.error = None
-    samples.submit(request("b", adapter))
+    samples.submit(request("b", adapter), TENANT)
     assert isinstance(await samples.wait("b", WAIT_SECONDS), bytes)
 
 
@@ -117,60 +129,84 @@ async def test_a_sample_whose_adapter_cannot_be_read_now_is_forgotten_after_a_pa
             raise ConnectionRefusedError("no connection")
 
         outage.setattr(CheckpointStorage, "_read_file", refuse)
-        samples.submit(request("a", adapter))
+        samples.submit(request("a", adapter), TENANT)
         assert await samples.wait("a", 0.05) is None
         with pytest.raises(KeyError):
             await samples.wait("a", WAIT_SECONDS)
     assert samples.unfinished == 0
     await asyncio.wait_for(samples.drained(), WAIT_SECONDS)
-    samples.submit(request("a", adapter))
+    samples.submit(request("a", adapter), TENANT)
     assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
 
 
+@pytest.mark.parametrize("limits", [QueueLimits(result_seconds=0.0)])
 async def test_results_past_their_time_are_forgotten_also_behind_an_unfinished_one(
-    samples: Samples, sampler: ScriptedSampler, monkeypatch: pytest.MonkeyPatch
+    samples: Samples, sampler: ScriptedSampler
 ) -> None:
     sampler.holds = True
-    samples.submit(request("slow"))
+    samples.submit(request("slow"), TENANT)
     await samples.wait("slow", 0)
     sampler.holds = False
-    samples.submit(request("old"))
+    samples.submit(request("old"), TENANT)
     await samples.wait("old", WAIT_SECONDS)
-    monkeypatch.setattr(samples_module, "KEEP_RESULTS_SECONDS", -1.0)
-    samples.submit(request("new"))
+    samples.submit(request("new"), TENANT)
     with pytest.raises(KeyError):
         await samples.wait("old", 0)
     assert await samples.wait("slow", 0) is None
 
 
-async def test_too_many_are_held_back(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples_module, "MAX_WAITING_SAMPLES", 1)
-    samples.submit(request("a"))
-    with pytest.raises(TooManySamples):
-        samples.submit(request("b"))
+@pytest.mark.parametrize("limits", [QueueLimits(waiting_samples=8)])
+async def test_a_tenant_is_held_back_at_half_and_others_find_room(samples: Samples, sampler: ScriptedSampler) -> None:
+    sampler.holds = True
+    for tenant, may_have in (("first", 4), ("second", 2), ("third", 1)):
+        for number in range(may_have):
+            samples.submit(request(f"{tenant}-{number}"), tenant)
+        with pytest.raises(TooManySamples, match="as many of your samples as it takes"):
+            samples.submit(request(f"{tenant}-more"), tenant)
+    await settle()
+    sampler.finish()
+    await samples.wait("first-0", WAIT_SECONDS)
+    samples.submit(request("later"), "first")
 
 
-async def test_samples_that_would_fill_the_memory_are_held_back_however_small_they_came(
-    samples: Samples, sampler: ScriptedSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("limits", [QueueLimits(result_bytes=1000)])
+async def test_a_tenant_with_many_results_loses_its_own_oldest_and_nobody_elses(samples: Samples) -> None:
+    samples.submit(request("small"), "small")
+    assert isinstance(await samples.wait("small", WAIT_SECONDS), bytes)
+    for number in range(100):
+        samples.submit(request(f"flood-{number}"), "flood")
+        await samples.wait(f"flood-{number}", WAIT_SECONDS)
+    with pytest.raises(KeyError):
+        await samples.wait("flood-0", 0)
+    assert isinstance(await samples.wait("flood-99", 0), bytes)
+    assert isinstance(await samples.wait("small", 0), bytes)
+
+
+async def test_the_sampler_hears_for_whom_a_sample_is(samples: Samples, sampler: ScriptedSampler) -> None:
+    samples.submit(request("a"), "somebody")
+    await samples.wait("a", WAIT_SECONDS)
+    assert [job.tenant for job in sampler.jobs] == ["somebody"]
+
+
+@pytest.mark.parametrize("limits", [QueueLimits(waiting_bytes=1000)])
+async def test_samples_that_would_fill_the_memory_are_held_back_however_small_they_came(samples: Samples) -> None:
     sparse = wire_pb2.Tensor(sparse_csr=wire_pb2.SparseCsr(), dtype=wire_pb2.INT64, shape=[1000, 1000])
     large = [request(request_id) for request_id in ("a", "b", "c")]
     for one in large:
         one.target_prompt_logprobs.CopyFrom(sparse)
-    monkeypatch.setattr(samples_module, "MAX_WAITING_BYTES", 1000)
-    samples.submit(large[0])  # alone it may be larger
+    samples.submit(large[0], TENANT)  # alone it may be larger
     with pytest.raises(TooManySamples):
-        samples.submit(large[1])
+        samples.submit(large[1], TENANT)
     with pytest.raises(TooManySamples):
-        samples.submit(request("small"))
+        samples.submit(request("small"), TENANT)
     assert isinstance(await samples.wait("a", WAIT_SECONDS), Failure)  # its tensor lists no rows
-    samples.submit(large[2])
+    samples.submit(large[2], TENANT)
 
 
 async def test_one_cancelled_while_its_adapter_is_loaded_is_never_drawn(
     samples: Samples, sampler: ScriptedSampler, tmp_path: Path
 ) -> None:
-    samples.submit(request("a", saved_adapter(tmp_path)))
+    samples.submit(request("a", saved_adapter(tmp_path)), TENANT)
     samples.cancel("a")
     outcome = await samples.wait("a", WAIT_SECONDS)
     assert outcome == Failure("user", "The request was cancelled.")
@@ -182,11 +218,11 @@ async def test_one_that_drains_takes_nothing_new_and_answers_for_what_it_has(
     samples: Samples, sampler: ScriptedSampler
 ) -> None:
     sampler.holds = True
-    samples.submit(request("a"))
+    samples.submit(request("a"), TENANT)
     samples.stop_taking()
     with pytest.raises(Draining, match="takes no more samples"):
-        samples.submit(request("b"))
-    samples.submit(request("a"))
+        samples.submit(request("b"), TENANT)
+    samples.submit(request("a"), TENANT)
     leaving = asyncio.create_task(samples.drained())
     await samples.wait("a", 0)
     sampler.finish()
@@ -196,11 +232,11 @@ async def test_one_that_drains_takes_nothing_new_and_answers_for_what_it_has(
 
 
 async def test_one_that_drains_does_not_stay_for_what_nobody_wants(samples: Samples, sampler: ScriptedSampler) -> None:
-    samples.submit(request("done"))
+    samples.submit(request("done"), TENANT)
     await samples.wait("done", 0)
     samples.cancel("done")
     sampler.holds = True
-    samples.submit(request("a"))
+    samples.submit(request("a"), TENANT)
     await samples.wait("a", 0)
     samples.cancel("a")
     samples.stop_taking()
@@ -213,7 +249,7 @@ async def test_samples_that_end_with_their_sampler_are_as_if_they_had_never_been
 ) -> None:
     """Not found, a client submits again; a failure, it would give up."""
     sampler.holds = True
-    samples.submit(request("a"))
+    samples.submit(request("a"), TENANT)
     asked = asyncio.create_task(samples.wait("a", WAIT_SECONDS))
     await samples.wait("a", 0)
     sampler.finish(SampleOutcome(error=SamplerClosed("closed")))

@@ -27,6 +27,7 @@ from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, AdapterLimi
 BASE = ReferenceEngine().base_model()
 WAIT_SECONDS = 20.0
 STATE_BYTES = 100
+TENANT = "tenant"
 
 
 @dataclass
@@ -77,12 +78,12 @@ def reference(name: str) -> worker_pb2.AdapterRef:
     return worker_pb2.AdapterRef(directory=name, manifest_digest=name)
 
 
-async def taken(adapters: SamplerAdapters, name: str) -> AdapterInUse:
-    return await asyncio.wait_for(adapters.take(reference(name)), WAIT_SECONDS)
+async def taken(adapters: SamplerAdapters, name: str, tenant: str = TENANT) -> AdapterInUse:
+    return await asyncio.wait_for(adapters.take(reference(name), tenant), WAIT_SECONDS)
 
 
 async def used(adapters: SamplerAdapters, name: str) -> None:
-    adapters.give_back(await taken(adapters, name))
+    adapters.give_back(await taken(adapters, name), TENANT)
 
 
 async def settle() -> None:
@@ -114,7 +115,7 @@ async def test_what_nobody_uses_goes_when_it_takes_too_much() -> None:
     for name in ("b", "c", "d", "e"):
         await used(adapters, name)
     assert memory.held == ["in use", "d", "e"]
-    adapters.give_back(in_use)
+    adapters.give_back(in_use, TENANT)
     assert memory.held == ["d", "e"]
 
 
@@ -137,7 +138,7 @@ async def test_without_memory_for_another_those_that_nobody_uses_make_room() -> 
     with pytest.raises(OutOfMemory):
         await taken(adapters, "f")
     for adapter in (in_use, *others):
-        adapters.give_back(adapter)
+        adapters.give_back(adapter, TENANT)
     await used(adapters, "f")
 
 
@@ -158,7 +159,7 @@ async def test_where_all_are_in_use_a_newcomer_waits_for_the_first_that_is_given
     newcomer = asyncio.create_task(taken(adapters, "b"))
     await settle()
     assert memory.held == ["a"]
-    adapters.give_back(first)
+    adapters.give_back(first, TENANT)
     assert (await newcomer).key == "b"
     assert memory.held == ["b"]
 
@@ -173,8 +174,8 @@ async def test_a_program_that_never_rests_does_not_keep_another_out() -> None:
     second = asyncio.create_task(taken(adapters, "busy"))
     await settle()
     assert not second.done()
-    adapters.give_back(first)
-    adapters.give_back(await newcomer)
+    adapters.give_back(first, TENANT)
+    adapters.give_back(await newcomer, TENANT)
     assert (await second).key == "busy"
 
 
@@ -250,7 +251,7 @@ def test_everybody_gets_what_they_want_within_the_limit(limit: int, names: list[
             assert name in memory.held
             await asyncio.sleep(0)
         assert name in memory.held
-        adapters.give_back(adapter)
+        adapters.give_back(adapter, TENANT)
 
     async def use_all() -> int:
         adapters = memory.adapters()
@@ -259,3 +260,19 @@ def test_everybody_gets_what_they_want_within_the_limit(limit: int, names: list[
 
     assert asyncio.run(use_all()) == min(limit, len(set(names)))
     assert memory.most_held <= limit
+
+
+async def test_a_tenant_with_many_versions_lets_in_another_with_the_next_that_is_free() -> None:
+    memory = Memory(limit=2)
+    adapters = memory.adapters()
+    many = [asyncio.create_task(taken(adapters, f"many-{n}", "many")) for n in range(8)]
+    first, second = await many[0], await many[1]
+    one = asyncio.create_task(taken(adapters, "one", "one"))
+    await settle()
+    adapters.give_back(first, "many")
+    adapters.give_back(await asyncio.wait_for(one, WAIT_SECONDS), "one")
+    assert memory.reads == ["many-0", "many-1", "one"]
+    adapters.give_back(second, "many")
+    for task in many[2:]:
+        adapters.give_back(await asyncio.wait_for(task, WAIT_SECONDS), "many")
+    assert memory.reads[3:] == [f"many-{n}" for n in range(2, 8)]

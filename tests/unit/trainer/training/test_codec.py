@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 import zstandard
@@ -28,6 +30,13 @@ def test_a_plain_body_is_decoded() -> None:
 def test_a_compressed_body_is_decoded() -> None:
     body = zstandard.compress(forward_backward([next_token_datum([1, 2, 3])]))
     assert decode_forward_backward(body, zstd=True).datums[0].tokens.tolist() == [1, 2]
+
+
+def test_a_frame_that_declares_more_than_a_body_may_hold_is_refused() -> None:
+    """Before memory is taken for it: such a frame has a dozen bytes."""
+    declares_32_tebibytes = struct.pack("<IBQ", zstandard.MAGIC_NUMBER, 0xE0, 2**45) + b"\x01\0\0"
+    with pytest.raises(UserError, match="over 536870912 bytes once unpacked"):
+        decode_forward_backward(declares_32_tebibytes, zstd=True)
 
 
 def test_trap_26_dense_targets_and_sparse_weights_in_one_datum() -> None:
@@ -83,6 +92,35 @@ def test_a_sparse_tensor_too_large_to_densify_is_refused() -> None:
     weights.shape[:] = [2**20, 2**20]
     weights.sparse_csr.crow_indices = b""
     with pytest.raises(UserError, match="dense"):
+        decode_forward_backward(forward_backward([message]), zstd=False)
+
+
+def test_a_tensor_of_too_many_dimensions_is_refused() -> None:
+    """Before its sizes are multiplied: the product of so many is a number of a million digits."""
+    message = next_token_datum([1, 2])
+    message.loss_fn_inputs["weights"].shape[:] = [2**62] * 100_000
+    with pytest.raises(UserError, match="has 100000 dimensions"):
+        decode_forward_backward(forward_backward([message]), zstd=False)
+
+
+def test_many_sparse_tensors_that_are_small_alone_are_refused_together() -> None:
+    message = next_token_datum([1])
+    weights = message.loss_fn_inputs["weights"]
+    weights.shape[:] = [1, 2**24]
+    weights.sparse_csr.crow_indices = np.array([0, 0], "<i8").tobytes()
+    with pytest.raises(UserError, match="would take 671088640 bytes as dense ones"):
+        decode_forward_backward(forward_backward([message] * 5), zstd=False)
+
+
+def test_more_datums_than_one_call_may_hold_are_refused() -> None:
+    with pytest.raises(UserError, match="holds 16385 datums; one forward_backward takes at most 16384"):
+        decode_forward_backward(forward_backward([wire_pb2.Datum()] * 16_385), zstd=False)
+
+
+def test_more_chunks_than_one_call_may_hold_are_refused() -> None:
+    message = wire_pb2.Datum()
+    message.model_input.extend([wire_pb2.Chunk()] * 262_145)
+    with pytest.raises(UserError, match="holds 262145 chunks and tensors"):
         decode_forward_backward(forward_backward([message]), zstd=False)
 
 

@@ -32,7 +32,12 @@ def executor(tmp_path: Path) -> Executor:
 
 def execute(executor: Executor, call: Call) -> OperationResult:
     operation = Operation(call.model_id, call.seq_id, call.kind, zstd=False, accepted_at=0.0)
-    return executor.execute(operation, call.payload, epoch=1)
+    if not operation.is_forward_backward:
+        return executor.execute(operation, call.payload, epoch=1)
+    training = executor.start(operation, call.payload)
+    while (result := executor.advance(training)) is None:
+        pass
+    return result
 
 
 def test_trap_12_metrics_that_json_cannot_hold_are_texts(executor: Executor) -> None:

@@ -34,7 +34,8 @@ from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
 from tinsmith_trainer.engines.nemo_rl.megatron.tensor_parts import Shape, TensorPart, Tensors, join, whole_shapes
 from tinsmith_trainer.engines.nemo_rl.megatron.train_step import StepState
 from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, RanksFailed, RanksLost
-from tinsmith_trainer.errors import ServerError, TrainerError
+from tinsmith_trainer.engines.whole_calls import ComputesWhole
+from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.process_exit import end_process
 
 log = structlog.get_logger(__name__)
@@ -55,11 +56,12 @@ class _Adapter:
         return self.lora.alpha / self.lora.rank
 
 
-class NemoRlEngine(Engine):
+class NemoRlEngine(ComputesWhole[PreparedLoss], Engine):
     """Checks every call before a rank sees it, since a rank that fails where others do not costs the process.
 
-    Works of a call run one after the other, each over all ranks, so that company changes no bit. It does not declare
-    itself batch invariant: how a call's own datums are padded together changes how sums are rounded.
+    A call is not divided, since its gradients are reduced over the ranks once, at its end: others wait for all of it.
+    It runs over all ranks by itself, so that company changes no bit. The engine does not declare itself batch
+    invariant: how a call's own datums are padded together changes how sums are rounded.
     """
 
     def __init__(self, ranks: RankGroup, base: BaseFiles, info: BaseModelInfo, settings: NemoRlSettings) -> None:
@@ -85,6 +87,7 @@ class NemoRlEngine(Engine):
             max_rank=self._settings.max_rank,
             adapter_slots=self._settings.adapter_slots,
             batch_invariant=False,
+            divides_calls=False,
         )
 
     @override
@@ -109,24 +112,17 @@ class NemoRlEngine(Engine):
             raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
 
     @override
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
-        return [self._run(item) for item in work]
-
-    def _run(self, work: Work) -> Outcome:
-        try:
-            loss = self._checked(work)
-            results = gather(self._compute(work, loss), work.datums)
-        except TrainerError as error:
-            return Outcome(error=error)
-        return outcome_of(work, loss, results)
-
-    def _checked(self, work: Work) -> PreparedLoss:
+    def prepare(self, work: Work) -> PreparedLoss:
         self._adapter(work.adapter_id)
         loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=self._settings.map_stable_reinforce)
         check_tokens(work.datums, vocab_size=self._info.vocab_size, max_length=self._info.max_sequence_length)
         return loss
 
-    def _compute(self, work: Work, loss: PreparedLoss) -> list[RowResults]:
+    @override
+    def compute(self, work: Work, prepared: PreparedLoss) -> Outcome:
+        return outcome_of(work, prepared, gather(self._on_ranks(work, prepared), work.datums))
+
+    def _on_ranks(self, work: Work, loss: PreparedLoss) -> list[RowResults]:
         """Raises ServerError where every rank of a model without stages failed alike, and so none kept anything."""
         layout = self._ranks.parallelism
         shards = shards_of(work.datums, loss.arrays, layout, self._settings.token_budget)

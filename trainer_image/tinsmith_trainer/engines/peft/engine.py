@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import structlog
 import torch
@@ -13,6 +14,7 @@ from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
     BaseModelInfo,
+    Call,
     Engine,
     EngineCapabilities,
     ExportLayout,
@@ -25,9 +27,10 @@ from tinsmith_trainer.engines.export import BaseFiles, export_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
 from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout, read_state, write_state
+from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
-from tinsmith_trainer.engines.peft.shared_forward import Run, check_architecture, next_group, run_shares
-from tinsmith_trainer.errors import ServerError, TrainerError
+from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
+from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -78,42 +81,37 @@ class PeftEngine(Engine):
 
     @override
     @needs_device()
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
-        runs = [self._start(item) for item in work]
-        pending = [run for run in runs if isinstance(run, Run)]
-        while group := next_group(pending, self._settings.cobatch_tokens):
-            self._run_group(group)
-        for run in pending:
-            run.commit()
-        return [run.outcome() if isinstance(run, Run) else Outcome(error=run) for run in runs]
-
-    def _start(self, work: Work) -> Run | TrainerError:
-        try:
-            return self._checked(work)
-        except TrainerError as error:
-            return error
-
-    def _checked(self, work: Work) -> Run:
+    def start(self, work: Work) -> Call:
         info, settings = self._torch_model.info, self._settings
         adapter = self._adapter(work.adapter_id)
         loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=settings.map_stable_reinforce)
         check_tokens(work.datums, vocab_size=info.vocab_size, max_length=info.max_sequence_length)
         plan = plan_microbatches(work.datums, max_length=info.max_sequence_length, token_budget=settings.token_budget)
         scratch = None if work.forward_only else torch.zeros_like(adapter.weights.data)
-        return Run(work, adapter, loss, plan, scratch)
+        return PeftCall(work, adapter, loss, plan, scratch)
 
-    def _run_group(self, group: Sequence[Run]) -> None:
-        shape = group[0].key().shape
+    @override
+    def together(self, calls: Sequence[Call]) -> Sequence[Call]:
+        return share_a_forward(cast("Sequence[PeftCall]", calls), self._settings.cobatch_tokens)
+
+    @override
+    def advance(self, calls: Sequence[Call]) -> None:
+        group = cast("Sequence[PeftCall]", calls)
+        shares = [call.share() for call in group]
         try:
             with needs_device():
-                results = run_shares(self._torch_model, shape, [run.share() for run in group], self._settings)
+                results = run_shares(self._torch_model, group[0].shape, shares, self._settings)
         except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
-            log.exception("a microbatch failed", adapters=[run.work.adapter_id for run in group])
-            for run in group:
-                run.fail(ServerError(f"The computation failed in this worker and left no trace: {error}"))
+            log.exception("a microbatch failed", adapters=[call.work.adapter_id for call in group])
+            _fail(group, error)
             return
-        for run, result in zip(group, results, strict=True):
-            run.take(result)
+        for call, result in zip(group, results, strict=True):
+            call.take(result)
+
+    @override
+    @needs_device()
+    def finish(self, call: Call) -> Outcome:
+        return cast("PeftCall", call).finish()
 
     def _adapter(self, adapter_id: str) -> Adapter:
         try:
@@ -152,3 +150,12 @@ class PeftEngine(Engine):
     @override
     def drop(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
+
+
+def _fail(group: Sequence[PeftCall], error: Exception) -> None:
+    """Of several it is not known whose failure it was: each has another try by itself."""
+    if len(group) > 1:
+        for call in group:
+            call.begin_again_alone()
+        return
+    group[0].error = ServerError(f"The computation failed in this worker and left no trace: {error}")

@@ -1,11 +1,11 @@
-"""Which microbatches of several adapters share a forward, and that forward with its backward."""
+"""One forward with its backward, for microbatches of several adapters."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tinsmith_trainer.engines.base import Outcome, Work
-from tinsmith_trainer.engines.batching import Microbatch, MicrobatchArrays, MicrobatchShape, pad
-from tinsmith_trainer.engines.losses import VALID, DatumResult, PreparedLoss, outcome_of
+from tinsmith_trainer.engines.batching import MicrobatchArrays, MicrobatchShape
+from tinsmith_trainer.engines.losses import VALID, PreparedLoss
 from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
-from tinsmith_trainer.errors import ModelDirectoryInvalid, TrainerError
+from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, Route, StackedDelta, routed
 
@@ -44,67 +43,6 @@ class ShareResult:
     logprobs: NDArray[np.float32]
     losses: NDArray[np.float32]
     metrics: Mapping[str, NDArray[np.float32]]
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupKey:
-    """Microbatches with equal keys have equal tensors, and may share a forward."""
-
-    shape: MicrobatchShape
-    rank: int
-    modules: tuple[str, ...]
-    trains: bool
-
-
-@dataclass(slots=True)
-class Run:
-    """A Work under way: what is left to compute, and what has come out, by datum."""
-
-    work: Work
-    adapter: Adapter
-    loss: PreparedLoss
-    remaining: list[Microbatch]
-    scratch: Tensor | None
-    error: TrainerError | None = None
-    results: dict[int, DatumResult] = field(default_factory=dict)
-
-    def key(self) -> _GroupKey:
-        adapter = self.adapter
-        return _GroupKey(self.remaining[0].shape, adapter.lora.rank, adapter.layout.modules, self.scratch is not None)
-
-    def share(self) -> Share:
-        arrays = pad(self.remaining[0], self.work.datums, self.loss.arrays)
-        return Share(self.adapter, arrays, self.loss, self.scratch)
-
-    def take(self, result: ShareResult) -> None:
-        microbatch = self.remaining.pop(0)
-        for row, index in enumerate(microbatch.datum_indices):
-            length = self.work.datums[index].length
-            metrics = {name: float(values[row]) for name, values in result.metrics.items()}
-            self.results[index] = DatumResult(result.logprobs[row, :length].copy(), float(result.losses[row]), metrics)
-
-    def fail(self, error: TrainerError) -> None:
-        self.error = error
-        self.remaining.clear()
-
-    def commit(self) -> None:
-        if self.scratch is not None and self.error is None:
-            self.adapter.accumulate(self.scratch)
-
-    def outcome(self) -> Outcome:
-        if self.error is not None:
-            return Outcome(error=self.error)
-        return outcome_of(self.work, self.loss, [self.results[index] for index in range(len(self.work.datums))])
-
-
-def next_group(runs: Sequence[Run], cobatch_tokens: int) -> list[Run]:
-    """The first unfinished run, and those whose next microbatch can share its forward, of so many tokens together."""
-    waiting = [run for run in runs if run.remaining]
-    if not waiting:
-        return []
-    key = waiting[0].key()
-    alike = [run for run in waiting if run.key() == key]
-    return alike[: max(1, cobatch_tokens // key.shape.tokens)]
 
 
 def run_shares(

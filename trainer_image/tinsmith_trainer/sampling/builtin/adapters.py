@@ -92,6 +92,17 @@ class RowAdapters:
             return self._uniform_route(adapter, rows)
         return self._stacked_route(adapters, rows)
 
+    def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Route:
+        """For some rows of the batch, none of them idle; `adapters` are those of all its rows."""
+        used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
+        if len(used) == 1:
+            return next(iter(used.values())).route(len(rows))
+        chosen = list(rows)
+        return {
+            name: StackedDelta(delta.lora_A[chosen], delta.lora_B[chosen], delta.scale[chosen])
+            for name, delta in self._stacked_route(adapters, len(adapters)).items()
+        }
+
     def _uniform_route(self, adapter: LoadedAdapter, rows: int) -> Route:
         self._stack, self._stacked = {}, [None] * self._rows
         if self._uniform is None or self._uniform[0] is not adapter or self._uniform[1] != rows:

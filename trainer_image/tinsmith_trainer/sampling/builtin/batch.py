@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Collection
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +18,7 @@ from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.torch_model.lora import Route
 
 SMALLEST_EXTENT = 256
 TRIMMED_EXTENT_STEP = 64
@@ -55,6 +59,9 @@ class BatchPlan:
         affordable = self.settings.kv_cache_bytes // 4 // (extent * self.geometry.bytes_per_token)
         return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
 
+    def filled_bytes(self, sample: Sample) -> int:
+        return sample.position * self.geometry.bytes_per_token
+
     def nbytes(self, extent: int) -> int:
         return self.rows(extent) * extent * self.geometry.bytes_per_token
 
@@ -75,6 +82,7 @@ class DecodeBatch:
     def __init__(self, key: BatchKey, plan: BatchPlan, forward: ForwardPass) -> None:
         self.key = key
         self.nbytes = plan.nbytes(key.extent)
+        self._plan = plan
         self._forward = forward
         self._fixed = plan.settings.deterministic
         self._samples: list[Sample | None] = [None] * plan.rows(key.extent)
@@ -89,6 +97,18 @@ class DecodeBatch:
     def free_rows(self) -> int:
         return self._samples.count(None)
 
+    @property
+    def rows_by_tenant(self) -> Counter[str]:
+        return Counter(sample.run.job.tenant for sample in self.samples)
+
+    def cost(self, rows: int) -> float:
+        """Of a step of so many that are in use."""
+        computed = len(self._samples) if self._fixed else rows
+        return self._forward.cost.of(computed, computed * self._extent_in_use(self.samples))
+
+    def filled_bytes(self) -> int:
+        return sum(self._plan.filled_bytes(sample) for sample in self.samples)
+
     def place(self, sample: Sample) -> None:
         """Gives a sample a free row and copies its keys and values there."""
         row = self._samples.index(None)
@@ -100,22 +120,40 @@ class DecodeBatch:
         sample.kv = None
         self._samples[row] = sample
 
+    def park(self, sample: Sample) -> None:
+        """Takes a sample out of its row; it keeps its keys and values in the host's memory, and goes on from there."""
+        row = self._samples.index(sample)
+        kept = self._kv[:, :, row : row + 1, :, : sample.position]
+        sample.kv = kept.clone() if kept.device.type == "cpu" else kept.cpu()
+        self._samples[row] = None
+
     def remove_finished(self) -> None:
         """Frees the rows of jobs that ended for another reason than their last token."""
         for row, sample in enumerate(self._samples):
             if sample is not None and sample.run.finished:
                 self._samples[row] = None
 
-    def step(self) -> StepResult:
-        """Draws a token for every sample."""
-        rows = len(self._samples) if self._fixed else self._rows_in_use()
-        samples = self._samples[:rows]
+    def step(self, company: Collection[str]) -> StepResult:
+        """Draws a token for every sample of these tenants."""
+        rows = self._rows_of(company)
+        samples = [self._samples[row] for row in rows]
         result = StepResult()
-        for row, drawn in enumerate(self._compute(samples)):
-            sample = samples[row]
+        for row, sample, drawn in zip(rows, samples, self._compute(rows, samples), strict=True):
             if sample is not None:
                 self._advance(row, sample, drawn, result)
         return result
+
+    def _rows_of(self, company: Collection[str]) -> Items[int]:
+        """All that are computed: a range from the first on if it is for everybody."""
+        if self._fixed:
+            return range(len(self._samples))
+        used = [row for row, sample in enumerate(self._samples) if sample is not None]
+        chosen = [row for row in used if self._tenant(row) in company]
+        return chosen if len(chosen) < len(used) else range(min(len(self._samples), 1 << used[-1].bit_length()))
+
+    def _tenant(self, row: int) -> str | None:
+        sample = self._samples[row]
+        return None if sample is None else sample.run.job.tenant
 
     def _advance(self, row: int, sample: Sample, drawn: DrawnToken, result: StepResult) -> None:
         if math.isnan(drawn.logprob):
@@ -133,24 +171,26 @@ class DecodeBatch:
             result.outgrown.append(sample)
 
     @torch.inference_mode()
-    def _compute(self, samples: list[Sample | None]) -> list[DrawnToken]:
+    def _compute(self, rows: Items[int], samples: list[Sample | None]) -> list[DrawnToken]:
         device = self._forward.device
         ids = torch.tensor([[0 if sample is None else sample.next_token] for sample in samples], device=device)
         positions = torch.tensor([[0 if sample is None else sample.position] for sample in samples], device=device)
-        route = self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
-        logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(), route)
+        route = self._route(rows, samples)
+        chosen = None if isinstance(rows, range) else list(rows)
+        logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(samples), route, chosen)
         tokens, logprobs = draw_tokens(logits, [Draw() if s is None else s.draw() for s in samples])
         asked = _top_logprobs_asked(logits, samples)
         return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]
 
-    def _rows_in_use(self) -> int:
-        last = max(row for row, sample in enumerate(self._samples) if sample is not None)
-        return min(len(self._samples), 1 << last.bit_length())
+    def _route(self, rows: Items[int], samples: list[Sample | None]) -> Route:
+        if isinstance(rows, range):
+            return self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
+        return self._adapters.route_of([None if s is None else s.run.adapter for s in self._samples], rows)
 
-    def _extent_in_use(self) -> int:
+    def _extent_in_use(self, samples: Items[Sample | None]) -> int:
         if self._fixed:
             return self.key.extent
-        longest = max(sample.position for sample in self.samples) + 1
+        longest = max(sample.position for sample in samples if sample is not None) + 1
         return min(self.key.extent, -(-longest // TRIMMED_EXTENT_STEP) * TRIMMED_EXTENT_STEP)
 
 

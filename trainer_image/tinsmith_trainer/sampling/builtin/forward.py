@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.sampling.builtin.claims import ForwardCost
 from tinsmith_trainer.sampling.builtin.kv_cache import BlockView, GeometryProbe, KvGeometry, StepView
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
@@ -29,6 +30,8 @@ class ForwardPass:
         self._window: int = getattr(config, "sliding_window", None) or 0
         self._check_supported(config)
         self.geometry = self._probe()
+        weight_bytes = sum(weight.nbytes for weight in torch_model.model.parameters())
+        self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes)
         self.busy_seconds = 0.0
 
     @torch.inference_mode()
@@ -43,9 +46,15 @@ class ForwardPass:
         return self._run(ids, positions, view, start + length, route, 0 if all_logits else 1)[0]
 
     @torch.inference_mode()
-    def step(self, kv: Tensor, ids: Tensor, positions: Tensor, extent: int, route: Route) -> Tensor:
-        """One token per row: `ids` and `positions` `[rows, 1]`. Returns logits `[rows, vocab]` in float32."""
-        view = StepView(kv, positions, extent)
+    def step(
+        self, kv: Tensor, ids: Tensor, positions: Tensor, extent: int, route: Route, rows: list[int] | None = None
+    ) -> Tensor:
+        """One token per row: `ids` and `positions` `[rows, 1]`. Returns logits `[rows, vocab]` in float32.
+
+        `rows` are those in `kv`; the first ones unless given.
+        """
+        chosen = None if rows is None else torch.tensor(rows, device=self.device)
+        view = StepView(kv, positions, extent, chosen)
         return self._run(ids, positions, view, extent, route, 0)[:, 0]
 
     def _run(

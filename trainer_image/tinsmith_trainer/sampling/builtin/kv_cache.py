@@ -52,22 +52,26 @@ class BlockView:
 
 
 class StepView:
-    """One next token for each row, at a position of its own."""
+    """One next token for each row, at a position of its own. `rows` are some of the batch's, or its first ones."""
 
     is_compileable = False
 
-    def __init__(self, kv: Tensor, positions: Tensor, extent: int) -> None:
+    def __init__(self, kv: Tensor, positions: Tensor, extent: int, rows: Tensor | None = None) -> None:
         self._kv = kv
-        self._rows = torch.arange(len(positions), device=kv.device)[:, None]
+        self._chosen = rows
+        self._rows = (torch.arange(len(positions), device=kv.device) if rows is None else rows)[:, None]
         self._positions = positions
         self._extent = extent
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Stores `[rows, kv_heads, 1, head_dim]`; returns the rows' first `extent` tokens."""
-        count = len(self._positions)
         for side, states in enumerate((keys, values)):
             self._kv[layer, side][self._rows, :, self._positions] = states.transpose(1, 2)
-        return self._kv[layer, 0, :count, :, : self._extent], self._kv[layer, 1, :count, :, : self._extent]
+        return self._seen(layer, 0), self._seen(layer, 1)
+
+    def _seen(self, layer: int, side: int) -> Tensor:
+        seen = self._kv[layer, side, :, :, : self._extent]
+        return seen[: len(self._positions)] if self._chosen is None else seen.index_select(0, self._chosen)
 
 
 class GeometryProbe:

@@ -1,30 +1,43 @@
 """The sampler's thread: continuous batching.
 
-Each round takes what came in, computes a bounded number of prompt blocks, and draws one token for
-every running sample. Jobs start in order; a job is passed over only while its own batch is full.
+Each round takes what came in and does one thing for the tenant whose turn it is: it computes a prompt block, or
+draws a token for each of the tenant's samples in a batch, and for those of others where that makes it no slower than
+turns would. A tenant's jobs start in order; one is passed over only while its own batch is full.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 
 import structlog
 
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleOutcome, SamplerStats
-from tinsmith_trainer.sampling.builtin.batch import BatchPlan, DecodeBatch
-from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow, WaitingJobs
+from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
+from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
+from tinsmith_trainer.sampling.builtin.lanes import Lane
 from tinsmith_trainer.sampling.builtin.prefill import Prefill
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.sampling.tenant_turns import TenantTurns
 from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 log = structlog.get_logger(__name__)
+
+SHORT_PROMPT_PART, OPEN_PROMPTS_PART = 64, 4
+"""Of the memory for keys and values, which prompts take beside it while they are computed."""
+CREDIT_STEPS = 16
+"""What a tenant that was away may have before the others: a prompt block, and so many steps of a single row."""
+
+
+class JobFailed(Exception):
+    """It was answered."""
 
 
 class SamplingLoop:
@@ -44,10 +57,13 @@ class SamplingLoop:
         self._start_empty()
 
     def _start_empty(self) -> None:
+        cost = self._forward.cost
+        credit = cost.of(self._settings.prefill_block_tokens) + CREDIT_STEPS * cost.of(1)
+        self._turns = TenantTurns(credit)
+        self._lanes: dict[str, Lane] = {}
+        self._jobs: Counter[str] = Counter()
         self._prefixes = PrefixCache(self._settings.prefix_cache_bytes)
-        self._batches = Batches(self._plan, self._forward)
-        self._waiting = WaitingJobs()
-        self._prefill: Prefill | None = None
+        self._batches = Batches(self._plan, self._forward, self._turns)
 
     def run(self) -> None:
         """Until the intake is closed."""
@@ -57,14 +73,16 @@ class SamplingLoop:
             closing = orders.closing
             try:
                 self._obey(orders)
-                self._round()
+                if self._live:
+                    self._advance()
             except Exception as error:  # a fault of ours must not end the thread with jobs in it
                 log.exception("sampler_round_failed")
                 self._fail(list(self._live.values()), _as_trainer_error(error))
                 self._start_empty()
 
     def stats(self) -> SamplerStats:
-        active = max(0, len(self._live) - len(self._waiting))
+        waiting = sum(len(lane.waiting) for lane in list(self._lanes.values()))
+        active = max(0, len(self._live) - waiting)
         return SamplerStats(
             active=active,
             # Not by adding up places: while it is read, a job may be on its way from one to the next.
@@ -94,57 +112,87 @@ class SamplingLoop:
         except TrainerError as error:
             self._answer(submission.done, SampleOutcome(error=error))
             return
+        tenant = run.job.tenant
         self._live[run.serial] = run
+        self._jobs[tenant] += 1
+        self._turns.enter(tenant)
+        lane = self._lanes.setdefault(tenant, Lane(tenant))
         if run.max_tokens == 0 and run.first_scored is None:
             self._complete_empty(run)
         else:
-            self._waiting.add(self._plan.key(len(run.job.prompt) - 1, run.adapter), run)
+            lane.waiting.add(self._first_key(run), run)
 
-    def _round(self) -> None:
-        self._prefill_some()
-        for batch in self._batches.active:
-            self._step(batch)
+    def _advance(self) -> None:
+        """The least that is done at once: a prompt block or a step, for the tenant whose turn it is."""
+        self._batches.fill()
+        for tenant in self._turns.order():
+            if self._take_turn(self._lanes[tenant]):
+                return
+        raise AssertionError("no sample can go on, and none waits for anything that will end")
 
-    def _prefill_some(self) -> None:
-        """Fills rows from the queue until they are full or this round's prompt tokens are spent."""
-        budget = self._settings.prefill_tokens_per_step
+    def _take_turn(self, lane: Lane) -> bool:
+        """False if all of the tenant's waits for others' rows or memory."""
+        if not lane.to_step:
+            if lane.prompt_tokens < self._settings.prefill_tokens_per_step and self._compute_prompt(lane):
+                return True
+            lane.prompt_tokens, lane.to_step = 0, self._batches.of(lane.tenant)
+        open_batches = self._batches.of(lane.tenant)
+        while lane.to_step:
+            batch = lane.to_step.pop(0)
+            if batch in open_batches:
+                self._step(batch, lane.tenant)
+                return True
+        return self._compute_prompt(lane)
+
+    def _compute_prompt(self, lane: Lane) -> bool:
+        """A block, of the prompt that is open or else of the next one; False if none can be."""
         try:
-            while budget > 0:
-                self._batches.fill()
-                self._prefill = self._prefill or self._next_prefill()
-                if self._prefill is None:
-                    return
-                budget -= self._advance(self._prefill)
-            self._batches.fill()
+            lane.prefill = lane.prefill or self._next_prefill(lane)
         except OutOfMemoryForNow:
-            return  # rows that run now will end; until then nothing starts, or the waiting one never would
+            return False
+        except JobFailed:
+            return True
+        if lane.prefill is None:
+            return False
+        self._compute_block(lane, lane.prefill)
+        return True
 
-    def _next_prefill(self) -> Prefill | None:
-        run = self._waiting.next(self._batches.has_free_row)
-        if run is None:
+    def _next_prefill(self, lane: Lane) -> Prefill | None:
+        run = lane.waiting.first(lambda key: self._batches.may_start(key, lane.tenant))
+        if run is None or not self._has_room_for_prompt(run):
             return None
+        lane.waiting.remove(self._first_key(run))
         try:
             prefill = Prefill(run, self._forward, self._prefixes, self._settings.prefill_block_tokens)
         except Exception as error:  # no memory for the prompt, say
             self._fail([run], _as_trainer_error(error))
-            return None
+            raise JobFailed from error
         self._prefix_hit_tokens += run.hit_tokens
         return prefill
 
-    def _advance(self, prefill: Prefill) -> int:
-        """Computes a block if there is one left; returns its tokens."""
-        tokens = 0
+    def _first_key(self, run: Run) -> BatchKey:
+        return self._plan.key(len(run.job.prompt) - 1, run.adapter)
+
+    def _has_room_for_prompt(self, run: Run) -> bool:
+        """Each tenant may have one open, which others' turns interrupt. A short one is always welcome."""
+        needed = len(run.job.prompt) * self._forward.geometry.bytes_per_token
+        taken = sum(lane.prefill.kv.nbytes for lane in self._lanes.values() if lane.prefill is not None)
+        memory = self._settings.kv_cache_bytes
+        return needed <= memory // SHORT_PROMPT_PART or not taken or taken + needed <= memory // OPEN_PROMPTS_PART
+
+    def _compute_block(self, lane: Lane, prefill: Prefill) -> None:
         try:
             if not prefill.finished:
+                self._turns.charge(lane.tenant, prefill.block_cost())
                 tokens = prefill.run_block()
+                lane.prompt_tokens += tokens
+                self._prefilled_tokens += tokens
         except Exception as error:
             self._fail([prefill.run], _as_trainer_error(error))
-            return 0
-        self._prefilled_tokens += tokens
+            return
         if prefill.finished:
-            self._prefill = None
+            lane.prefill = None
             self._start_samples(prefill)
-        return tokens
 
     def _start_samples(self, prefill: Prefill) -> None:
         run = prefill.run
@@ -156,9 +204,9 @@ class SamplingLoop:
             token, position = int(run.job.prompt[-1]), len(run.job.prompt) - 1
             self._batches.enqueue(Sample(run, index, token, position, prefill.kv, watch))
 
-    def _step(self, batch: DecodeBatch) -> None:
+    def _step(self, batch: DecodeBatch, tenant: str) -> None:
         try:
-            result = batch.step()
+            result = batch.step(self._batches.company(batch, tenant))
         except Exception as error:
             log.exception("decode_step_failed")
             self._batches.discard(batch)
@@ -183,9 +231,8 @@ class SamplingLoop:
             return
         for run in runs:
             self._end(run, SampleOutcome(error=error))
-        if self._prefill is not None and self._prefill.run.finished:
-            self._prefill = None
-        self._waiting.remove_finished()
+        for lane in self._lanes.values():
+            lane.remove_finished()
         self._batches.remove_finished()
 
     def _end(self, run: Run, outcome: SampleOutcome) -> None:
@@ -193,9 +240,17 @@ class SamplingLoop:
             return
         run.finished = True
         del self._live[run.serial]
+        self._leave(run.job.tenant)
         self._answer(run.done, outcome)
         if run.adapter.serial in self._dropped_adapters:
             self._forget_dropped_adapters()
+
+    def _leave(self, tenant: str) -> None:
+        """With its last job a tenant's turns end."""
+        self._jobs[tenant] -= 1
+        if not self._jobs[tenant]:
+            del self._jobs[tenant], self._lanes[tenant]
+            self._turns.leave(tenant)
 
     def _forget_dropped_adapters(self) -> None:
         """Drops cached prefixes of dropped adapters that no job uses any more."""

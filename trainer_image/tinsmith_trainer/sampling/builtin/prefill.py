@@ -32,6 +32,10 @@ class Prefill:
     def finished(self) -> bool:
         return self._next_block == len(self._blocks)
 
+    def block_cost(self) -> float:
+        """Of the next one."""
+        return self._forward.cost.of(self._block_tokens, (self._next_block + 1) * self._block_tokens)
+
     @torch.inference_mode()
     def run_block(self) -> int:
         """Computes and caches the next block; returns its tokens. Raises UserError if scores are not finite."""

@@ -19,6 +19,11 @@ HOST = "127.0.0.1"  # its routes load files and know no keys: nobody outside thi
 MOST_ADAPTERS_IN_A_BATCH = 8
 """Each takes memory of every GPU for the highest rank, so that more of them leave less room for sequences."""
 
+MOST_DRAWS = 768
+"""With a server at the same time; one tenant alone has half of them. Others wait in our own queue."""
+MOST_ROWS = 512
+"""Of a server's batch: what two tenants may have together, so that one alone leaves it room for another."""
+
 MOST_CANDIDATES = 128
 """Of a request. What vLLM takes."""
 

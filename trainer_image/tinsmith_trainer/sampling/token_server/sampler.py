@@ -17,15 +17,13 @@ from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter, check_adapter
-from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, TokenServer
+from tinsmith_trainer.sampling.token_server.admission import Admission
+from tinsmith_trainer.sampling.token_server.base import MOST_DRAWS, Generation, GenerationRequest, TokenServer
 from tinsmith_trainer.sampling.token_server.generation_requests import Plan, outcome_of, plan_generation_requests
 from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 
 log = structlog.get_logger(__name__)
-
-MOST_GENERATION_REQUESTS = 1024
-"""At the same time; others wait here. A server that batches has its fill with less."""
 
 Done = Callable[[SampleOutcome], None]
 
@@ -40,6 +38,7 @@ class TokenServerSampler(Sampler):
         folders: AdapterFolders,
         thread: LoopThread,
         on_close: Callable[[], Coroutine[Any, Any, None]],
+        most_draws: int = MOST_DRAWS,
     ) -> None:
         self._server = server
         self._model = model
@@ -52,7 +51,7 @@ class TokenServerSampler(Sampler):
         self._closed = False
         self._loading: set[Future[None]] = set()
         self._unloading: set[asyncio.Task[None]] = set()  # the thread's
-        self._room = asyncio.Semaphore(MOST_GENERATION_REQUESTS)
+        self._admission = Admission(most_draws)
         self._running: dict[asyncio.Task[SampleOutcome], str] = {}  # the thread's; request ids
 
     @override
@@ -190,26 +189,26 @@ class TokenServerSampler(Sampler):
             head=head,
             scored_by_prefixes=head and not self._server.scores_heads,
         )
-        drawn, behind = await self._draw_all(plan)
+        drawn, behind = await self._draw_all(plan, job.tenant)
         outcome = outcome_of(plan, drawn, behind, self._model)
         self._counters.drew(plan, outcome)
         return outcome
 
-    async def _draw_all(self, plan: Plan) -> tuple[list[Generation], list[Generation]]:
+    async def _draw_all(self, plan: Plan, tenant: str) -> tuple[list[Generation], list[Generation]]:
         """Those of the plan, and those behind beginnings of its prompt: the longest of these by itself, so that the
         others find it in the server's prefix cache."""
         prefixes = [one.request for one in plan.prefixes]
-        longest = await self._draw_together(prefixes[:1])
-        others = await self._draw_together([*prefixes[1:], *plan.requests])
+        longest = await self._draw_together(prefixes[:1], tenant)
+        others = await self._draw_together([*prefixes[1:], *plan.requests], tenant)
         rest = len(prefixes) - len(longest)
         return others[rest:], longest + others[:rest]
 
-    async def _draw_together(self, requests: Items[GenerationRequest]) -> list[Generation]:
+    async def _draw_together(self, requests: Items[GenerationRequest], tenant: str) -> list[Generation]:
         """With the first that fails, the others end. Raises its error, or SamplerClosed where all is lost with a server
         that is failing: whoever asked submits it again, elsewhere."""
         try:
             async with asyncio.TaskGroup() as group:
-                draws = [group.create_task(self._draw(request)) for request in requests]
+                draws = [group.create_task(self._draw(request, tenant)) for request in requests]
         except ExceptionGroup as failures:
             error = failures.exceptions[0]
             if isinstance(error, ServerError) and not await self._server.is_healthy():
@@ -217,8 +216,8 @@ class TokenServerSampler(Sampler):
             raise error from None
         return [draw.result() for draw in draws]
 
-    async def _draw(self, request: GenerationRequest) -> Generation:
-        async with self._room:
+    async def _draw(self, request: GenerationRequest, tenant: str) -> Generation:
+        async with self._admission.turn(tenant, len(request.prompt) + request.max_tokens):
             return await self._server.draw(request)
 
     def _cancel(self, request_id: str) -> None:

@@ -16,6 +16,7 @@ from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_TOPK
 from tinsmith_trainer.sampling.token_server.base import (
     HOST,
+    MOST_ROWS,
     Generation,
     GenerationRequest,
     ServerCommand,
@@ -51,6 +52,7 @@ def vllm_command(settings: ServerSettings) -> ServerCommand:
         "tensor-parallel-size": settings.gpus,
         "dtype": settings.dtype,  # else float32 is served in another one than it is trained in
         "max-model-len": settings.max_sequence_length,
+        "max-num-seqs": MOST_ROWS,
         "max-loras": settings.adapters_in_a_batch,
         "max-cpu-loras": settings.max_loaded,
         "max-lora-rank": allowed_rank(settings.max_rank),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engine.contract import CROSS_ENTROPY
+from support.engine.contract import CROSS_ENTROPY, forward_backward
 from support.engine.datums import sft_datum, with_inputs
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.export import BaseFiles
@@ -96,8 +96,8 @@ def engine(ranks: RecordedGroup, monkeypatch: pytest.MonkeyPatch) -> NemoRlEngin
 def test_no_rank_sees_a_bad_call(
     engine: NemoRlEngine, ranks: RecordedGroup, datums: list[Datum], loss: LossSpec
 ) -> None:
-    [outcome] = engine.forward_backward([Work("a", datums, loss)])
-    assert isinstance(outcome.error, UserError)
+    with pytest.raises(UserError):
+        engine.start(Work("a", datums, loss))
     assert ranks.calls == []
 
 
@@ -136,7 +136,7 @@ def test_a_state_of_a_rank_beyond_what_ranks_have_room_for_says_what_to_set(
 def test_a_lost_rank_ends_the_process(engine: NemoRlEngine, ranks: RecordedGroup) -> None:
     ranks.failure = RanksLost("rank 1 is gone")
     for call in (
-        lambda: engine.forward_backward([Work("a", [sft_datum(4)], CROSS_ENTROPY)]),
+        lambda: forward_backward(engine, [sft_datum(4)]),
         lambda: engine.optim_step("a", AdamParams(learning_rate=1e-3)),
         lambda: engine.state("a"),
         lambda: engine.create_adapter("b", LORA),
@@ -146,12 +146,10 @@ def test_a_lost_rank_ends_the_process(engine: NemoRlEngine, ranks: RecordedGroup
             call()
 
 
-def test_a_computation_that_fails_on_all_ranks_is_an_outcome(engine: NemoRlEngine, ranks: RecordedGroup) -> None:
+def test_a_computation_that_fails_on_all_ranks_fails_its_call(engine: NemoRlEngine, ranks: RecordedGroup) -> None:
     ranks.failure = RanksFailed("out of memory")
-    [outcome] = engine.forward_backward([Work("a", [sft_datum(4)], CROSS_ENTROPY)])
-    assert outcome.error is not None
-    assert outcome.error.category == "server"
-    assert str(outcome.error) == "The computation failed in this worker and left no trace: out of memory"
+    with pytest.raises(ServerError, match=r"^The computation failed in this worker and left no trace: out of memory$"):
+        forward_backward(engine, [sft_datum(4)])
 
 
 def test_a_computation_that_fails_on_all_stages_ends_the_process_since_they_may_be_out_of_step(
@@ -159,7 +157,7 @@ def test_a_computation_that_fails_on_all_stages_ends_the_process_since_they_may_
 ) -> None:
     ranks.layout, ranks.failure = Parallelism(2, pipeline=2), RanksFailed("out of memory")
     with pytest.raises(Ended, match="lost"):
-        engine.forward_backward([Work("a", [sft_datum(4)], CROSS_ENTROPY)])
+        forward_backward(engine, [sft_datum(4)])
 
 
 def test_a_step_that_fails_on_all_ranks_ends_the_process_since_it_may_have_left_something(

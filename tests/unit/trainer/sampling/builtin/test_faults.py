@@ -41,7 +41,7 @@ FAULT = RuntimeError("a made-up fault")
 LOST_DEVICE = RuntimeError("CUDA error: an illegal memory access was encountered")
 STEPS = pytest.mark.parametrize(
     ("owner", "method"),
-    [(DecodeBatch, "step"), (Prefill, "run_block"), (Prefill, "__init__"), (SamplingLoop, "_round")],
+    [(DecodeBatch, "step"), (Prefill, "run_block"), (Prefill, "__init__"), (SamplingLoop, "_advance")],
     ids=["a decode step", "a prompt block", "a prompt's start", "the loop itself"],
 )
 

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from tinsmith_trainer.errors import SamplerClosed, ServerError, UserError
 from tinsmith_trainer.sampling.checks import MOST_TOPK
-from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, ServerCommand, ServerSettings
+from tinsmith_trainer.sampling.token_server.base import (
+    MOST_DRAWS,
+    MOST_ROWS,
+    Generation,
+    GenerationRequest,
+    ServerCommand,
+    ServerSettings,
+)
 from tinsmith_trainer.sampling.token_server.sglang import drawn_by_sglang, sglang_command, sglang_request
 from tinsmith_trainer.sampling.token_server.vllm import RANKS, allowed_rank, drawn_by_vllm, vllm_command, vllm_request
 
@@ -91,6 +98,11 @@ def test_a_rank_beyond_vllms_is_refused() -> None:
 def test_a_batch_never_has_more_adapters_than_are_kept(max_loaded: int, in_a_batch: int) -> None:
     command = vllm_command(replace(SETTINGS, max_loaded=max_loaded))
     assert (option(command, "--max-loras"), option(command, "--max-cpu-loras")) == (str(in_a_batch), str(max_loaded))
+
+
+def test_a_tenant_alone_leaves_vllm_room_for_the_draws_of_another() -> None:
+    alone, batch = MOST_DRAWS // 2, int(option(vllm_command(SETTINGS), "--max-num-seqs"))
+    assert batch == MOST_ROWS > alone
 
 
 def test_vllm_names_as_many_of_the_likeliest_tokens_as_a_job_may_ask_for() -> None:

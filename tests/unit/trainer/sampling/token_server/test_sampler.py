@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.sampler.jobs import ask, job, prompt_of
+from support.sampler.jobs import ask, job, prompt_of, submit
 from support.tiny_models import tiny_directory
 from support.waiting import until
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
@@ -20,6 +21,7 @@ from tinsmith_trainer.sampling.token_server.loop_thread import LoopThread
 from tinsmith_trainer.sampling.token_server.sampler import TokenServerSampler
 from tinsmith_trainer.sampling.token_server.served_model import read_model
 
+MOST_DRAWS = 8
 NOTHING = AdapterState(LoraSpec(rank=4, alpha=32.0, seed=0), optimizer_step=0, tensors={})
 
 
@@ -31,7 +33,8 @@ class Recording(TokenServer):
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.may_unload = threading.Event()
-        self.lengths: list[int] = []
+        self.answers = threading.Event()
+        self.answers.set()
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         self.calls.append(f"load {name.partition('-')[0]}")
@@ -42,7 +45,7 @@ class Recording(TokenServer):
 
     async def draw(self, request: GenerationRequest) -> Generation:
         self.calls.append(f"begin {len(request.prompt)}")
-        await asyncio.sleep(0)
+        await asyncio.to_thread(self.answers.wait, 60)
         self.calls.append(f"end {len(request.prompt)}")
         tokens = np.zeros(request.max_tokens, np.int32)
         sequence = Sequence(tokens, np.zeros(request.max_tokens, np.float32), stopped=False)
@@ -66,7 +69,8 @@ def sampler(server: Recording, tmp_path: Path) -> Iterator[TokenServerSampler]:
         pass
 
     model = read_model(str(tiny_directory()))
-    sampler = TokenServerSampler(server, model, AdapterFolders(tmp_path), LoopThread("recorded"), nothing)
+    folders, thread = AdapterFolders(tmp_path), LoopThread("recorded")
+    sampler = TokenServerSampler(server, model, folders, thread, nothing, most_draws=MOST_DRAWS)
     yield sampler
     sampler.close()
 
@@ -99,3 +103,30 @@ def test_the_whole_of_a_prompt_is_with_the_server_before_its_beginnings_are_aske
     assert server.calls[:2] == ["begin 4", "end 4"]
     assert sorted(server.calls[2:6]) == ["begin 1", "begin 2", "begin 3", "begin 5"]
     until(lambda: len(server.calls) == 10)
+
+
+def test_a_flood_leaves_the_server_room_for_another_and_the_next_draws_go_by_turns(
+    sampler: TokenServerSampler, server: Recording
+) -> None:
+    server.answers.clear()
+    many = [submit(sampler, replace(job(prompt_of(9), max_tokens=1, num_samples=20), tenant="many")) for _ in range(3)]
+    until(lambda: server.calls.count("begin 9") == MOST_DRAWS // 2)
+    few = submit(sampler, replace(job(prompt_of(4), max_tokens=1), tenant="few"))
+    until(lambda: "begin 4" in server.calls)
+    assert server.calls.count("begin 9") == MOST_DRAWS // 2
+    server.answers.set()
+    assert few.get().error is None
+    assert [len(answer.get().sequences) for answer in many] == [20, 20, 20]
+
+
+def test_a_job_that_was_cancelled_while_it_waited_keeps_no_place(
+    sampler: TokenServerSampler, server: Recording
+) -> None:
+    server.answers.clear()
+    waiting = submit(sampler, job(prompt_of(9), max_tokens=1, num_samples=20, request_id="waiting"))
+    until(lambda: server.calls.count("begin 9") == MOST_DRAWS // 2)
+    sampler.cancel("waiting")
+    assert "cancelled" in str(waiting.get().error)
+    server.answers.set()
+    assert len(ask(sampler, job(prompt_of(4), max_tokens=1, num_samples=20)).sequences) == 20
+    assert server.calls.count("begin 9") == MOST_DRAWS // 2

@@ -19,7 +19,7 @@ from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
 from tinsmith_trainer.engines.nemo_rl.nemo import loss as nemo_loss
 from tinsmith_trainer.engines.nemo_rl.nemo import schedule
 from tinsmith_trainer.engines.nemo_rl.nemo.preparation import CALL, CALL_SHARDED, START, WORKER
-from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.errors import ServerError, UserError
 
 SETTINGS = NemoRlSettings(adapter_slots=2, max_rank=8)
 
@@ -122,12 +122,8 @@ def test_a_call_that_fails_within_nemo_rl_leaves_no_trace(engine: Engine, monkey
 
     with monkeypatch.context() as broken:
         broken.setattr(nemo_loss, "total_loss", out_of_memory)
-        from support.engine.contract import CROSS_ENTROPY
-        from tinsmith_trainer.engines.base import Work
-
-        outcome = engine.forward_backward([Work("a", [sft_datum(9)], CROSS_ENTROPY)])[0]
-    assert outcome.error is not None
-    assert "CUDA out of memory" in str(outcome.error)
+        with pytest.raises(ServerError, match="CUDA out of memory"):
+            forward_backward(engine, [sft_datum(9)])
     after = engine.state("a").tensors
     assert all(np.array_equal(before[key], after[key]) for key in before)
 

@@ -1,0 +1,90 @@
+"""Whatever some tenants hold, another finds room; and what is kept for one does not push out another's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_trainer.sampling.tenant_limits import KeptResults, SharedRoom
+
+SIZE = 1000
+NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
+AMOUNTS = st.integers(1, 50)
+
+
+@given(st.lists(st.tuples(st.booleans(), NAMES, AMOUNTS), max_size=300))
+def test_room_is_never_overdrawn_and_what_went_back_can_be_taken_again(acts: list[tuple[bool, str, int]]) -> None:
+    room, held = SharedRoom(SIZE), list[tuple[str, int]]()
+    for takes, name, amount in acts:
+        if takes and room.fits(name, amount):
+            room.take(name, amount)
+            held.append((name, amount))
+        elif not takes and held:
+            room.give_back(*held.pop(0))
+        assert sum(amount for _, amount in held) <= SIZE
+    for name, amount in held:
+        room.give_back(name, amount)
+    assert room.fits("a", SIZE)
+
+
+@given(st.lists(NAMES, min_size=1, unique=True))
+def test_however_many_take_all_they_may_the_next_finds_room(greedy: list[str]) -> None:
+    room = SharedRoom(SIZE)
+    for name in greedy:
+        while room.fits(name, 1):
+            room.take(name, 1)
+        assert room.fits("newcomer", 1)
+
+
+def test_a_tenant_alone_may_have_half_and_of_two_that_both_want_more_each_a_third() -> None:
+    room, held = SharedRoom(SIZE), Counter[str]()
+    while room.fits("a", 1):
+        room.take("a", 1)
+        held["a"] += 1
+    assert held["a"] == SIZE // 2
+    for _ in range(SIZE):
+        room.give_back("a", 1)
+        held["a"] -= 1
+        for name in ("b", "a"):
+            if room.fits(name, 1):
+                room.take(name, 1)
+                held[name] += 1
+    assert all(abs(held[name] - SIZE // 3) <= 2 for name in "ab")
+
+
+def test_what_is_larger_than_all_the_room_is_taken_alone() -> None:
+    room = SharedRoom(SIZE)
+    assert room.fits("a", 2 * SIZE)
+    room.take("a", 2 * SIZE)
+    assert not room.fits("b", 1)
+
+
+RESULTS = st.lists(st.tuples(NAMES, st.integers(1, 400)), max_size=100)
+
+
+@given(RESULTS)
+def test_what_is_kept_fits_and_goes_from_whoever_has_most(added: list[tuple[str, int]]) -> None:
+    kept, now_kept = KeptResults(SIZE, seconds=60.0), dict[str, tuple[str, int]]()
+    for number, (name, nbytes) in enumerate(added):
+        kept.add(str(number), name, nbytes, now=0.0)
+        now_kept[str(number)] = (name, nbytes)
+        for gone in kept.forget(now=0.0):
+            held = Counter[str]()
+            for owner, size in now_kept.values():
+                held[owner] += size
+            owner, _ = now_kept.pop(gone)
+            assert held[owner] == max(held.values())
+            assert not any(int(other) < int(gone) for other, (name, _) in now_kept.items() if name == owner)
+        assert sum(size for _, size in now_kept.values()) <= SIZE
+        assert len(kept) == len(now_kept)
+
+
+def test_results_go_when_their_time_is_over_whoever_has_them() -> None:
+    kept = KeptResults(SIZE, seconds=60.0)
+    kept.add("old", "a", 1, now=0.0)
+    kept.add("new", "b", 1, now=30.0)
+    assert kept.forget(now=60.0) == []
+    assert kept.forget(now=61.0) == ["old"]
+    assert kept.forget(now=91.0) == ["new"]
+    assert len(kept) == 0

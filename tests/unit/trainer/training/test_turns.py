@@ -1,0 +1,145 @@
+"""Equal parts for those who wait, nothing saved up by those who do not, and a short wait for whoever comes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tinsmith_trainer.training.turns import HEAD_START_TOKENS, LEAST_TOKENS, Contender, Pace, Turns
+
+TENANTS = "ABCD"
+MOST = 4096
+COSTS = st.integers(LEAST_TOKENS, MOST)
+
+
+class Engine:
+    """Runs turns, and notes what each tenant and model has had."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.had: Counter[str] = Counter()
+        self.by_model: Counter[str] = Counter()
+
+    def turn(self, waiting: Mapping[str, int], tenants: Mapping[str, str] | None = None) -> str:
+        """One, of models (named after their tenant's letter) with the costs of their next turns. Whose it was."""
+        who = self.turns.next([Contender((tenants or {}).get(model, model[0]), model) for model in waiting])
+        self.turns.charge(who, waiting[who.model_id])
+        self.had[who.tenant] += waiting[who.model_id]
+        self.by_model[who.model_id] += waiting[who.model_id]
+        return who.model_id
+
+
+@given(st.lists(st.lists(COSTS, min_size=4, max_size=4), min_size=1, max_size=30))
+def test_of_those_who_wait_all_the_time_none_is_ahead_by_more_than_a_turn(rounds: list[list[int]]) -> None:
+    engine = Engine()
+    longest = max(cost for costs in rounds for cost in costs)
+    for costs in rounds:
+        engine.turn(dict(zip(TENANTS, costs, strict=True)))
+        had = [engine.had[tenant] for tenant in TENANTS]
+        assert max(had) - min(had) <= longest
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_nobody_starves_whatever_the_others_do(data: st.DataObject) -> None:
+    """Between two turns of A's each of the others has at most A's latest turn, one of its own, and its start."""
+    engine = Engine()
+    engine.turn({"A": data.draw(COSTS)})
+    before = engine.had.copy()
+    for _ in range(20):
+        others = data.draw(st.dictionaries(st.sampled_from("BCD"), COSTS))
+        if engine.turn({"A": data.draw(COSTS), **others}) == "A":
+            before = engine.had.copy()
+        assert all(engine.had[other] - before[other] <= 2 * MOST + HEAD_START_TOKENS for other in "BCD")
+
+
+@given(st.data())
+def test_a_newcomer_waits_for_the_turn_that_runs_and_no_other(data: st.DataObject) -> None:
+    engine = Engine()
+    others = "ABC"[: data.draw(st.integers(1, 3))]
+    for _ in range(data.draw(st.integers(1, 8))):
+        engine.turn({tenant: data.draw(COSTS) for tenant in others})
+    assert engine.turn({**{tenant: data.draw(COSTS) for tenant in others}, "D": MOST}) == "D"
+
+
+def test_a_newcomers_step_follows_its_gradient_before_another_has_a_turn() -> None:
+    engine = Engine()
+    engine.turn({"A": 1024})
+    assert engine.turn({"A": 1024, "B": 1024}) == "B"
+    assert engine.turn({"A": 1024, "B": 64}) == "B"
+    assert [engine.turn({"A": 1024, "B": 1024}) for _ in range(3)] == ["B", "A", "B"]
+
+
+@given(st.lists(COSTS, min_size=1, max_size=20), st.lists(st.tuples(COSTS, COSTS), min_size=1, max_size=20))
+def test_an_idle_tenant_gains_no_more_than_its_start(alone: list[int], both: list[tuple[int, int]]) -> None:
+    engine = Engine()
+    for cost in alone:
+        engine.turn({"A": cost})
+    engine.had.clear()
+    for mine, others in both:
+        engine.turn({"A": mine, "B": others})
+        assert engine.had["A"] - engine.had["B"] <= MOST
+        assert engine.had["B"] - engine.had["A"] <= MOST + HEAD_START_TOKENS
+
+
+def test_what_was_used_while_nobody_waited_is_not_held_against_anybody() -> None:
+    engine = Engine()
+    engine.turn({"A": 10**9})
+    assert [engine.turn({"A": 1024, "B": 1024}) for _ in range(6)] == ["B", "B", "A", "B", "A", "B"]
+
+
+def test_what_was_used_while_others_waited_is_held_against_who_leaves_and_comes_back() -> None:
+    engine = Engine()
+    assert engine.turn({"A": 10_000, "B": 1000}) == "A"
+    assert engine.turn({"B": 1000}) == "B"
+    assert [engine.turn({"A": 1000, "B": 1000}) for _ in range(10)] == [*["B"] * 9, "A"]
+
+
+def test_a_tenant_of_many_models_has_no_more_than_one_of_one() -> None:
+    engine = Engine()
+    for _ in range(60):
+        engine.turn({"A1": 100, "A2": 100, "A3": 100, "B1": 100})
+    assert engine.had == {"A": 3000, "B": 3000}
+    assert {engine.by_model[model] for model in ("A1", "A2", "A3")} == {1000}
+
+
+def test_models_of_unknown_tenants_are_tenants_of_their_own() -> None:
+    engine = Engine()
+    tenants = {"x": "", "y": "", "A1": "A"}
+    for _ in range(30):
+        engine.turn({"x": 100, "y": 100, "A1": 100}, tenants)
+    assert engine.by_model == {"x": 1000, "y": 1000, "A1": 1000}
+
+
+def test_small_microbatches_come_as_often_as_their_tokens_allow() -> None:
+    engine = Engine()
+    turns = Counter(engine.turn({"A": 1024, "B": 128}) for _ in range(90))
+    assert turns == {"A": 10, "B": 80}
+
+
+def test_no_turn_is_free() -> None:
+    engine = Engine()
+    turns = Counter(engine.turn({"A": 0, "B": LEAST_TOKENS}) for _ in range(20))
+    assert turns == {"A": 10, "B": 10}
+
+
+def test_a_stream_of_newcomers_holds_up_nobody_who_was_there_before_and_leaves_nothing_behind() -> None:
+    turns = Turns()
+    whose = Counter[str]()
+    for number in range(500):
+        chosen = turns.next([Contender(f"new-{number}", "m"), Contender("stays", "m")])
+        turns.charge(chosen, 1024)
+        whose[chosen.tenant] += 1
+    assert whose["stays"] == 250
+    assert len(turns._models) <= 3
+
+
+@pytest.mark.parametrize(("seconds", "tokens"), [(0.5, 500), (-0.1, 0)])
+def test_seconds_without_tokens_cost_what_could_have_been_computed(seconds: float, tokens: int) -> None:
+    pace = Pace()
+    assert pace.worth(seconds) == 0, "nothing is known yet"
+    pace.note(2000, 2.0)
+    assert pace.worth(seconds) == tokens

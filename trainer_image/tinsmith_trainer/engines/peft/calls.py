@@ -1,0 +1,93 @@
+"""Calls under way on the PEFT engine: what each has left to compute, and which of them can share a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from typing_extensions import override
+
+from tinsmith_trainer.engines.base import Call, Outcome, Work
+from tinsmith_trainer.engines.batching import Microbatch, MicrobatchShape, pad
+from tinsmith_trainer.engines.losses import DatumResult, PreparedLoss, outcome_of
+from tinsmith_trainer.engines.peft.adapter import Adapter
+from tinsmith_trainer.engines.peft.shared_forward import Share, ShareResult
+from tinsmith_trainer.errors import TrainerError
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupKey:
+    """Microbatches with equal keys have equal tensors, and may share a forward."""
+
+    shape: MicrobatchShape
+    rank: int
+    modules: tuple[str, ...]
+    trains: bool
+
+
+@dataclass(slots=True, eq=False)
+class PeftCall(Call):
+    """Gradients add up in `scratch`, which is the adapter's only from the end on."""
+
+    work: Work
+    adapter: Adapter
+    loss: PreparedLoss
+    plan: Sequence[Microbatch]
+    scratch: Tensor | None
+    computed: int = 0
+    results: dict[int, DatumResult] = field(default_factory=dict)  # by datum
+    error: TrainerError | None = None
+    is_alone: bool = False  # it shares no forward any more
+
+    @property
+    @override
+    def next_tokens(self) -> int:
+        if self.error is not None or self.computed == len(self.plan):
+            return 0
+        return self.shape.tokens
+
+    @property
+    def shape(self) -> MicrobatchShape:
+        """Of its next microbatch."""
+        return self.plan[self.computed].shape
+
+    def key(self) -> _GroupKey:
+        adapter = self.adapter
+        return _GroupKey(self.shape, adapter.lora.rank, adapter.layout.modules, self.scratch is not None)
+
+    def share(self) -> Share:
+        arrays = pad(self.plan[self.computed], self.work.datums, self.loss.arrays)
+        return Share(self.adapter, arrays, self.loss, self.scratch)
+
+    def take(self, result: ShareResult) -> None:
+        for row, index in enumerate(self.plan[self.computed].datum_indices):
+            length = self.work.datums[index].length
+            metrics = {name: float(values[row]) for name, values in result.metrics.items()}
+            self.results[index] = DatumResult(result.logprobs[row, :length].copy(), float(result.losses[row]), metrics)
+        self.computed += 1
+
+    def begin_again_alone(self) -> None:
+        """After a failure in company, which was perhaps another's. The backward may have added part of a gradient."""
+        self.is_alone, self.computed = True, 0
+        self.results.clear()
+        if self.scratch is not None:
+            self.scratch.zero_()
+
+    def finish(self) -> Outcome:
+        if self.error is not None:
+            raise self.error
+        outcome = outcome_of(self.work, self.loss, [self.results[index] for index in range(len(self.work.datums))])
+        if self.scratch is not None:
+            self.adapter.accumulate(self.scratch)
+        return outcome
+
+
+def share_a_forward(calls: Sequence[PeftCall], cobatch_tokens: int) -> list[PeftCall]:
+    """The first, and those whose next microbatch is of the same shape, of so many tokens together."""
+    first = calls[0]
+    if first.is_alone:
+        return [first]
+    key = first.key()
+    alike = [call for call in calls if not call.is_alone and call.key() == key]
+    return alike[: max(1, cobatch_tokens // key.shape.tokens)]

@@ -1,0 +1,83 @@
+"""Which draws are with the server: a bounded number, shared among tenants. The others wait here, for their turns.
+
+A server takes what it is sent first come, first served. So what it has of one tenant's must leave it rows for others',
+and the next one that it gets must be of whoever has had least.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tinsmith_trainer.sampling.tenant_limits import SharedRoom
+from tinsmith_trainer.sampling.tenant_turns import TenantTurns
+
+CREDIT_TOKENS = 4096.0
+"""By how much a tenant that comes back goes first: some small requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    tokens: int
+    admitted: asyncio.Future[None]
+
+
+class Admission:
+    """One event loop's. A tenant may have as many draws with the server as are free, so half of `most` alone."""
+
+    def __init__(self, most: int) -> None:
+        self._room = SharedRoom(most)
+        self._turns = TenantTurns(CREDIT_TOKENS)
+        self._waiting: dict[str, deque[_Waiter]] = {}
+        self._draws: Counter[str] = Counter()  # those that wait, too
+
+    @asynccontextmanager
+    async def turn(self, tenant: str, tokens: int) -> AsyncIterator[None]:
+        """For a draw of at most so many tokens, its prompt's among them."""
+        if not self._draws[tenant]:
+            self._turns.enter(tenant)
+        self._draws[tenant] += 1
+        try:
+            await self._enter(tenant, tokens)
+            try:
+                yield
+            finally:
+                self._room.give_back(tenant, 1)
+        finally:
+            self._draws[tenant] -= 1
+            if not self._draws[tenant]:
+                del self._draws[tenant]
+                self._turns.leave(tenant)
+            self._admit()
+
+    async def _enter(self, tenant: str, tokens: int) -> None:
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(_Waiter(tokens, admitted))
+        self._admit()
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            if not admitted.cancelled():  # its turn came at the same moment
+                self._room.give_back(tenant, 1)
+            raise
+
+    def _admit(self) -> None:
+        while (tenant := self._next()) is not None:
+            waiter = self._pop(tenant)
+            if not waiter.admitted.done():  # else who waited was cancelled
+                self._room.take(tenant, 1)
+                self._turns.charge(tenant, waiter.tokens)
+                waiter.admitted.set_result(None)
+
+    def _next(self) -> str | None:
+        order = (tenant for tenant in self._turns.order() if tenant in self._waiting)
+        return next((tenant for tenant in order if self._room.fits(tenant, 1)), None)
+
+    def _pop(self, tenant: str) -> _Waiter:
+        waiter = self._waiting[tenant].popleft()
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+        return waiter

@@ -1,0 +1,218 @@
+"""Adapters between memory and the volume: more models than slots, of which those that are used are in the engine.
+
+A parked adapter is its snapshot. It comes back when an operation of its model has its turn, and another one leaves for
+it: saved if anything changed, the snapshot named by the journal, and only then dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.engines.base import Engine
+from tinsmith_trainer.errors import JournalFull
+from tinsmith_trainer.failpoints import reach
+from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
+from tinsmith_trainer.oplog.model_queues import ModelQueues, Ready
+from tinsmith_trainer.training.residency import Residency, ResidencyRules, Stay
+from tinsmith_trainer.training.restoring import Restorer
+from tinsmith_trainer.training.snapshotting import ModelSnapshots
+
+log = structlog.get_logger(__name__)
+
+SAVED_AGAIN_AFTER_SECONDS = 5.0
+"""An adapter that could not be saved stays in memory at least so long; another one may leave meanwhile."""
+
+
+@dataclass(slots=True)
+class ParkingFigures:
+    """Since the start of the process."""
+
+    evicted: int = 0
+    eviction_seconds: float = 0.0
+    restored: int = 0
+    restore_seconds: float = 0.0
+
+    def exchange_seconds(self) -> float:
+        """What one adapter's way out and another one's way in take together, on average."""
+        out = self.eviction_seconds / self.evicted if self.evicted else 0.0
+        back = self.restore_seconds / self.restored if self.restored else 0.0
+        return out + back
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One that is taken; moments are on the monotonic clock."""
+
+    tenant: str
+    since: float
+    used_at: float
+    not_before: float = 0.0
+
+
+class Parking:
+    """The engine's slots. Of the engine's thread, which alone changes them; others may look."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        queues: ModelQueues,
+        snapshots: ModelSnapshots,
+        restorer: Restorer,
+        *,
+        at_work: Container[str],
+        rules: ResidencyRules,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`at_work`: models of which an operation has begun and not ended."""
+        self.figures = ParkingFigures()
+        self._slots = engine.capabilities().adapter_slots
+        self._engine = engine
+        self._queues = queues
+        self._snapshots = snapshots
+        self._restorer = restorer
+        self._at_work = at_work
+        self._rules = rules
+        self._clock = clock
+        self._taken: dict[str, _Slot] = {}
+        self._busy: frozenset[str] = frozenset()  # models of which an operation could run now
+        self._problem: str | None = None
+
+    # ---- looking
+
+    def holds(self, queue: ModelQueue) -> bool:
+        """Whether its adapter is in memory."""
+        return queue.model_id in self._taken
+
+    def is_parked(self, queue: ModelQueue) -> bool:
+        return queue.holds_a_place and not self.holds(queue)
+
+    def problem_of(self, queue: ModelQueue) -> str | None:
+        """Why it does not go on, where somebody has to act."""
+        return queue.quarantined or queue.held_because or (None if self.holds(queue) else self._problem)
+
+    def among(self, ready: Sequence[Ready]) -> tuple[Sequence[Ready], float]:
+        """See `Room`."""
+        self._busy = frozenset(queue.model_id for queue, _, _ in ready)
+        # A tenant's new models all wait for the same, and so do its others.
+        kinds = {(queue.owner, queue.has_adapter): queue for queue, _, _ in ready if not self.holds(queue)}
+        seconds = {kind: self._seconds_until_room_for(queue) for kind, queue in kinds.items()}
+        fitting = [
+            (queue, turn, entry)
+            for queue, turn, entry in ready
+            if self.holds(queue) or not seconds[queue.owner, queue.has_adapter] or self._may_exceed(entry)
+        ]
+        return fitting, min(seconds.values(), default=math.inf)
+
+    def _seconds_until_room_for(self, queue: ModelQueue) -> float:
+        return 0.0 if self._has_free_slot() else self._residency_for(queue).seconds_until_one_leaves()
+
+    def _has_free_slot(self) -> bool:
+        return len(self._taken) < self._slots
+
+    def _residency_for(self, queue: ModelQueue) -> Residency:
+        stays = [
+            Stay(
+                model_id=model_id,
+                tenant=slot.tenant,
+                since=slot.since,
+                used_at=slot.used_at,
+                busy=model_id in self._busy,
+                pinned=model_id in self._at_work,
+                not_before=slot.not_before,
+            )
+            for model_id, slot in self._taken.items()
+        ]
+        seconds = self.figures.exchange_seconds()
+        return Residency(stays, self._clock(), seconds, self._rules, queue.owner, is_new=not queue.has_adapter)
+
+    # ---- acting
+
+    def at_start(self, queues: Sequence[ModelQueue]) -> None:
+        """Takes over what the journal holds: those with work, then those used last. The rest stays parked.
+
+        A model that never left a snapshot starts over with its create.
+        """
+        parked = [queue for queue in queues if queue.is_open and queue.snapshot and self._restorer.is_sound(queue)]
+        parked.sort(key=lambda queue: (queue.order.waiting_count > 0, queue.last_accepted_at()), reverse=True)
+        for queue in reversed(parked[: self._slots]):
+            if not self._queues.is_stopping:
+                self._restore(queue)
+
+    def _may_exceed(self, entry: Entry) -> bool:
+        """A release makes room on a volume on which none can be saved: it may come beyond the slots, one at a time."""
+        return (
+            self._problem is not None
+            and entry.operation.kind == worker_pb2.RELEASE_MODEL
+            and len(self._taken) == self._slots
+        )
+
+    def bring(self, queue: ModelQueue, entry: Entry) -> bool:
+        """Before its turn: its adapter is in memory, or there is a slot in which it will be made. False: not now."""
+        if self.holds(queue):
+            return True
+        while not (self._has_free_slot() or self._may_exceed(entry)):
+            leaver = self._residency_for(queue).who_leaves()
+            if leaver is None:
+                return False
+            self._park(leaver.model_id)
+        if queue.has_adapter:
+            return self._restore(queue)
+        self._take_slot(queue)
+        return True
+
+    def used(self, queue: ModelQueue) -> None:
+        """A turn of it has ended."""
+        slot = self._taken.get(queue.model_id)
+        if slot is not None:
+            slot.used_at = self._clock()
+
+    def free(self, queue: ModelQueue) -> None:
+        """Its adapter is gone for good, or was never made."""
+        self._engine.drop(queue.model_id)
+        self._taken.pop(queue.model_id, None)
+
+    def _restore(self, queue: ModelQueue) -> bool:
+        started = time.perf_counter()
+        if not self._restorer.restore(queue):
+            return False
+        self.figures.restored += 1
+        self.figures.restore_seconds += time.perf_counter() - started
+        self._take_slot(queue)
+        return True
+
+    def _take_slot(self, queue: ModelQueue) -> None:
+        now = self._clock()
+        self._taken[queue.model_id] = _Slot(queue.owner, now, now)
+        self._problem = None
+
+    def _park(self, model_id: str) -> None:
+        """Nothing has changed where it cannot be saved: it stays, and another one may be asked."""
+        queue = self._queues.find(model_id)
+        assert queue is not None, f"{model_id} has a slot and no queue"
+        started = time.perf_counter()
+        try:
+            self._snapshots.save_if_changed(queue, before_journal=lambda: reach("park-before-journal"))
+        except Exception as error:
+            log.warning("adapter cannot be parked", model_id=model_id, reason=str(error) or type(error).__name__)
+            self._taken[model_id].not_before = self._clock() + SAVED_AGAIN_AFTER_SECONDS
+            self._problem = self._why_none_leaves(error)
+            return
+        reach("park-before-drop")
+        self.free(queue)
+        self.figures.evicted += 1
+        self.figures.eviction_seconds += time.perf_counter() - started
+        log.debug("adapter parked", model_id=model_id)
+
+    def _why_none_leaves(self, error: Exception) -> str:
+        """In words for another tenant: it names no model."""
+        what = "has no room for" if isinstance(error, JournalFull) else "could not take"
+        return (
+            f"all {self._slots} adapter slots of this worker are in use, and its volume {what} the snapshot that would "
+            "free one. Nothing is lost: this goes on when there is room on the volume, or when a session ends"
+        )
