@@ -11,8 +11,9 @@ from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
 from tinsmith_server.metrics.workers import DescribedWorker
 from tinsmith_server.routes import checkpoints, futures, sampling, service, sessions, training, unsupported
-from tinsmith_server.routes.bodies import install_openapi
+from tinsmith_server.routes.doors import METRICS_PATH, Doors, RequestsPerAddress
 from tinsmith_server.routes.middleware import Observing
+from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.routes.problems import install_problem_handlers
 from tinsmith_server.services.assembly import Services, build_services
 from tinsmith_server.settings import Settings
@@ -30,8 +31,15 @@ ROUTERS: tuple[APIRouter, ...] = (
 )
 
 
-def create_app(settings: Settings, fleet: Fleet | None = None, clock: Clock = utc_now) -> FastAPI:
+def create_app(
+    settings: Settings,
+    fleet: Fleet | None = None,
+    clock: Clock = utc_now,
+    tell: Callable[[str], None] = lambda _: None,
+) -> FastAPI:
     """The server as an ASGI application. Raises StartupError when a model directory or the catalogue is missing.
+
+    `tell` hears what a person at a terminal wants to know while models are loaded.
 
     While its lifespan runs, `app.state` holds `services`, and `first_key` when an installation without
     any key got one; `startup_error` says why a lifespan could not begin.
@@ -40,20 +48,23 @@ def create_app(settings: Settings, fleet: Fleet | None = None, clock: Clock = ut
     app = FastAPI(
         title="Tinsmith",
         summary="The Tinker training API on your own machines.",
-        lifespan=_lifespan(settings, fleet or _fleet(settings), metrics, clock),
+        lifespan=_lifespan(settings, fleet or _fleet(settings, tell), metrics, clock),
     )
     for router in ROUTERS:
         app.include_router(router, prefix="/api/v1")
     app.add_api_route("/", _front_page, tags=["service"], summary="What this is")
-    app.add_api_route("/metrics", _metrics_page(metrics), tags=["service"], summary="Metrics for Prometheus")
+    app.add_api_route(METRICS_PATH, _metrics_page(metrics), tags=["service"], summary="Metrics for Prometheus")
     pages = frozenset(url for url in (app.docs_url, app.redoc_url, app.openapi_url) if url)
+    closable = {*pages, *(url for url in (app.swagger_ui_oauth2_redirect_url,) if url), METRICS_PATH}
+    app.add_middleware(Doors, settings=settings, pages=closable)
+    app.add_middleware(RequestsPerAddress, settings=settings)
     app.add_middleware(Observing, metrics=metrics, pages=pages)
     install_problem_handlers(app)
     install_openapi(app)
     return app
 
 
-def _fleet(settings: Settings) -> Fleet:
+def _fleet(settings: Settings, tell: Callable[[str], None]) -> Fleet:
     """Each with imports that the other has no use for, and perhaps no packages."""
     if settings.fleet == "kubernetes":
         from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
@@ -61,7 +72,7 @@ def _fleet(settings: Settings) -> Fleet:
         return KubernetesFleet(settings)
     from tinsmith_server.fleet.local.fleet import LocalFleet
 
-    return LocalFleet(settings)
+    return LocalFleet(settings, tell)
 
 
 def release_polls(app: FastAPI) -> None:

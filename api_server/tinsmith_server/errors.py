@@ -31,11 +31,19 @@ class NotSupportedYet(Unprocessable):
 
 
 class BodyTooLarge(TinsmithError):
-    """A JSON body over the limit; oversize protobuf bodies fail through their future instead."""
+    """A JSON body over the limit of its route; oversize protobuf bodies fail through their future instead."""
 
 
-class TooManySamples(TinsmithError):
-    """The sampler's queue is full. Only `asample` may answer 429: the SDK waits and repeats without limit."""
+class TooBusy(TinsmithError):
+    """Over a budget or a rate for the moment. The SDK repeats it after Retry-After, a training call for 300 s."""
+
+    retry_after_seconds: float = 5.0
+
+
+class TooManySamples(TooBusy):
+    """The sampler's queue is full. The SDK waits and repeats `asample` without limit."""
+
+    retry_after_seconds = 1.0
 
 
 # ---- what a worker did

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shlex
 from pathlib import Path
@@ -11,11 +12,21 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 2**20
+TIB = 2**40
 DAY_SECONDS = 24 * 3600.0
 EVERY_NAMESPACE = "*"
 NAMESPACE_PATTERN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
-OF_LOCAL_WORKERS = ("models", "engine", "engine_flags", "adapter_slots", "max_rank", "deterministic_sampling")
+OF_LOCAL_WORKERS = (
+    "models",
+    "preload_models",
+    "engine",
+    "engine_flags",
+    "adapter_slots",
+    "model_places",
+    "max_rank",
+    "deterministic_sampling",
+)
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -27,11 +38,33 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    metrics_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Another port, which serves /metrics without a key and nothing else; for Prometheus.",
+    )
+    pages_need_key: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether /docs, /redoc, /openapi.json and, at the main port, /metrics need a key; `auto`: unless "
+        "only this machine can reach the server.",
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+    )
+    connections_per_address: int = Field(
+        10_000,
+        ge=1,
+        description="Connections of one address, or requests in flight behind a trusted proxy; at most half of the "
+        "files that the process may open.",
+    )
     public_url: str | None = Field(None, description="How clients reach this server, for download links.")
     data: Path = Field(Path("tinsmith-data"), description="Directory of everything the server must find again.")
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="NAME[=PATH]: a directory or a hub id, and the name it is advertised under."
     )
+    preload_models: bool = Field(True, description="Load models at start, not when somebody first needs them.")
     fleet: Literal["local", "kubernetes"] = Field(
         "local",
         description="Where workers live: `local` processes of this server, or TrainingSessions in `kubernetes`.",
@@ -54,7 +87,31 @@ class Settings(BaseSettings):
 
     session_timeout_seconds: Seconds = Field(900, description="A session silent for this long is finished.")
     poll_hold_seconds: Seconds = Field(25, le=40, description="How long a poll without result is held.")
-    max_body_bytes: int = Field(256 * MIB, ge=MIB, description="Largest request body, also after decompression.")
+    max_body_bytes: int = Field(
+        64 * MIB, ge=MIB, description="Largest body of a training request, also after decompression."
+    )
+    max_sample_bytes: int = Field(8 * MIB, ge=MIB, description="Largest body of a sample: a token takes 2 to 7 bytes.")
+    body_bytes_per_tenant: int = Field(
+        256 * MIB, ge=MIB, description="Bytes of request bodies that a tenant may have in flight; more wait."
+    )
+    body_bytes_in_all: int = Field(
+        512 * MIB, ge=MIB, description="The same of all tenants together; each byte takes up to three of memory."
+    )
+    requests_per_minute: int = Field(
+        0, ge=0, description="Requests of a key; polls, heartbeats and telemetry are free; 0: no limit."
+    )
+    trained_tokens_per_minute: int = Field(
+        0, ge=0, description="Tokens of a key's forward and forward_backward; 0: no limit."
+    )
+    sampled_tokens_per_minute: int = Field(0, ge=0, description="Tokens that a key's samples came to; 0: no limit.")
+    adapters_per_tenant: int = Field(1024, ge=1, description="Models that a tenant may hold, at work or waiting.")
+    queued_operations_per_tenant: int = Field(10_000, ge=1, description="Operations of a tenant that may wait.")
+    checkpoint_bytes_per_tenant: int = Field(
+        4 * TIB, ge=1, description="Bytes of a tenant's checkpoints that have a name."
+    )
+    samples_per_tenant: int = Field(
+        32_768, ge=1, description="Samples of a tenant that may be in flight; more are held back."
+    )
     compress_training_bodies: bool = Field(False, description="Ask clients to send zstd; pays on slow networks.")
 
     engine: str = Field("peft", description="The worker's engine: `peft`, `nemo-rl`, or `module:factory`.")
@@ -62,10 +119,19 @@ class Settings(BaseSettings):
         (), description="More flags of the engine's worker, as on a command line: `--ranks 2`."
     )
     adapter_slots: int = Field(8, ge=1, description="Adapters that one worker holds in memory.")
+    model_places: int | None = Field(
+        None, ge=1, description="Models that one worker takes, in memory or parked; default: 8 for each adapter slot."
+    )
     max_rank: int = Field(
         128,
         ge=1,
         description="Highest LoRA rank; recipes of the cookbook ask for 128. Each slot may take memory for it.",
+    )
+    places_for_others: int = Field(
+        1,
+        ge=0,
+        description="The last places of a base model: tenants that have one already leave them to tenants that "
+        "have none, while such a tenant has a session.",
     )
     lora_alpha: float = Field(32.0, gt=0, description="LoRA alpha, whatever the rank.")
     map_stable_reinforce: bool = Field(True, description="Run `stable_reinforce` as `cispo`, and say so.")
@@ -85,7 +151,7 @@ class Settings(BaseSettings):
         "auto", description="`json` or `console`; `auto` is `console` on a terminal, else `json`."
     )
 
-    @field_validator("models", "fleet_namespaces", mode="before")
+    @field_validator("models", "fleet_namespaces", "trusted_proxies", mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
         if isinstance(value, str):
@@ -109,6 +175,13 @@ class Settings(BaseSettings):
             raise ValueError(f"{wrong[0]!r} is no name of a namespace")
         return tuple(dict.fromkeys(value))
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            ipaddress.ip_network(network, strict=False)
+        return value
+
     @field_validator("api_key")
     @classmethod
     def _has_the_prefix_that_the_sdk_insists_on(cls, value: SecretStr | None) -> SecretStr | None:
@@ -129,6 +202,15 @@ class Settings(BaseSettings):
                 )
         elif self.catalogue is not None or self.fleet_namespaces:
             raise ValueError("catalogue and fleet_namespaces are for fleet `kubernetes`; set it, or remove them")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_place_for_each_slot(self) -> Settings:
+        if self.model_places is not None and self.model_places < self.adapter_slots:
+            raise ValueError(
+                f"model_places: {self.model_places} is less than adapter_slots, {self.adapter_slots}, "
+                "and what is in memory has a place, too"
+            )
         return self
 
     @property

@@ -32,6 +32,10 @@ class CertificateRefused(ApiError):
     """An https server whose certificate this machine does not trust."""
 
 
+class CallUnknown(ApiError):
+    """The server does not know this call; one of an earlier release, perhaps."""
+
+
 class KeyRefused(ApiError):
     """No key was sent, the server does not know it, or it was revoked."""
 
@@ -42,6 +46,15 @@ class ServedModel:
 
     name: str
     max_context_length: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingModel:
+    """One that no worker has yet, and what it waits for."""
+
+    model_id: str
+    seconds: float
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,11 @@ class Api:
         models = self._call("GET", "/get_server_capabilities").get("supported_models", [])
         return [ServedModel(model["model_name"], model.get("max_context_length")) for model in models]
 
+    def waiting_models(self) -> list[WaitingModel]:
+        """Those of the key's tenant."""
+        waiting = self._call("GET", "/waiting_models").get("waiting_models", [])
+        return [WaitingModel(one["model_id"], one["waiting_seconds"], one.get("reason")) for one in waiting]
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         try:
             response = self._http.request(method, path, json=body)
@@ -106,6 +124,8 @@ class Api:
             if not self._has_key:
                 raise KeyRefused(f"{self.base_url} wants a key, and {API_KEY_VARIABLE} is not set")
             raise KeyRefused(f"{self.base_url} refuses the key: {_sentence(response)}")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise CallUnknown(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
         try:
             content = response.raise_for_status().json()
         except (httpx.HTTPStatusError, ValueError) as error:

@@ -14,6 +14,7 @@ from tinsmith.api import (
     BASE_URL_VARIABLE,
     Api,
     ApiError,
+    CallUnknown,
     CertificateRefused,
     KeyRefused,
     SpeaksHttp,
@@ -91,6 +92,7 @@ def diagnose(environment: ClientEnvironment, *, wait_seconds: float = 0.0) -> It
             yield CheckResult("tokenizers", Status.SKIPPED, "the server lists its models only for a key that works")
             return
         yield from _check_tokenizers(api)
+        yield from _list_waiting(api)
 
 
 def tokenizer_id(model_name: str) -> str:
@@ -218,6 +220,20 @@ def _check_tokenizer(model_name: str) -> CheckResult:
         "serve the model under a name that is on the hub"
     )
     return CheckResult(check, Status.FAILED, detail, cure)
+
+
+def _list_waiting(api: Api) -> Iterator[CheckResult]:
+    """No failure: they get what they wait for, or a person reads here what to do."""
+    try:
+        waiting = api.waiting_models()
+    except CallUnknown:
+        return
+    except ApiError as error:
+        yield CheckResult("waiting models", Status.FAILED, str(error), "look into the server's log")
+        return
+    for model in waiting:
+        reason = model.reason or "on its way to a worker"
+        yield CheckResult(f"model {model.model_id}", Status.SKIPPED, f"has waited for {model.seconds:.0f} s: {reason}")
 
 
 def _find_in_hub_cache(repository: str) -> Path | None:

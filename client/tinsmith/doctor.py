@@ -24,7 +24,7 @@ def doctor(
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts: one JSON object.")] = False,
 ) -> None:
-    """Check address, SDK, server, key and tokenizers, and say how to cure what fails.
+    """Check address, SDK, server, key and tokenizers, and say how to cure what fails; list models that wait.
 
     Exits with 1 when a check fails.
     """

@@ -118,8 +118,8 @@ async def test_each_kind_of_operation_is_given_up_and_its_model_goes_on(
         assert lives.ended == 1
 
 
-async def test_a_model_whose_create_is_given_up_leaves_its_slot_to_the_next(tmp_path: Path) -> None:
-    async with worker(tmp_path, ONE_ATTEMPT, "--adapter-slots=1") as lives:
+async def test_a_model_whose_create_is_given_up_leaves_its_place_to_the_next(tmp_path: Path) -> None:
+    async with worker(tmp_path, ONE_ATTEMPT, "--adapter-slots=1", "--model-places=1") as lives:
         await lives.run([create(seed=DEADLY_SEED), create(model_id=OTHER)])
         assert lives.failure(0, MODEL).startswith("create_model 0 was given up")
         assert lives.failure(0, OTHER) == ""

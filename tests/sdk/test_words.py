@@ -67,7 +67,7 @@ def test_a_program_that_starts_on_a_full_volume_says_so(tmp_path: Path) -> None:
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             try:
-                said = next(line for line in process.stderr if "waiting: " in line)
+                said = next(line for line in process.stderr if "waiting: " in line and "loading" not in line)
             finally:
                 process.kill()
     assert "is full: make room, then retry. Nothing was accepted." in said
@@ -106,8 +106,23 @@ def test_a_program_whose_volume_fills_up_says_so_and_goes_on_once_there_is_room(
         server.settings = FULL
         server.start()
         step = client.forward_backward([next_token_datum(range(1, 9))], "cross_entropy")
-        assert "is full: make room" in said.until("waiting: ")
+        assert "waiting: " in said.until("is full: make room", timeout_seconds=240.0)
         server.stop()
         server.settings = {}
         server.start()
         assert step.result().metrics["loss:sum"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_a_program_whose_model_must_wait_says_for_what_and_gets_it_when_a_session_ends(
+    tmp_path: Path, said: Said
+) -> None:
+    with served(tmp_path, adapter_slots="1", model_places="1") as server, service_client(server) as waiting:
+        with service_client(server) as holding:
+            held = holding.create_lora_training_client(MODEL, rank=4).result()
+            made = waiting.create_lora_training_client(MODEL, rank=4)
+            line = said.until("waiting: waiting for")
+            session_id = held.get_info().model_id.split(":", maxsplit=1)[0]
+            assert f"one of 1 places of {MODEL}; 1 held by your session {session_id}, idle for " in line
+            assert "a session must end first" in line
+        assert made.result().get_info().model_id

@@ -68,11 +68,6 @@ class ActivatedHandle(WorkerHandle):
 
     @property
     @override
-    def slots(self) -> int | None:
-        return None
-
-    @property
-    @override
     def leaving(self) -> bool:
         return False
 

@@ -76,8 +76,8 @@ class EpochRegistry(Protocol):
 class SamplerClient(Protocol):
     """What makes samples. Every method raises WorkerUnavailable when it cannot be reached, or takes no more."""
 
-    async def sample(self, request: worker_pb2.SampleRequest) -> None:
-        """Raises TooManySamples when the sampler's queue is full."""
+    async def sample(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
+        """Tenants share the sampler fairly. Raises TooManySamples when its queue is full."""
 
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
     async def cancel_sample(self, request_id: str) -> None: ...
@@ -87,9 +87,10 @@ class SamplerClient(Protocol):
 class WorkerClient(SamplerClient, Protocol):
     """One activated instance of a worker."""
 
-    async def submit(self, request: worker_pb2.SubmitRequest) -> int:
+    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> int:
         """Returns, once the operation is on disk, the epoch under which it was accepted.
 
+        Tenants share the worker fairly.
         Raises ModelNotAtWorker, StorageFull (nothing was accepted), or StaleEpoch.
         """
 
@@ -147,8 +148,8 @@ class WorkerHandle(SamplerHandle, Protocol):
         return "colocated"
 
     @property
-    def slots(self) -> int | None:
-        """Models that it may be given; None: any number, what does not fit waits at the worker."""
+    def slots(self) -> int:
+        """Models that it may be given, parked ones too."""
 
     @property
     def leaving(self) -> bool:
@@ -165,6 +166,10 @@ class WorkerHandle(SamplerHandle, Protocol):
     @override
     def running(self) -> WorkerClient | None:
         """The worker if it is ready now; never starts one."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not ready now, for those who wait for it; None while it is."""
 
     async def renew(self) -> None:
         """Activates the running instance anew, after its epoch turned out to be stale."""
@@ -215,6 +220,11 @@ class Fleet(Protocol):
     @property
     def problem(self) -> str | None:
         """Why the fleet cannot tell yet where its workers are; None when it can."""
+
+
+def places_of(description: worker_pb2.DescribeReply) -> int:
+    """Models that this worker takes. One of a release that parks none takes as many as it has slots."""
+    return description.model_places or description.capabilities.adapter_slots
 
 
 def share_weights(fleet: Fleet, one: str, other: str) -> bool:

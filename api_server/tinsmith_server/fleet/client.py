@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from tinsmith_rpc import worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import TENANT_METADATA, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_server.errors import (
@@ -79,10 +79,10 @@ class GrpcWorkerClient(WorkerClient):
         await self._channel.close()
 
     @override
-    async def submit(self, request: worker_pb2.SubmitRequest) -> int:
+    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> int:
         request.epoch = self._epoch
         try:
-            return (await _call(self._stub.Submit, request, SUBMIT_TIMEOUT_SECONDS)).epoch
+            return (await _call(self._stub.Submit, request, SUBMIT_TIMEOUT_SECONDS, tenant)).epoch
         except WorkerFull as error:
             raise StorageFull(str(error)) from error
 
@@ -92,9 +92,9 @@ class GrpcWorkerClient(WorkerClient):
         return await _call(self._stub.Await, request, timeout_seconds + HOLD_GRACE_SECONDS)
 
     @override
-    async def sample(self, request: worker_pb2.SampleRequest) -> None:
+    async def sample(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
         try:
-            await _call(self._stub.Sample, request, QUICK_TIMEOUT_SECONDS)
+            await _call(self._stub.Sample, request, QUICK_TIMEOUT_SECONDS, tenant)
         except WorkerFull as error:
             raise TooManySamples(str(error)) from error
         except CallUnknown as error:
@@ -122,11 +122,15 @@ class GrpcWorkerClient(WorkerClient):
 
 
 async def _call(
-    method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply], request: Request, timeout_seconds: float
+    method: grpc.aio.UnaryUnaryMultiCallable[Request, Reply],
+    request: Request,
+    timeout_seconds: float,
+    tenant: str | None = None,
 ) -> Reply:
     """One RPC, its failure as an error of ours."""
+    metadata = grpc.aio.Metadata((TENANT_METADATA, tenant.encode())) if tenant is not None else None
     try:
-        return await method(request, timeout=timeout_seconds)
+        return await method(request, timeout=timeout_seconds, metadata=metadata)
     except grpc.aio.AioRpcError as error:
         kind = _ERRORS.get(error.code(), WorkerError)
         raise kind(error.details() or f"the worker answered {error.code().name}") from error

@@ -10,6 +10,8 @@ from prometheus_client.registry import Collector
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
+from tinsmith_server.fleet.base import places_of
+
 LABELS = ["base_model", "worker"]
 BY_KIND = ["base_model", "kind"]
 
@@ -99,6 +101,14 @@ _GAUGES: dict[str, tuple[str, Callable[[worker_pb2.DescribeReply], float]]] = {
         "Models that wait for another start of the worker: this one could not take them up.",
         lambda reply: sum(bool(model.quarantined) for model in reply.models),
     ),
+    "tinsmith_model_places": (
+        "Models that the worker takes, in memory or parked.",
+        places_of,
+    ),
+    "tinsmith_adapters_parked": (
+        "Adapters that are on the worker's volume alone, until their models' next operations.",
+        lambda reply: sum(model.parked for model in reply.models),
+    ),
     "tinsmith_logprob_gap": (
         "Mean absolute difference of trainer's and sampler's logprobs, latest tokens.",
         lambda reply: reply.metrics.logprob_gap,
@@ -126,6 +136,22 @@ _COUNTERS: dict[str, tuple[str, Callable[[worker_pb2.WorkerMetrics], float]]] = 
     "tinsmith_train_seconds": ("Seconds spent training.", lambda metrics: metrics.train_seconds),
     "tinsmith_sample_seconds": ("Seconds spent sampling.", lambda metrics: metrics.sample_seconds),
     "tinsmith_journal_operations": ("Operations journalled.", lambda metrics: metrics.journal_operations),
+    "tinsmith_adapters_evicted": (
+        "Adapters that left memory, since others wanted their slots.",
+        lambda metrics: metrics.adapters_evicted,
+    ),
+    "tinsmith_adapters_restored": (
+        "Adapters that came into memory from their snapshots.",
+        lambda metrics: metrics.adapters_restored,
+    ),
+    "tinsmith_eviction_seconds": (
+        "Seconds spent saving and dropping adapters that left memory.",
+        lambda metrics: metrics.eviction_seconds,
+    ),
+    "tinsmith_restore_seconds": (
+        "Seconds spent bringing adapters back into memory.",
+        lambda metrics: metrics.restore_seconds,
+    ),
     "tinsmith_operations_given_up": (
         "Operations that failed since they ended the worker's process too often.",
         lambda metrics: metrics.operations_given_up,

@@ -1,62 +1,76 @@
-"""Request bodies: read within the limit and only after the key has been checked, and described in the OpenAPI page."""
+"""What routes read from bodies: JSON objects, requests, samples, training data. Only after the key has been checked."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
-import orjson
 import zstandard
-from fastapi import Depends, FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
+from fastapi import Depends, Request, Response
 from pydantic import BaseModel, ValidationError
-from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.errors import BodyTooLarge, Unprocessable
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.errors import BodyTooLarge, TooBusy, Unprocessable
+from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, key_name, path_of
+from tinsmith_server.routes.uploads import AccountDep, Body, limit_of, over, receive
+from tinsmith_server.services.accounts.body_budget import Account
+from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import rejection
-from tinsmith_server.wire import requests
-from tinsmith_server.wire.head import HeadUnreadable, read_head
+from tinsmith_server.services.sampling.sample_requests import SampleSubmission, sample_submission
+from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
 from tinsmith_server.wire.ids import operation_number
+from tinsmith_server.wire.json_bodies import PROMPT, BadJson, read_object
 from tinsmith_server.wire.requests import sentence
+from tinsmith_server.wire.token_counts import trained_tokens
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
-TELEMETRY_LIMIT_BYTES = 2**20
+# What is read from less takes about a millisecond, whatever it is; a thread costs a fifth of that.
+INLINE_BYTES = 16 * 1024
+# Of a training body that is not kept: its head, which says whose it is.
+HEAD_BYTES = 64 * 1024
 
 STABLE_REINFORCE_NOTE = (
     "stable_reinforce has no public formula; this server runs it as cispo with the same inputs "
     "(setting map_stable_reinforce)"
 )
 
-_REFERENCE = "#/components/schemas/{model}"
 
-PROTOBUF_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "Tinker's ForwardBackwardRequest, optionally with Content-Encoding zstd or gzip.",
-        "content": {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+async def off_the_loop(services: Services, tenant: str, size: int, work: Callable[[], T]) -> T:
+    """Runs `work` on a body of `size` bytes where nobody waits for it but its sender.
+
+    One at a time, and tenants in turn: Python lets one thread run at a time anyhow.
+    """
+    if size <= INLINE_BYTES:
+        return work()
+    async with services.body_turns.taken(tenant):
+        return await asyncio.to_thread(work)
 
 
-async def read_json_object(request: Request, _tenant: Tenant, services: ServicesDep) -> dict[str, Any]:
+async def _whole(request: Request, services: Services, account: Account) -> bytes:
+    path = path_of(request)
+    limit = limit_of(path, services.settings)
+    body = await receive(request, limit, account)
+    if not body.complete:
+        raise BodyTooLarge(over(path, limit))
+    return body.content
+
+
+async def read_json_object(
+    request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
+) -> dict[str, Any]:
     """Raises BodyTooLarge, and Unprocessable for anything but a JSON object."""
-    limit = services.settings.max_body_bytes
-    body, complete = await _read(request, limit)
-    if not complete:
-        raise BodyTooLarge(_over(limit))
+    body = await _whole(request, services, account)
     try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Unprocessable(f"the body is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise Unprocessable("the body must be a JSON object")
-    return content
+        return await off_the_loop(services, tenant, len(body), lambda: read_object(body))
+    except BadJson as error:
+        raise Unprocessable(str(error)) from error
 
 
 JsonObject = Annotated[dict[str, Any], Depends(read_json_object)]
@@ -65,41 +79,63 @@ JsonObject = Annotated[dict[str, Any], Depends(read_json_object)]
 def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
     """A dependency that validates the body. Only for requests without a future: its errors are 422s."""
 
-    def validate(content: JsonObject) -> M:
+    def validate(content: dict[str, Any]) -> M:
         try:
             return model.model_validate(content)
         except ValidationError as error:
             raise Unprocessable(sentence(error)) from error
 
-    return validate
+    async def validated(content: JsonObject) -> M:
+        # Not a plain function: FastAPI would send each call to a thread.
+        return validate(content)
+
+    return validated  # type: ignore[return-value]
+
+
+async def read_sample(
+    request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
+) -> SampleSubmission:
+    """The sample as a sampler is given it. Raises Unprocessable where its ids, or its JSON, cannot be read."""
+    services.rates.sampled.admit(key_name(key))
+    body = await _whole(request, services, account)
+
+    def submission() -> SampleSubmission:
+        return sample_submission(read_object(body, PROMPT))
+
+    try:
+        return await off_the_loop(services, tenant, len(body), submission)
+    except BadJson as error:
+        raise Unprocessable(str(error)) from error
+
+
+Sample = Annotated[SampleSubmission, Depends(read_sample)]
 
 
 async def read_forward_backward(
-    request: Request, response: Response, _tenant: Tenant, services: ServicesDep
+    request: Request, response: Response, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
 ) -> worker_pb2.SubmitRequest:
     """The operation as the worker is given it, but for the epoch; the SDK's message travels in it as it came.
 
     Raises Unprocessable only when model_id or seq_id cannot be read; the rest is the future's business, and a body
     that cannot be run is not kept.
     """
-    limit = services.settings.max_body_bytes
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    body, complete = await _read(request, limit)
-    try:
-        # Unpacking megabytes would hold up every poll; a plain body is only skipped through.
-        unpack = encoding != "identity"
-        head = await asyncio.to_thread(read_head, body, encoding) if unpack else read_head(body)
-    except HeadUnreadable as error:
-        raise Unprocessable(str(error)) from error
+    path, limit = path_of(request), services.settings.max_body_bytes
+    body = await receive(request, limit, account, beginning=HEAD_BYTES)
+    head = await _head(services, tenant, body, encoding)
     operation = worker_pb2.SubmitRequest(
         model_id=head.model_id, seq_id=operation_number(head.seq_id), kind=worker_pb2.FORWARD_BACKWARD
     )
-    if not complete or (encoding == "zstd" and _declared_size(body) > limit):
-        operation.rejection.CopyFrom(rejection(_over(limit)))
+    if not body.complete or (encoding == "zstd" and _declared_size(body.content) > limit):
+        operation.rejection.CopyFrom(rejection(over(path, limit)))
     elif encoding == "gzip":
-        await asyncio.to_thread(_gunzip_into, operation, body, limit)
+        await account.take(limit)
+        unpack = partial(_gunzip_into, operation, body.content, over(path, limit), limit)
+        await off_the_loop(services, tenant, limit, unpack)
+        account.give_back(limit - len(operation.payload))
     else:
-        operation.payload, operation.zstd = body, encoding == "zstd"
+        operation.payload, operation.zstd = body.content, encoding == "zstd"
+    await _charge(services, tenant, key_name(key), operation)
     if head.loss_fn == "stable_reinforce" and services.settings.map_stable_reinforce:
         response.headers["x-deprecation-note"] = STABLE_REINFORCE_NOTE
     return operation
@@ -108,41 +144,31 @@ async def read_forward_backward(
 ForwardBackward = Annotated[worker_pb2.SubmitRequest, Depends(read_forward_backward)]
 
 
-async def read_telemetry_body(request: Request) -> bytes:
-    """What fits; a batch over the limit is not worth an error to the client."""
-    body, complete = await _read(request, TELEMETRY_LIMIT_BYTES)
-    return body if complete else b""
+async def _charge(services: Services, tenant: str, key: str, operation: worker_pb2.SubmitRequest) -> None:
+    """Waits for the key's rate, and counts the tokens on it."""
+    if not services.rates.trained.limits or operation.HasField("rejection"):
+        return
+    await services.rates.trained.admit_late(key)
+    count = partial(trained_tokens, operation.payload, operation.zstd, services.settings.max_body_bytes)
+    services.rates.trained.charge(key, await off_the_loop(services, tenant, len(operation.payload), count))
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads this JSON body."""
-    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+async def _head(services: Services, tenant: str, body: Body, encoding: str) -> Head:
+    """Raises Unprocessable. What is compressed is never small."""
+    size = len(body.content) if encoding == "identity" else INLINE_BYTES + 1
+    try:
+        return await off_the_loop(services, tenant, size, lambda: read_head(body.content, encoding))
+    except HeadUnreadable as error:
+        raise Unprocessable(str(error)) from error
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Serves the generated document with the schemas that `takes` refers to."""
-
-    def openapi() -> dict[str, Any]:
-        if not app.openapi_schema:
-            document = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=app.summary)
-            document.setdefault("components", {}).setdefault("schemas", {}).update(_request_schemas())
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-async def _read(request: Request, limit: int) -> tuple[bytes, bool]:
-    """The body's beginning up to the limit, and whether that is all. The rest is drained: a client that
-    is cut off while it sends sees a broken connection, not our answer."""
-    parts = io.BytesIO()
-    complete = True
-    async for part in request.stream():
-        room = limit - parts.tell()
-        complete = complete and len(part) <= room
-        parts.write(part[:room])
-    return parts.getvalue(), complete
+async def read_telemetry_body(request: Request, services: ServicesDep) -> bytes:
+    """What fits; a batch over the limit is not worth an error to the client. Without a key: those share a budget."""
+    with services.telemetry_budget.account("") as account, suppress(TooBusy, HTTPException):
+        body = await receive(request, limit_of(path_of(request), services.settings), account)
+        if body.complete:
+            return body.content
+    return b""
 
 
 def _declared_size(frame: bytes) -> int:
@@ -153,7 +179,7 @@ def _declared_size(frame: bytes) -> int:
         return 0
 
 
-def _gunzip_into(operation: worker_pb2.SubmitRequest, body: bytes, limit: int) -> None:
+def _gunzip_into(operation: worker_pb2.SubmitRequest, body: bytes, too_large: str, limit: int) -> None:
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         content = decompressor.decompress(body, limit + 1)
@@ -161,17 +187,6 @@ def _gunzip_into(operation: worker_pb2.SubmitRequest, body: bytes, limit: int) -
         operation.rejection.CopyFrom(rejection(f"the gzip body is damaged: {error}"))
         return
     if len(content) > limit:
-        operation.rejection.CopyFrom(rejection(_over(limit)))
+        operation.rejection.CopyFrom(rejection(too_large))
     else:
         operation.payload = content
-
-
-def _over(limit: int) -> str:
-    return f"the body is over this server's limit of {limit} bytes (setting max_body_bytes)"
-
-
-def _request_schemas() -> dict[str, Any]:
-    bodies = [(model, "validation") for model in requests.Request.__subclasses__()]
-    _, definitions = models_json_schema(bodies, ref_template=_REFERENCE)  # type: ignore[arg-type]
-    schemas: dict[str, Any] = definitions["$defs"]
-    return schemas

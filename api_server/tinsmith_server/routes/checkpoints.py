@@ -7,8 +7,9 @@ from typing import Annotated, cast
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import StreamingResponse
 
-from tinsmith_server.routes.bodies import body_as, takes
+from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.checkpoints.checkpoints import TrainingRun
 from tinsmith_server.store.records import Checkpoint
 from tinsmith_server.wire.ids import KIND_OF_TYPE, CheckpointType, PathKind, TinkerPath

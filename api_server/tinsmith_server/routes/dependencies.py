@@ -7,7 +7,11 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader
 
+from tinsmith_server.services.accounts.keys import hash_key
 from tinsmith_server.services.assembly import Services
+
+# What the SDK sends by itself, and however often it likes.
+UNCOUNTED = frozenset({"/client/config", "/client/dynamic_config", "/session_heartbeat", "/retrieve_future"})
 
 _api_key = APIKeyHeader(name="X-API-Key", auto_error=False, description="A key that starts with `tml-`.")
 
@@ -18,11 +22,28 @@ async def get_services(request: Request) -> Services:
     return services
 
 
+def key_name(key: str | None) -> str:
+    """What a key is called where things are counted by keys."""
+    return hash_key(key or "")
+
+
 async def authenticate(
-    services: Annotated[Services, Depends(get_services)], key: Annotated[str | None, Security(_api_key)]
+    request: Request,
+    services: Annotated[Services, Depends(get_services)],
+    key: Annotated[str | None, Security(_api_key)],
 ) -> str:
-    return await services.keys.authenticate(key)
+    """The tenant. Raises AuthenticationFailed, and TooBusy for a key that asks for too much in a minute."""
+    tenant = await services.keys.authenticate(key)
+    if path_of(request) not in UNCOUNTED:
+        services.rates.admit_request(key_name(key))
+    return tenant
 
 
+def path_of(request: Request) -> str:
+    """The route's template, without the prefix of all of them."""
+    return str(request.scope["route"].path).removeprefix("/api/v1")
+
+
+ApiKey = Annotated[str | None, Security(_api_key)]
 ServicesDep = Annotated[Services, Depends(get_services)]
 Tenant = Annotated[str, Depends(authenticate)]

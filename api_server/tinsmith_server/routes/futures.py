@@ -14,13 +14,16 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.routes.bodies import body_as, takes
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant, get_services
+from tinsmith_server.routes.bodies import body_as
+from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, get_services, key_name
+from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.problems import http_status, tell_user
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.futures import STOPPING, Answer, Metadata, Pending, Ready
+from tinsmith_server.wire.ids import is_sample
 from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest
 from tinsmith_server.wire.responses import Empty, FailedResponse, MetadataResponse, PendingResponse
+from tinsmith_server.wire.token_counts import sampled_tokens
 
 log = get_logger(__name__)
 
@@ -77,8 +80,11 @@ async def retrieve_future(
     body: Annotated[RetrieveFutureRequest, Depends(body_as(RetrieveFutureRequest))],
     tenant: Tenant,
     services: ServicesDep,
+    key: ApiKey,
 ) -> Response:
     answer = await services.futures.retrieve(tenant, body.request_id, allow_metadata_only=body.allow_metadata_only)
+    if services.rates.sampled.limits and isinstance(answer, Ready) and is_sample(body.request_id):
+        services.rates.note_sampled(key_name(key), body.request_id, sampled_tokens(answer.payload))
     return _response(answer)
 
 

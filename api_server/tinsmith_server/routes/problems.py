@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -21,7 +23,7 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.BodyTooLarge: 413,
     errors.Unprocessable: 422,
     UnstorableValue: 422,
-    errors.TooManySamples: 429,
+    errors.TooBusy: 429,
     errors.WorkerUnavailable: 503,
     StoreUnavailable: 503,
     errors.CheckpointRootUnavailable: 503,
@@ -59,6 +61,8 @@ async def _tinsmith_error(_request: Request, error: Exception) -> JSONResponse:
     if status >= 500:
         log.warning("request failed", status=status, reason=str(error))
     response = problem(status, str(error))
+    if isinstance(error, errors.TooBusy):
+        response.headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
     if isinstance(error, errors.StorageFull):
         tell_user(response, str(error))
         # The SDK's inner retries would keep the words back for a minute and a half; its outer ones go on for 300 s.
@@ -75,4 +79,6 @@ async def _validation_error(_request: Request, error: Exception) -> JSONResponse
 async def _http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     detail = f"{request.method} {request.url.path}: {error.detail}" if error.status_code in {404, 405} else error.detail
-    return problem(error.status_code, detail)
+    response = problem(error.status_code, detail)
+    response.headers.update(error.headers or {})
+    return response

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import JsonObject, body_as, takes
+from tinsmith_server.routes.bodies import Sample, body_as
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest, SampleRequest
 from tinsmith_server.wire.responses import CreateSamplingSessionResponse, FutureResponse, SamplerResponse
 
@@ -33,6 +34,6 @@ async def get_sampler(sampling_session_id: str, tenant: Tenant, services: Servic
 
 
 @router.post("/asample", summary="Sample", openapi_extra=takes(SampleRequest))
-async def asample(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    submission = await services.sampling.submit(tenant, body)
+async def asample(sample: Sample, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    submission = await services.sampling.submit(tenant, sample)
     return FutureResponse(request_id=str(submission.sample), sample_sequence_ids=list(submission.sequence_ids))

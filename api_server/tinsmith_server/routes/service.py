@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 
 from tinsmith_server.logs import get_logger
-from tinsmith_server.routes.bodies import read_telemetry_body, takes
+from tinsmith_server.routes.bodies import off_the_loop, read_telemetry_body
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.problems import problem
+from tinsmith_server.wire.json_bodies import BadJson, Shape, read_object
 from tinsmith_server.wire.requests import ClientConfigRequest
 from tinsmith_server.wire.responses import (
     CapabilitiesResponse,
@@ -25,6 +26,7 @@ from tinsmith_server.wire.responses import (
 log = get_logger(__name__)
 
 MAX_EVENTS = 100
+TELEMETRY = Shape(values=16384)
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.:-]{0,79}")
 
 router = APIRouter(tags=["service"])
@@ -61,19 +63,19 @@ async def get_server_capabilities(_tenant: Tenant, services: ServicesDep) -> Cap
 
 
 @router.post("/telemetry", summary="Take the SDK's telemetry")
-async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)]) -> TelemetryResponse:
+async def telemetry(body: Annotated[bytes, Depends(read_telemetry_body)], services: ServicesDep) -> TelemetryResponse:
     """Without a key, too: each refusal would cost the user half a minute."""
-    note_telemetry(body)
+    await off_the_loop(services, "", len(body), lambda: note_telemetry(body))
     return TelemetryResponse()
 
 
 def note_telemetry(body: bytes) -> None:
     """Logs what kind of events came, and of errors their types. Never raises: clients must hear 2xx."""
     try:
-        batch = orjson.loads(body)
+        batch = read_object(body, TELEMETRY)
         events = batch["events"][:MAX_EVENTS]
         session_id = _word(batch.get("session_id"))
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+    except (BadJson, KeyError, TypeError, AttributeError):
         return
     for event in events:
         if isinstance(event, dict):

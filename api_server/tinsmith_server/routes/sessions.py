@@ -6,8 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query
 
-from tinsmith_server.routes.bodies import body_as, takes
+from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest, SessionHeartbeatRequest
 from tinsmith_server.wire.responses import CreateSessionResponse, Empty, SessionResponse, SessionsResponse
 

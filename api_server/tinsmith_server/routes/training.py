@@ -6,8 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import PROTOBUF_BODY, ForwardBackward, JsonObject, body_as, takes
+from tinsmith_server.routes.bodies import ForwardBackward, JsonObject, body_as
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.openapi import PROTOBUF_BODY, takes
 from tinsmith_server.wire.ids import OperationId
 from tinsmith_server.wire.requests import (
     CreateModelRequest,
@@ -18,7 +19,7 @@ from tinsmith_server.wire.requests import (
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
 )
-from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData
+from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData, WaitingModelsResponse
 
 router = APIRouter(tags=["training"])
 
@@ -30,6 +31,12 @@ def _future(operation: OperationId) -> FutureResponse:
 @router.post("/create_model", openapi_extra=takes(CreateModelRequest))
 async def create_model(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
     return _future(await services.models.create(tenant, body))
+
+
+@router.get("/waiting_models", summary="Models that wait for a worker, and what each waits for")
+async def waiting_models(tenant: Tenant, services: ServicesDep) -> WaitingModelsResponse:
+    """The tenant's own, oldest first, 20 at most. No call of Tinker's: `tinsmith doctor` shows them."""
+    return WaitingModelsResponse(waiting_models=await services.models.waiting(tenant))
 
 
 @router.post("/get_info", openapi_extra=takes(GetInfoRequest), response_model_exclude_none=True)

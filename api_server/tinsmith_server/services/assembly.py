@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.fleet.base import Changes, Fleet
+from tinsmith_server.services.accounts.body_budget import BodyBudget
+from tinsmith_server.services.accounts.holdings import Holdings
 from tinsmith_server.services.accounts.keys import Keys
+from tinsmith_server.services.accounts.rates import Rates
 from tinsmith_server.services.accounts.sessions import Sessions
+from tinsmith_server.services.accounts.turns import Turns
 from tinsmith_server.services.background.inspection import Capabilities, Inspection, Readiness
 from tinsmith_server.services.background.leases import Leases
 from tinsmith_server.services.background.reaper import LostWorkers, Reaper
@@ -32,6 +36,9 @@ from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, utc_now
 
+# It comes without a key, so from anybody.
+TELEMETRY_BYTES = 16 * 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -53,22 +60,39 @@ class Services:
     binding: Binding
     background: Background
     long_polls: LongPolls
+    body_budget: BodyBudget
+    telemetry_budget: BodyBudget
+    body_turns: Turns
+    rates: Rates
 
 
 def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock = utc_now) -> Services:
     files = CheckpointFiles(settings.checkpoints_url)
     retention = Retention(store, files, settings, clock)
     delivery = Delivery(store, fleet)
-    events = Events(store, fleet, retention, delivery)
+    freed = Changes()
+    events = Events(store, fleet, retention, delivery, freed)
     lookup = CheckpointLookup(store, events, clock)
     sessions = Sessions(store, clock)
-    binding = Binding(store, Placement(store, fleet), delivery)
-    models = Models(store, fleet, sessions, binding, lookup, settings, clock)
+    holdings = Holdings(store, settings)
+    placement = Placement(store, fleet, freed, settings.places_for_others, clock)
+    binding = Binding(store, fleet, placement, delivery)
+    models = Models(
+        store=store,
+        fleet=fleet,
+        sessions=sessions,
+        binding=binding,
+        lookup=lookup,
+        adapters=holdings.adapters,
+        settings=settings,
+        clock=clock,
+    )
+    requests = SubmitRequests(fleet, events, lookup, holdings.checkpoints)
     loads = SamplerLoads()
     dispatch = Dispatch(fleet, loads)
-    sampling = Sampling(store, fleet, sessions, lookup, dispatch, clock)
+    sampling = Sampling(store, fleet, sessions, lookup, dispatch, holdings.samples, clock)
     checkpoints = Checkpoints(store, lookup, retention, clock)
-    inspection = Inspection(store, fleet, loads)
+    inspection = Inspection(store, fleet, loads, holdings.queued)
     reaper = Reaper(
         store=store,
         fleet=fleet,
@@ -76,6 +100,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         binding=binding,
         delivery=delivery,
         events=events,
+        freed=freed,
         settings=settings,
         clock=clock,
     )
@@ -87,7 +112,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         keys=Keys(store, static_key, clock),
         sessions=sessions,
         models=models,
-        operations=Operations(sessions, models, binding, delivery, fleet, SubmitRequests(fleet, events, lookup)),
+        operations=Operations(sessions, models, binding, delivery, fleet, requests, holdings.queued),
         sampling=sampling,
         dispatch=dispatch,
         futures=Futures(models, sampling, binding, fleet, events, long_polls, settings.poll_hold_seconds),
@@ -110,4 +135,12 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
             inspection=inspection,
         ),
         long_polls=long_polls,
+        body_budget=BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all),
+        telemetry_budget=BodyBudget(TELEMETRY_BYTES, TELEMETRY_BYTES, wait_seconds=1.0),
+        body_turns=Turns(),
+        rates=Rates(
+            settings.requests_per_minute or None,
+            settings.trained_tokens_per_minute or None,
+            settings.sampled_tokens_per_minute or None,
+        ),
     )

@@ -23,7 +23,11 @@ class Delivery:
         self._fleet = fleet
 
     async def submit(
-        self, worker_id: str, request: worker_pb2.SubmitRequest, patience_seconds: float = PATIENCE_SECONDS
+        self,
+        worker_id: str,
+        request: worker_pb2.SubmitRequest,
+        tenant: str,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """Raises WorkerUnavailable when patience ends, WorkerUnstartable, ModelNotAtWorker or StorageFull."""
         handle = self._fleet.worker(worker_id)
@@ -32,7 +36,7 @@ class Delivery:
             remaining = deadline - asyncio.get_running_loop().time()
             worker = await handle.connection(max(remaining, 0))
             try:
-                if await self._accepted(handle, worker, request):
+                if await self._accepted(handle, worker, request, tenant):
                     return
             except WorkerUnavailable:
                 if remaining <= 0:
@@ -43,6 +47,7 @@ class Delivery:
         self,
         worker_id: str,
         model_id: str,
+        tenant: str,
         final_checkpoint: worker_pb2.SaveWeights | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
@@ -53,12 +58,14 @@ class Delivery:
             kind=worker_pb2.RELEASE_MODEL,
             payload=worker_pb2.ReleaseModel(final_checkpoint=final_checkpoint).SerializeToString(),
         )
-        await self.submit(worker_id, request, patience_seconds)
+        await self.submit(worker_id, request, tenant, patience_seconds)
 
-    async def _accepted(self, handle: WorkerHandle, worker: WorkerClient, request: worker_pb2.SubmitRequest) -> bool:
+    async def _accepted(
+        self, handle: WorkerHandle, worker: WorkerClient, request: worker_pb2.SubmitRequest, tenant: str
+    ) -> bool:
         """False when the worker that took it is not, or no longer, the one that the store points to."""
         try:
-            epoch = await worker.submit(request)
+            epoch = await worker.submit(request, tenant)
         except StaleEpoch:
             await handle.renew()
             return False

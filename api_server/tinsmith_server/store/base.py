@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from tinsmith_server.store.records import (
     CheckpointType,
     FinalState,
     FinishType,
+    Line,
     Model,
     ModelState,
     Page,
@@ -19,6 +20,9 @@ from tinsmith_server.store.records import (
     Session,
     Worker,
 )
+
+Choice = Callable[[Line], Mapping[str, str]]
+"""Of a line: which models get a place now, and at which worker. It only decides: a transaction waits for it."""
 
 
 class Store(Protocol):
@@ -90,21 +94,30 @@ class Store(Protocol):
 
     async def models_of_session(self, session_id: str) -> Sequence[Model]: ...
     async def models_of_worker(self, worker_id: str, states: Sequence[ModelState]) -> Sequence[Model]: ...
+    async def count_live_models(self, tenant: str) -> int:
+        """Those accepted or bound."""
+
     async def accepted_models(self) -> Sequence[Model]:
         """Those that no worker has yet, oldest first."""
 
-    async def first_without_place(self, base_model: str, lora_rank: int) -> Model | None:
-        """The oldest accepted model of this kind that is placed nowhere."""
+    async def unbound_models(self, tenant: str, limit: int) -> Sequence[Model]:
+        """The tenant's models that no worker has yet, oldest first."""
 
     # ---- places at workers
-    async def place_model(self, model_id: str, worker_id: str, slots: int | None) -> Model | None:
-        """Gives an accepted model the lowest free one of the worker's `slots`; None: the worker counts itself.
+    async def line(self, base_models: Collection[str], worker_ids: Collection[str]) -> Line:
+        """The models of these base models that wait for a place, and who holds the places of these workers."""
 
-        Returns the model as it is then, perhaps placed elsewhere before or ended since; None when every
-        slot is taken, and where there is no such model.
+    async def give_places(
+        self, base_models: Collection[str], slots: Mapping[str, int], choose: Choice
+    ) -> Mapping[str, str]:
+        """Gives models of the line the places that `choose` gives them; `slots` says how many a worker has.
+
+        One at a time for each worker, whichever replica calls: `choose` sees the line as it is, and what it gives
+        holds. What another caller has in hand at that moment, or what would be one too many, is left out. Returns
+        who got a place, and at which worker.
         """
 
-    async def bind_where_made(self, model_id: str, worker_id: str, slots: int | None) -> bool:
+    async def bind_where_made(self, model_id: str, worker_id: str, slots: int) -> bool:
         """Binds an accepted model to the worker that has made it, wherever it was placed meanwhile.
 
         It is at home there even if its slot has been given away since. False when it is bound elsewhere, has
@@ -151,6 +164,9 @@ class Store(Protocol):
 
     async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
         """Newest first, without ephemeral ones."""
+
+    async def checkpoint_bytes(self, tenant: str) -> int:
+        """Of all that it has, without ephemeral ones."""
 
     async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
         """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was."""

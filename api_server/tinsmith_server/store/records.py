@@ -79,6 +79,36 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """An accepted model that is placed nowhere: as much of it as its turn depends on."""
+
+    model_id: str
+    tenant: str
+    base_model: str
+    lora_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A model that holds one of a worker's slots."""
+
+    model_id: str
+    session_id: str
+    tenant: str
+    worker_id: str
+    last_request_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Models that wait for a place at some workers, oldest first; who holds those places; and whose sessions go on."""
+
+    waiting: tuple[Waiting, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    tenants_at_work: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """A journal. Its epoch fences older servers out; the cursor says which events are in here.
 

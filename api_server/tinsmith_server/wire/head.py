@@ -19,7 +19,7 @@ _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _SKIP_CHUNK_BYTES = 64 * 1024
 _MAX_ID_BYTES = 1024
 # The SDK sends 1024 datums at most; a body of millions of empty fields must not keep the server busy.
-_MAX_FIELDS = 100_000
+_MAX_FIELDS = 4096
 # Of a protobuf message, and so of each of its fields.
 _MAX_MESSAGE_BYTES = 2**31 - 1
 # How much of a compressed body may be unpacked on the way to a field.

@@ -71,6 +71,10 @@ def sampler_token(sampler_id: str) -> str:
     return hashlib.sha256(sampler_id.encode()).hexdigest()[:8]
 
 
+def is_sample(request_id: str) -> bool:
+    return isinstance(parse_request_id(request_id), SampleId)
+
+
 def parse_request_id(text: str) -> OperationId | SampleId | None:
     """The inverse of `str`; None for anything that this server cannot have answered."""
     owner, _, rest = text.rpartition(":")

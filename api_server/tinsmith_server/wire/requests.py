@@ -2,22 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from tinsmith_server.wire.ids import check_name
 
 TTL_MIN_SECONDS = 3600
 TTL_MAX_SECONDS = 10 * 365 * 24 * 3600
 MAX_SAMPLES = 1024
+MAX_STOPS = 1024
+MAX_TAGS = 64
+# Pages hold a thousand rows, and each row is read by many requests.
+METADATA_BYTES = 8192
+METADATA_KEYS = 128
+# In words to the sender.
+ERRORS_SHOWN = 3
 
+T = TypeVar("T")
+
+
+def bounded_metadata(value: dict[str, T]) -> dict[str, T]:
+    """Raises ValueError."""
+    if len(value) > METADATA_KEYS:
+        raise ValueError(f"user_metadata has {len(value)} keys; at most {METADATA_KEYS} are kept")
+    if (size := len(orjson.dumps(value))) > METADATA_BYTES:
+        raise ValueError(f"user_metadata has {size} bytes as JSON; at most {METADATA_BYTES} are kept")
+    return value
+
+
+def whole_numbers(value: object) -> array[int]:
+    """A list as it came, or as a long one was read (`wire/json_bodies.py`)."""
+    if isinstance(value, array):
+        return value
+    if not isinstance(value, list) or any(type(item) is not int for item in value):
+        raise PydanticCustomError("whole_numbers", "must be a list of whole numbers")
+    try:
+        return array("q", value)
+    except OverflowError:
+        raise PydanticCustomError("whole_numbers", "holds a number outside 64 bits") from None
+
+
+def few_stops(value: object) -> object:
+    if isinstance(value, array | list) and len(value) > MAX_STOPS:
+        raise PydanticCustomError("few_stops", "may have {most} entries at most", {"most": MAX_STOPS})
+    return value.tolist() if isinstance(value, array) else value
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(bounded_metadata)]
+Words = Annotated[list[str], Field(fail_fast=True)]
+WholeNumbers = Annotated[
+    Sequence[int],
+    PlainValidator(whole_numbers),
+    WithJsonSchema({"type": "array", "items": {"type": "integer"}}),
+]
 Name = Annotated[str, AfterValidator(check_name)]
 TtlSeconds = Annotated[int, Field(ge=TTL_MIN_SECONDS, le=TTL_MAX_SECONDS)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Fraction = Annotated[Finite, Field(ge=0, lt=1)]
 
 
@@ -35,8 +92,8 @@ class ClientConfigRequest(Request):
 
 
 class CreateSessionRequest(Request):
-    tags: list[str] = []
-    user_metadata: dict[str, Any] = {}
+    tags: Annotated[Words, Field(max_length=MAX_TAGS)] = []
+    user_metadata: Annotated[dict[str, Any], AfterValidator(bounded_metadata)] = {}
     sdk_version: str = ""
     project_id: str | None = None
     display_name: str | None = None
@@ -87,7 +144,7 @@ class CreateModelRequest(Request):
     base_model: str
     lora_config: LoraConfig = LoraConfig()
     optimizer_config: OptimizerConfig = OptimizerConfig()
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Metadata | None = None
 
 
 class GetInfoRequest(Request):
@@ -119,7 +176,7 @@ class SaveWeightsRequest(Request):
     path: Name
     ttl_seconds: TtlSeconds | None = None
     overwrite: bool = False
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Metadata | None = None
 
 
 class SaveWeightsForSamplerRequest(Request):
@@ -131,7 +188,7 @@ class SaveWeightsForSamplerRequest(Request):
     path: Name | None = None
     sampling_session_seq_id: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     ttl_seconds: TtlSeconds | None = None
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Metadata | None = None
 
     @model_validator(mode="after")
     def _has_one_target(self) -> SaveWeightsForSamplerRequest:
@@ -145,7 +202,7 @@ class SaveWeightsExternalRequest(Request):
     seq_id: int
     path: Name
     ttl_seconds: TtlSeconds | None = None
-    age_encryption_recipients: list[str] | None = None
+    age_encryption_recipients: Words | None = None
 
 
 class LoadWeightsRequest(Request):
@@ -155,7 +212,7 @@ class LoadWeightsRequest(Request):
     optimizer: bool
     weights_access_token: str | None = None
     base_model: str | None = None
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Metadata | None = None
     optimizer_config: OptimizerConfig = OptimizerConfig()
 
 
@@ -180,17 +237,17 @@ class CreateSamplingSessionRequest(Request):
 class Chunk(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     type: str
-    tokens: list[int] | None = None
+    tokens: WholeNumbers | None = None
 
 
 class ModelInput(Request):
-    chunks: list[Chunk]
+    chunks: Annotated[list[Chunk], Field(fail_fast=True)]
 
 
 class SamplingParams(Request):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: str | list[str] | list[int] | None = None
+    stop: Annotated[str | Words | Annotated[list[int], Field(fail_fast=True)] | None, BeforeValidator(few_stops)] = None
     temperature: NonNegative = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     top_p: Annotated[Finite, Field(gt=0, le=1)] = 1.0
@@ -199,11 +256,11 @@ class SamplingParams(Request):
 class TokenTensor(Request):
     """Token ids `[rows, columns]`: all of them, or, as compressed sparse rows, those listed."""
 
-    data: list[Int64]
+    data: WholeNumbers
     dtype: Literal["int64"]
-    shape: list[Annotated[int, Field(ge=0, lt=2**63)]]
-    sparse_crow_indices: list[Int64] | None = None
-    sparse_col_indices: list[Int64] | None = None
+    shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(fail_fast=True)]
+    sparse_crow_indices: WholeNumbers | None = None
+    sparse_col_indices: WholeNumbers | None = None
 
     @model_validator(mode="after")
     def _is_dense_or_sparse(self) -> TokenTensor:
@@ -253,18 +310,23 @@ class WeightsInfoRequest(Request):
 
 def sentence(error: ValidationError) -> str:
     """What is wrong with a body, for its sender."""
-    return "; ".join(
-        _problem(item["loc"], item["msg"], item["type"], item["input"])
-        for item in error.errors(include_url=False, include_context=False)
-    )
+    found = error.errors(include_url=False, include_context=False)
+    shown = [_problem(item["loc"], item["msg"], item["type"], item["input"]) for item in found[:ERRORS_SHOWN]]
+    more = len(found) - len(shown)
+    return "; ".join([*shown, f"and {more} more"] if more else shown)
 
 
 def _problem(location: tuple[int | str, ...], message: str, kind: str, value: object) -> str:
-    where = ".".join(str(part) for part in location)
-    text = message.removeprefix("Value error, ").rstrip(".")
+    where = _cut(".".join(str(part) for part in location))
+    text = _cut(message.removeprefix("Value error, ").rstrip("."))
     if kind == "value_error":
         return text
     if value is None and kind != "missing":
         return f"{where}: {text}; it arrived as null, which is also how the SDK sends NaN and infinity"
-    shown = repr(value)
-    return f"{where}: {text}" if kind == "missing" or len(shown) > 80 else f"{where}: {text}, not {shown}"
+    shown = repr(value) if isinstance(value, str | int | float) else ""
+    return f"{where}: {text}, not {shown}" if shown and kind != "missing" and len(shown) <= 80 else f"{where}: {text}"
+
+
+def _cut(text: str) -> str:
+    """Names and messages may hold what the sender wrote."""
+    return text if len(text) <= 300 else f"{text[:300]}…"

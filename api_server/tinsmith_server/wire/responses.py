@@ -114,6 +114,19 @@ class CapabilitiesResponse(Response):
     supported_models: list[SupportedModel]
 
 
+class WaitingModel(Response):
+    """A model that no worker has yet. Tinsmith's own: the SDK does not ask for it."""
+
+    model_id: str
+    base_model: str
+    waiting_seconds: float
+    reason: str | None
+
+
+class WaitingModelsResponse(Response):
+    waiting_models: list[WaitingModel]
+
+
 class CheckpointResponse(Response):
     checkpoint_id: str
     checkpoint_type: Literal["training", "sampler", "external"]

@@ -34,7 +34,10 @@ async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Of a local fleet: one model directory under two names, and the fake worker in the real one's place."""
+    """Of a local fleet: one model directory under two names, and the fake worker in the real one's place.
+
+    Nothing is loaded before a test asks for it, so that it can break the directory first.
+    """
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -45,7 +48,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
     monkeypatch.setattr(WorkerCommand, "__call__", command)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    return Settings(data=tmp_path / "data", models=(f"{MODEL}={model}", f"b={model}"), lora_alpha=32)
+    models = (f"{MODEL}={model}", f"b={model}")
+    return Settings(data=tmp_path / "data", models=models, preload_models=False, lora_alpha=32)
 
 
 @pytest.fixture

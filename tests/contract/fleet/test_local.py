@@ -1,9 +1,11 @@
-"""The local fleet: child processes that start at first use, come back by themselves, and end with the server."""
+"""The local fleet: child processes that load models at start, come back by themselves, and end with the server."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -125,8 +127,74 @@ async def test_one_server_owns_a_data_directory(local_fleet: LocalFleet, setting
 
 
 async def test_waiting_for_a_worker_ends_with_the_reason(local_fleet: LocalFleet) -> None:
-    with pytest.raises(WorkerUnavailable, match="the worker is starting"):
-        await only_worker(local_fleet).connection(0)
+    worker = only_worker(local_fleet)
+    with pytest.raises(WorkerUnavailable, match=f"^loading base model {MODEL}, 0 s so far$"):
+        await worker.connection(0)
+    assert worker.trouble == f"loading base model {MODEL}, 0 s so far"
+    await worker.connection(START_SECONDS)
+    assert worker.trouble is None
+
+
+async def preloaded(settings: Settings, store: SqlStore) -> tuple[LocalFleet, list[str]]:
+    """A fleet that has loaded its models, or given up, and what it said meanwhile."""
+    told: list[str] = []
+    fleet = LocalFleet(settings.model_copy(update={"preload_models": True}), told.append)
+    await fleet.open(store)
+    await asyncio.gather(*fleet._preloading)
+    return fleet, told
+
+
+async def test_models_are_loaded_before_anybody_asks_for_them_and_a_person_hears_how_far_that_is(
+    settings: Settings, store: SqlStore
+) -> None:
+    fleet, told = await preloaded(settings, store)
+    assert only_worker(fleet).running() is not None
+    assert told[0] == f"loading base model {MODEL}"
+    assert re.fullmatch(f"{MODEL} is ready after [0-9]+ s", told[-1])
+    await fleet.close()
+
+
+async def test_a_model_that_takes_long_is_heard_of_meanwhile(
+    settings: Settings, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.fleet.local.supervisor.WORD_EACH_SECONDS", 0.01)
+    fleet, told = await preloaded(settings, store)
+    assert f"loading base model {MODEL}, 0 s so far" in told[1:-1]
+    await fleet.close()
+
+
+async def test_a_model_that_cannot_be_preloaded_is_named_with_the_reason_and_the_fleet_stays_open(
+    settings: Settings, store: SqlStore, tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "refuse").write_text("model.safetensors is truncated")
+    fleet, told = await preloaded(settings, store)
+    assert told[-1] == f"{MODEL} cannot be served: model.safetensors is truncated"
+    assert only_worker(fleet).trouble == "model.safetensors is truncated"
+    await fleet.close()
+
+
+async def test_a_fleet_that_is_closed_while_it_loads_leaves_no_process(settings: Settings, store: SqlStore) -> None:
+    fleet = LocalFleet(settings.model_copy(update={"preload_models": True}))
+    await fleet.open(store)
+    worker = only_worker(fleet)
+    while worker._life is None:
+        await asyncio.sleep(0)
+    await fleet.close()
+    assert worker._life.done()
+    assert worker.running() is None
+
+
+async def test_a_worker_has_as_many_slots_as_were_set_until_it_says_how_many_it_has(
+    settings: Settings, store: SqlStore, tmp_path: Path
+) -> None:
+    (tmp_path / "model" / "slots").write_text("3")
+    fleet = LocalFleet(settings)
+    await fleet.open(store)
+    worker = only_worker(fleet)
+    assert worker.slots == settings.adapter_slots
+    await worker.connection(START_SECONDS)
+    assert worker.slots == 3
+    await fleet.close()
 
 
 KILLED = """

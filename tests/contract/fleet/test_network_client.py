@@ -43,7 +43,9 @@ async def test_a_worker_is_activated_and_worked_with_over_the_network(port: Port
     client = GrpcWorkerClient(port.address, tls)
     await client.activate(1)
     call = create()
-    assert await client.submit(worker_pb2.SubmitRequest(model_id=MODEL, kind=call.kind, payload=call.payload)) == 1
+    assert (
+        await client.submit(worker_pb2.SubmitRequest(model_id=MODEL, kind=call.kind, payload=call.payload), "ada") == 1
+    )
     assert (await client.await_result(MODEL, 0, 20.0)).HasField("result")
     assert (await client.describe()).worker_id == WORKER_ID
     await client.close()
@@ -103,7 +105,7 @@ async def test_a_worker_that_does_not_sample_says_so_and_another_one_can_be_aske
     tls = TlsDirectory(secret(tmp_path, port.authority)).for_worker(WORKER_ID)
     client = GrpcWorkerClient(port.address, tls)
     with pytest.raises(WorkerUnavailable, match=r"only trains.*sampling: Colocated"):
-        await client.sample(worker_pb2.SampleRequest(request_id="sess:sample:0:0"))
+        await client.sample(worker_pb2.SampleRequest(request_id="sess:sample:0:0"), "ada")
     assert (await client.await_sample("sess:sample:0:0", 0)).HasField("not_found")
     await client.cancel_sample("sess:sample:0:0")
     await client.close()

@@ -59,7 +59,7 @@ async def test_every_replica_is_a_sampler_of_its_own_and_no_worker(
     assert (served.max_context_length, served.max_rank, served.max_sampling_rank) == (2048, None, 128)
     for replica in replicas:
         client = await found[replica.pod_uid].connection(START_SECONDS)
-        await client.sample(worker_pb2.SampleRequest(request_id=replica.pod_uid))
+        await client.sample(worker_pb2.SampleRequest(request_id=replica.pod_uid), "ada")
         assert list(replica.fake.samples) == [replica.pod_uid]
         assert replica.fake.epoch == 0  # nobody activates what keeps no journal
 

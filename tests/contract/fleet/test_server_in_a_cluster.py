@@ -22,7 +22,7 @@ ENTRY = {"name": "tiny", "maxSessions": 1, "spec": spec_of(adapters={"slots": 1}
 
 @pytest.fixture
 def settings(cluster_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.line_keeper.RECHECK_SECONDS", 0.1)
     monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.1)
     catalogue = tmp_path / "catalogue.json"
     catalogue.write_text(json.dumps([ENTRY]))
@@ -62,8 +62,9 @@ async def test_a_model_waits_for_the_session_that_is_made_for_it_and_then_for_it
         waiting = await server.result(second["request_id"])
         while f"TrainingSession {operator.title('tiny-1')} is" in waiting.json()["queue_state_reason"]:
             waiting = await server.result(second["request_id"])  # what was said to the first one stands for a moment
-        assert "all 1 adapter slots of the worker of org/tiny are taken" in waiting.json()["queue_state_reason"]
-        assert "raise maxSessions" in waiting.json()["queue_state_reason"]
+        reason = waiting.json()["queue_state_reason"]
+        assert reason.startswith("waiting for one of 1 places of org/tiny; 1 held by your session ")
+        assert "raise maxSessions" in reason
         assert await operator.session_names() == ["tiny-1"]
 
 

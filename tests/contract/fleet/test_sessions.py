@@ -63,6 +63,19 @@ async def test_sessions_of_one_model_are_workers_of_their_own(
     assert (await store.get_worker(first.worker_id)).home == operator.title("first")
 
 
+async def test_a_worker_that_parks_adapters_has_as_many_places_as_it_says(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    worker = await running_session(cluster_fleet, operator, "tiny", adapters={"slots": 2})
+    handle = cluster_fleet.worker(worker.worker_id)
+    assert handle.slots == 2
+    worker.fake.model_places = 16
+    await worker.crash()
+    async with asyncio.timeout(START_SECONDS):
+        while handle.slots != 16:
+            await asyncio.sleep(0.01)
+
+
 async def test_sessions_that_were_there_before_the_server_are_known_when_it_has_opened(
     cluster_settings: Settings, operator: StandInOperator, store: SqlStore
 ) -> None:
@@ -72,6 +85,21 @@ async def test_sessions_that_were_there_before_the_server_are_known_when_it_has_
     await fleet.open(store)
     assert [worker.name for worker in fleet.trainers(MODEL, 8)] == [operator.title("early")]
     await fleet.close()
+
+
+async def test_a_ready_session_is_connected_and_activated_before_anybody_asks_for_it(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator, store: SqlStore
+) -> None:
+    """A worker is ready when its model is loaded: so the first create finds it warm."""
+    await operator.apply("warm")
+    worker = await operator.run("warm")
+    await until(cluster_fleet, lambda: worker.worker_id in {one.worker_id for one in cluster_fleet.workers})
+    handle = cluster_fleet.worker(worker.worker_id)
+    async with asyncio.timeout(START_SECONDS):
+        while handle.running() is None:
+            await asyncio.sleep(0.01)
+    assert (await store.get_worker(worker.worker_id)).epoch == worker.fake.epoch == 1
+    assert handle.trouble is None
 
 
 async def test_a_session_without_a_ready_worker_is_advertised_and_says_what_is_missing(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server.fake_fleet import FakeFleet
+from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import API_KEY, TestedServer, one_server, running_server, settings_for
 from tinsmith_server.routes.unsupported import UNSUPPORTED
 
@@ -32,6 +32,19 @@ async def test_a_revoked_key_is_401(tmp_path: Path, fleet: FakeFleet, monkeypatc
         assert (await server.post("/client/config", headers=headers)).status_code == 200
         await server.services.keys.revoke(made.record.key_id)
         assert (await server.post("/client/config", headers=headers)).status_code == 401
+
+
+@one_server
+async def test_a_worker_hears_for_whom_a_call_is(server: TestedServer) -> None:
+    model_id, sampler = await server.model(), await server.sampler()
+    await server.forward_backward(model_id, 1)
+    await server.sample(sampler)
+    assert server.worker.tenants == ["default"] * 3
+    theirs = await server.session(headers=await other_tenant(server))
+    body = {"session_id": theirs, "model_seq_id": 0, "base_model": BASE_MODEL}
+    made = await server.post("/create_model", body, headers=await other_tenant(server))
+    await server.result(made.json()["request_id"], headers=await other_tenant(server))
+    assert server.worker.tenants[3:] == ["other"]
 
 
 async def test_another_tenants_things_do_not_exist(server: TestedServer) -> None:

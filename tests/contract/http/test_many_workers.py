@@ -23,7 +23,7 @@ SLOTS = 2
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
     """Two workers with two slots each, for one base model whose adapters have rank 64 at most."""
-    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.02)
+    monkeypatch.setattr("tinsmith_server.services.training.line_keeper.RECHECK_SECONDS", 0.02)
     monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.02)
     monkeypatch.setattr("tinsmith_server.services.training.binding.ATTEMPT_SECONDS", 0.1)
     served = ServedModel(BASE_MODEL, "tiny-1", max_rank=64)
@@ -64,16 +64,19 @@ async def test_a_model_without_a_slot_waits_with_a_reason_that_a_human_understan
 ) -> None:
     fleet.capacity = "ask your administrator"
     async with running_server(settings_for(tmp_path, poll_hold_seconds=0.3), fleet) as server:
-        for _ in range(2 * SLOTS):
-            await server.model()
+        held = [await server.model() for _ in range(2 * SLOTS)]
+        server.time.pass_seconds(300)
         made = (await server.create_model(await server.session(), lora_config={"rank": 4})).json()
         await until_asked(fleet)
         answer = await server.result(made["request_id"])
         assert answer.status_code == 408
         assert answer.json()["queue_state"] == "paused_capacity"
-        assert answer.json()["queue_state_reason"] == (
-            "all 4 adapter slots of the 2 workers of org/tiny are taken; ask your administrator"
-        )
+        sessions = sorted(model_id.split(":")[0] for model_id in held)
+        reason = answer.json()["queue_state_reason"]
+        assert reason.startswith("waiting for one of 4 places of org/tiny; 4 held by your sessions ")
+        assert reason.endswith(" and 1 more, the first of them idle for 5 min; ask your administrator")
+        assert sum(session_id in reason for session_id in sessions) == 3
+        assert answer.headers["x-deprecation-note"] == f"waiting: {reason}"
         assert (BASE_MODEL, 4, False) in fleet.asked
 
 

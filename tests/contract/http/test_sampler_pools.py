@@ -13,6 +13,8 @@ from support.server.http_server import TestedServer, running_server, settings_fo
 from tinsmith_server.services.sampling.routing import BUSIER_FACTOR, FEW_SAMPLES
 from tinsmith_server.wire.ids import sampler_token
 
+PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
+
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +99,26 @@ async def test_only_when_every_replica_is_full_is_a_sample_pushed_back(server: T
     response = await server.sample(await server.sampler())
     assert (response.status_code, response.json()) == (429, {"detail": "too many samples are waiting"})
     assert server.worker.samples == {}
+
+
+async def test_a_tenant_that_has_filled_its_share_of_every_replica_pushes_nobody_else_back(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    """Each replica knows how much of it is whose, so any number of servers keep the shares without a word."""
+    replicas = await add_pool(fleet, "p1", "p2")
+    for replica in replicas:
+        replica.fake.full_for = {"default"}
+    flooded = await server.sample(await server.sampler())
+    assert (flooded.status_code, flooded.json()) == (429, {"detail": "too many samples are waiting"})
+    made = await server.services.keys.create("other", "theirs")
+    theirs = {"X-API-Key": made.secret}
+    body = {"sampling_session_id": await server.sampler(headers=theirs), "prompt": PROMPT}
+    for seq_id in range(4):
+        taken = await server.post("/asample", {**body, "seq_id": seq_id}, headers=theirs)
+        assert taken.status_code == 200, taken.text
+        got = await server.result(taken.json()["request_id"], headers=theirs)
+        assert got.status_code == 200, got.text
+    assert sum(len(replica.fake.samples) for replica in replicas) == 4
 
 
 async def test_a_pool_out_of_reach_leaves_its_samples_to_the_worker_that_trains(

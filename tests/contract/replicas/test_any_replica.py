@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from support.server.fake_fleet import FakeFleet
+from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import TestedServer
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.accounts.keys import CACHE_SECONDS, Keys
@@ -109,7 +109,7 @@ async def test_a_key_works_everywhere_at_once_and_dies_everywhere_within_seconds
 async def test_models_that_wait_are_served_in_the_order_of_their_arrival_whoever_accepted_them(
     replicas: Replicas, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinsmith_server.services.training.placement.RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr("tinsmith_server.services.training.line_keeper.RECHECK_SECONDS", 0.1)
     first, second = replicas
     fleet.handles["tiny-1"]._slots = 1
     held = await first.model()
@@ -124,6 +124,27 @@ async def test_models_that_wait_are_served_in_the_order_of_their_arrival_whoever
         assert (await second.result(f"{following}:op:0")).status_code == 200
     creations = [one.model_id for one in first.worker.operations.values() if one.kind == worker_pb2.CREATE_MODEL]
     assert creations == [held, *waiting]
+
+
+async def test_tenants_that_wait_get_equal_shares_whichever_replica_accepted_and_placed_their_models(
+    replicas: Replicas, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.training.line_keeper.RECHECK_SECONDS", 0.1)
+    fleet.handles["tiny-1"]._slots = 0
+    key = {"X-API-Key": (await replicas[0].services.keys.create("bo", "laptop")).secret}
+    tenant_of: dict[str, str] = {}
+    for number in range(9):
+        server, headers = replicas[number % 2], key if number > 5 else {}
+        body = {"session_id": await server.session(headers=headers), "model_seq_id": 0, "base_model": BASE_MODEL}
+        made = (await server.post("/create_model", body, headers=headers)).json()
+        tenant_of[made["model_id"]] = "bo" if headers else "default"
+
+    fleet.handles["tiny-1"]._slots = 4
+    async with asyncio.timeout(60):
+        while len(fleet.handles["tiny-1"].fake.operations) < 4:
+            await asyncio.sleep(0.01)
+    placed = [tenant_of[model_id] for model_id, _ in fleet.handles["tiny-1"].fake.operations]
+    assert sorted(placed) == ["bo", "bo", "default", "default"]
 
 
 async def test_of_replicas_that_start_at_once_on_an_empty_store_one_makes_the_first_key(postgres_url: str) -> None:

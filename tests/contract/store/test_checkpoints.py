@@ -269,3 +269,13 @@ async def test_pointers_that_two_replicas_move_at_once_end_at_the_newest_and_sho
 
 def a_version(name: str, epoch: int, event_id: int) -> Checkpoint:
     return a_checkpoint(name, epoch=epoch, event_id=event_id, directory=f"{name}/{epoch}/{event_id}")
+
+
+async def test_a_tenants_checkpoints_have_the_bytes_of_those_that_have_a_name_and_are_there(store: Store) -> None:
+    await store.put_checkpoint(a_checkpoint("first", size_bytes=2**40))
+    await store.put_checkpoint(a_checkpoint("second", event_id=2, size_bytes=5))
+    await store.put_checkpoint(a_checkpoint("third", event_id=3, size_bytes=7))
+    await store.put_checkpoint(a_checkpoint("unnamed", "ephemeral", event_id=4, size_bytes=11))
+    await store.delete_checkpoint(RUN, "training", "third", later(1))
+    assert await store.checkpoint_bytes("ada") == 2**40 + 5
+    assert await store.checkpoint_bytes("nobody") == 0

@@ -9,7 +9,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.engine.interfaces import ReflectedColumn
-from support.server.store_records import a_session
+from support.server.store_records import a_model, a_session
 from tinsmith_server.store import migrate
 from tinsmith_server.store.sql_store import open_store
 from tinsmith_server.store.tables import metadata
@@ -145,6 +145,29 @@ async def test_a_store_of_the_first_version_is_brought_up_to_date_with_its_rows(
     assert [key.tenant for key in await store.list_keys()] == ["ada"]
     assert await store.attend("a", 30) == ["a"]
     await store.close()
+
+
+async def test_models_at_workers_that_counted_for_themselves_hold_places_after_an_upgrade(
+    store_url: str, connection: Connection
+) -> None:
+    store = await open_store(store_url)
+    await store.create_session(a_session(), None)
+    for number, state in enumerate(("bound", "accepted", "released", "bound")):
+        await store.add_model(a_model(model_seq_id=number, state=state))
+    await store.bind_where_made("session-1:train:1", "worker-2", 8)
+    await store.close()
+    connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
+    connection.commit()
+
+    upgraded = await open_store(store_url)
+
+    line = await upgraded.line([], ["worker-1", "worker-2"])
+    assert sorted((one.model_id, one.worker_id) for one in line.holders) == [
+        ("session-1:train:0", "worker-1"),
+        ("session-1:train:1", "worker-2"),
+        ("session-1:train:3", "worker-1"),
+    ]
+    await upgraded.close()
 
 
 async def test_a_schema_of_a_newer_version_is_left_alone_and_used(store_url: str, connection: Connection) -> None:

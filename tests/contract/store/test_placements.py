@@ -5,11 +5,12 @@ from collections import Counter
 from typing import Any, get_args
 
 import pytest
-from support.server.store_records import a_model, a_session, later
+from support.server.store_records import NOW, a_model, a_session, later
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import FinalState, Model
+from tinsmith_server.store.records import FinalState, Holder, Line, Model, Waiting
 
 SLOTS = 3
+BASE_MODEL = a_model().base_model
 
 
 @pytest.fixture(autouse=True)
@@ -22,19 +23,33 @@ async def waiting(store: Store, count: int) -> list[Model]:
     return [await store.add_model(a_model(model_seq_id=number, worker_id="")) for number in range(count)]
 
 
+async def place(store: Store, model_id: str, worker_id: str, slots: int) -> bool:
+    """Whether the model got a place there."""
+    given = await store.give_places([BASE_MODEL], {worker_id: slots}, lambda _: {model_id: worker_id})
+    assert given in ({}, {model_id: worker_id})
+    return bool(given)
+
+
+async def home(store: Store, model_id: str) -> str:
+    model = await store.get_model(model_id)
+    assert model is not None
+    return model.worker_id
+
+
 async def test_a_worker_takes_as_many_models_as_it_has_slots(store: Store) -> None:
     models = await waiting(store, SLOTS + 1)
 
-    placed = [await store.place_model(model.model_id, "worker-1", SLOTS) for model in models]
+    placed = [await place(store, model.model_id, "worker-1", SLOTS) for model in models]
 
-    assert [model.worker_id if model else None for model in placed] == ["worker-1"] * SLOTS + [None]
+    assert placed == [True] * SLOTS + [False]
+    assert [await home(store, model.model_id) for model in models] == ["worker-1"] * SLOTS + [""]
     assert await store.used_slots() == {"worker-1": SLOTS}
     assert await store.get_model(models[-1].model_id) == models[-1]
 
 
 async def test_a_model_that_got_a_place_meanwhile_is_not_ended_for_want_of_one(store: Store) -> None:
     placed, unplaced = await waiting(store, 2)
-    await store.place_model(placed.model_id, "worker-1", SLOTS)
+    await place(store, placed.model_id, "worker-1", SLOTS)
     await store.bind_model(placed.model_id, "worker-1")
 
     assert not await store.end_model(placed.model_id, "released", only_unplaced=True)
@@ -48,65 +63,67 @@ async def test_a_model_that_got_a_place_meanwhile_is_not_ended_for_want_of_one(s
 
 async def test_a_model_that_is_placed_stays_there(store: Store) -> None:
     (model,) = await waiting(store, 1)
-    placed = await store.place_model(model.model_id, "worker-1", SLOTS)
+    assert await place(store, model.model_id, "worker-1", SLOTS)
 
-    assert await store.place_model(model.model_id, "worker-1", SLOTS) == placed
-    assert await store.place_model(model.model_id, "worker-2", SLOTS) == placed
+    assert not await place(store, model.model_id, "worker-1", SLOTS)
+    assert not await place(store, model.model_id, "worker-2", SLOTS)
+    assert await home(store, model.model_id) == "worker-1"
     assert await store.used_slots() == {"worker-1": 1}
 
 
-async def test_a_worker_that_counts_itself_takes_any_number(store: Store) -> None:
-    placed = [await store.place_model(model.model_id, "worker-1", None) for model in await waiting(store, 5)]
+async def test_many_places_are_given_at_once_and_what_is_one_too_many_is_left_out(store: Store) -> None:
+    models = await waiting(store, 2 * SLOTS)
+    wanted = {model.model_id: "worker-1" for model in models[: SLOTS + 1]} | {models[-1].model_id: "worker-2"}
 
-    assert [model.worker_id for model in placed if model] == ["worker-1"] * 5
-    assert await store.used_slots() == {}
+    given = await store.give_places([BASE_MODEL], {"worker-1": SLOTS, "worker-2": 1}, lambda _: wanted)
+
+    first = [model.model_id for model in models[:SLOTS]]
+    assert given == {**dict.fromkeys(first, "worker-1"), models[-1].model_id: "worker-2"}
+    assert await store.used_slots() == {"worker-1": SLOTS, "worker-2": 1}
 
 
 @pytest.mark.parametrize("state", get_args(FinalState))
 async def test_the_end_of_a_model_frees_its_slot(store: Store, state: FinalState) -> None:
     first, second = await waiting(store, 2)
-    await store.place_model(first.model_id, "worker-1", 1)
+    await place(store, first.model_id, "worker-1", 1)
     await store.bind_model(first.model_id, "worker-1")
-    assert await store.place_model(second.model_id, "worker-1", 1) is None
+    assert not await place(store, second.model_id, "worker-1", 1)
 
     await store.end_model(first.model_id, state, "over")
 
-    assert await store.place_model(second.model_id, "worker-1", 1) is not None
-    ended = await store.get_model(first.model_id)
-    assert ended is not None
-    assert ended.worker_id == "worker-1"
+    assert await place(store, second.model_id, "worker-1", 1)
+    assert await home(store, first.model_id) == "worker-1"
 
 
 async def test_a_model_that_has_ended_is_not_placed(store: Store) -> None:
     (model,) = await waiting(store, 1)
     await store.end_model(model.model_id, "released")
 
-    ended = await store.place_model(model.model_id, "worker-1", SLOTS)
+    assert not await place(store, model.model_id, "worker-1", SLOTS)
 
-    assert ended is not None
-    assert (ended.state, ended.worker_id) == ("released", "")
+    assert await home(store, model.model_id) == ""
     assert await store.used_slots() == {}
 
 
 async def test_a_refused_model_can_be_placed_elsewhere(store: Store) -> None:
     (model,) = await waiting(store, 1)
-    await store.place_model(model.model_id, "worker-1", SLOTS)
+    await place(store, model.model_id, "worker-1", SLOTS)
 
     await store.displace_model(model.model_id, "worker-2")
     assert await store.used_slots() == {"worker-1": 1}
     await store.displace_model(model.model_id, "worker-1")
     assert await store.used_slots() == {}
 
-    assert await store.place_model(model.model_id, "worker-2", SLOTS) is not None
+    assert await place(store, model.model_id, "worker-2", SLOTS)
     assert await store.used_slots() == {"worker-2": 1}
     assert not await store.bind_model(model.model_id, "worker-1")
 
 
-@pytest.mark.parametrize("slots", [SLOTS, 0, None])
-async def test_a_model_lives_where_it_was_made_wherever_it_was_sent_meanwhile(store: Store, slots: int | None) -> None:
-    """Also where no slot is left, or where the worker counts itself."""
+@pytest.mark.parametrize("slots", [SLOTS, 0])
+async def test_a_model_lives_where_it_was_made_wherever_it_was_sent_meanwhile(store: Store, slots: int) -> None:
+    """Also where no slot is left."""
     (model,) = await waiting(store, 1)
-    await store.place_model(model.model_id, "worker-2", SLOTS)
+    await place(store, model.model_id, "worker-2", SLOTS)
 
     assert await store.bind_where_made(model.model_id, "worker-1", slots)
     assert await store.bind_where_made(model.model_id, "worker-1", slots), "it is told again"
@@ -120,7 +137,7 @@ async def test_a_model_lives_where_it_was_made_wherever_it_was_sent_meanwhile(st
 
 async def test_a_model_that_lives_at_its_place_keeps_its_slot(store: Store) -> None:
     (model,) = await waiting(store, 1)
-    await store.place_model(model.model_id, "worker-1", SLOTS)
+    await place(store, model.model_id, "worker-1", SLOTS)
 
     assert await store.bind_where_made(model.model_id, "worker-1", SLOTS)
 
@@ -131,7 +148,7 @@ async def test_of_workers_that_made_the_same_model_at_once_one_has_it(
     store: Store, replicas: tuple[Store, Store]
 ) -> None:
     (model,) = await waiting(store, 1)
-    await store.place_model(model.model_id, "worker-1", SLOTS)
+    await place(store, model.model_id, "worker-1", SLOTS)
     workers = [f"worker-{number}" for number in range(6)]
 
     has_it = await asyncio.gather(
@@ -155,7 +172,7 @@ async def test_a_model_that_has_ended_lives_nowhere(store: Store, state: FinalSt
 
 async def test_a_bound_model_keeps_its_place(store: Store) -> None:
     (model,) = await waiting(store, 1)
-    await store.place_model(model.model_id, "worker-1", SLOTS)
+    await place(store, model.model_id, "worker-1", SLOTS)
     await store.bind_model(model.model_id, "worker-1")
 
     await store.displace_model(model.model_id, "worker-1")
@@ -166,55 +183,89 @@ async def test_a_bound_model_keeps_its_place(store: Store) -> None:
 async def test_a_limit_lowered_below_what_is_placed_takes_nothing_more(store: Store) -> None:
     first, second, third = await waiting(store, 3)
     for model in (first, second):
-        await store.place_model(model.model_id, "worker-1", 8)
+        await place(store, model.model_id, "worker-1", 8)
     await store.end_model(first.model_id, "released")
 
-    assert await store.place_model(third.model_id, "worker-1", 1) is None
+    assert not await place(store, third.model_id, "worker-1", 1)
 
 
 async def test_a_model_that_nobody_knows_is_placed_nowhere(store: Store) -> None:
-    assert await store.place_model("session-1:train:7", "worker-1", SLOTS) is None
+    assert not await place(store, "session-1:train:7", "worker-1", SLOTS)
     assert await store.used_slots() == {}
 
 
 async def test_many_placers_at_once_never_overfill_a_worker(store: Store, replicas: tuple[Store, Store]) -> None:
     models = await waiting(store, 4 * SLOTS)
     attempts = [
-        replica.place_model(model.model_id, worker_id, SLOTS)
+        place(replica, model.model_id, worker_id, SLOTS)
         for model in models
         for worker_id in ("worker-1", "worker-2")
         for replica in replicas
     ]
 
-    placed = [model for model in await asyncio.gather(*attempts) if model is not None]
+    await asyncio.gather(*attempts)
 
-    where = {model.model_id: {one.worker_id for one in placed if one.model_id == model.model_id} for model in placed}
-    assert all(len(workers) == 1 for workers in where.values())
-    homes = Counter(next(iter(workers)) for workers in where.values())
-    assert homes == await store.used_slots() == {"worker-1": SLOTS, "worker-2": SLOTS}
+    homes = Counter([await home(store, model.model_id) for model in models])
+    assert homes == {"worker-1": SLOTS, "worker-2": SLOTS, "": 2 * SLOTS}
+    assert await store.used_slots() == {"worker-1": SLOTS, "worker-2": SLOTS}
 
 
 async def test_places_that_come_and_go_at_once_leave_a_full_worker(store: Store, replicas: tuple[Store, Store]) -> None:
     models = await waiting(store, 4 * SLOTS)
     for model in models[:SLOTS]:
-        await store.place_model(model.model_id, "worker-1", SLOTS)
+        await place(store, model.model_id, "worker-1", SLOTS)
     ends = [replicas[0].end_model(model.model_id, "released") for model in models[:SLOTS]]
-    attempts = [replicas[1].place_model(model.model_id, "worker-1", SLOTS) for model in models[SLOTS:]]
+    attempts = [place(replicas[1], model.model_id, "worker-1", SLOTS) for model in models[SLOTS:]]
 
     await asyncio.gather(*ends, *attempts)
 
     for model in models[SLOTS:]:
-        await store.place_model(model.model_id, "worker-1", SLOTS)
+        await place(store, model.model_id, "worker-1", SLOTS)
     assert await store.used_slots() == {"worker-1": SLOTS}
 
 
-async def test_the_first_without_a_place_is_the_oldest_of_its_kind(store: Store) -> None:
-    await store.create_session(a_session(), None)
-    others: list[dict[str, Any]] = [{"worker_id": "w1"}, {"state": "released"}, {"lora_rank": 4}, {"base_model": "b"}]
-    kinds: list[dict[str, Any]] = [*others, {"created_at": later(2)}, {"created_at": later(1)}]
+async def test_the_line_shows_who_waits_in_the_order_of_arrival_and_who_holds_a_place(store: Store) -> None:
+    others: list[dict[str, Any]] = [{"state": "released"}, {"base_model": "b"}]
+    kinds: list[dict[str, Any]] = [*others, {"created_at": later(2), "tenant": "bo"}, {"lora_rank": 4}]
     for number, fields in enumerate(kinds):
         await store.add_model(a_model(model_seq_id=number, **{"worker_id": "", "lora_rank": 8, **fields}))
-    first = await store.first_without_place(a_model().base_model, 8)
-    assert first is not None
-    assert first.model_seq_id == 5
-    assert await store.first_without_place("none", 8) is None
+    placed = await store.add_model(a_model(model_seq_id=9, worker_id=""))
+    await place(store, placed.model_id, "worker-1", SLOTS)
+    await store.create_session(a_session("over", tenant="eve", finished_at=NOW), None)
+
+    assert await store.line([BASE_MODEL], ["worker-1"]) == Line(
+        waiting=(
+            Waiting("session-1:train:3", "ada", BASE_MODEL, 4),
+            Waiting("session-1:train:2", "bo", BASE_MODEL, 8),
+        ),
+        holders=(Holder(placed.model_id, "session-1", "ada", "worker-1", NOW),),
+        tenants_at_work=frozenset({"ada"}),
+    )
+    assert await store.line(["none"], ["worker-2"]) == Line(tenants_at_work=frozenset({"ada"}))
+
+
+async def test_of_two_that_give_places_at_once_the_second_sees_what_the_first_has_given(
+    store: Store, replicas: tuple[Store, Store]
+) -> None:
+    """So that shares between tenants hold, whichever replica gives."""
+    await waiting(store, 8)
+    seen: list[Line] = []
+
+    def one_at_a_time(line: Line) -> dict[str, str]:
+        seen.append(line)
+        return {line.waiting[0].model_id: "worker-1"} if len(line.holders) < SLOTS else {}
+
+    await asyncio.gather(*(replicas[n % 2].give_places([BASE_MODEL], {"worker-1": 8}, one_at_a_time) for n in range(8)))
+
+    assert sorted(len(line.holders) for line in seen) == [0, 1, 2, *[3] * 5]
+    assert await store.used_slots() == {"worker-1": SLOTS}
+
+
+async def test_a_tenant_is_told_what_it_waits_for_and_nothing_of_others(store: Store) -> None:
+    await store.create_session(a_session("session-2", tenant="bo"), None)
+    first, *_ = await waiting(store, 3)
+    await store.add_model(a_model("session-2", tenant="bo"))
+    await store.end_model("session-1:train:2", "released")
+
+    assert [one.model_id for one in await store.unbound_models("ada", 9)] == ["session-1:train:0", "session-1:train:1"]
+    assert await store.unbound_models("ada", 1) == [first]

@@ -41,7 +41,7 @@ class FakeHandle(ActivatedHandle):
     A `suspended` one is known to run nowhere, as when a human has stopped it.
     """
 
-    def __init__(self, worker_id: str, weights: str, slots: int | None = None) -> None:
+    def __init__(self, worker_id: str, weights: str, slots: int = 64) -> None:
         super().__init__(worker_id)
         self._slots = slots
         self.weights = weights
@@ -77,7 +77,7 @@ class FakeHandle(ActivatedHandle):
 
     @property
     @override
-    def slots(self) -> int | None:
+    def slots(self) -> int:
         return self._slots
 
     @property
@@ -101,6 +101,11 @@ class FakeHandle(ActivatedHandle):
     @override
     def running(self) -> GrpcWorkerClient | None:
         return self._client if self.down is None and self.fake.epoch else None
+
+    @property
+    @override
+    def trouble(self) -> str | None:
+        return self.down
 
 
 class FakeReplica(FakeHandle):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
-from tinsmith_rpc import wire_pb2, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 Key: TypeAlias = tuple[str, int]
@@ -31,10 +31,13 @@ SAVED_BYTES = 11
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Its attributes are what tests look at and turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapter_slots: int = 0) -> None:
+        self.adapter_slots = adapter_slots
+        self.model_places = 0
         self.instance_id = uuid.uuid4().hex
         self.epoch = 0
         self.submits: list[worker_pb2.SubmitRequest] = []
+        self.tenants: list[str] = []  # of submits and samples
         self.operations: dict[Key, worker_pb2.SubmitRequest] = {}
         self.outcomes: dict[Key, worker_pb2.AwaitReply] = {}
         self.events: list[worker_pb2.Event] = []
@@ -43,6 +46,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.withheld: set[Key | str] = set()
         self.disk_full = False
         self.sampler_full = False
+        self.full_for: set[str] = set()  # tenants
         self.only_trains = False
         self.draining = False
         self.hangs = False
@@ -91,6 +95,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await asyncio.Event().wait()
         reply = worker_pb2.DescribeReply(instance_id=self.instance_id, epoch=self.epoch)
         reply.base_model.max_sequence_length = 512
+        reply.capabilities.adapter_slots = self.adapter_slots
+        reply.model_places = self.model_places
         reply.metrics.samples_waiting = self.samples_waiting
         return reply
 
@@ -104,6 +110,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     @override
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
         self.submits.append(request)
+        self.tenants.append(_tenant_of(context))
         if request.epoch != self.epoch:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another epoch holds")
         if self.disk_full:
@@ -130,13 +137,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     @override
     async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
         self.asked += 1
+        self.tenants.append(_tenant_of(context))
         if self.hangs:
             await asyncio.Event().wait()
         if self.only_trains:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this worker does not sample")
         if self.draining:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
-        if self.sampler_full:
+        if self.sampler_full or _tenant_of(context) in self.full_for:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many samples are waiting")
         self.samples.setdefault(request.request_id, request)
         return worker_pb2.SampleReply()
@@ -232,7 +240,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             return None
         if request.HasField("rejection"):
             return worker_pb2.AwaitReply(failure=request.rejection)
-        sequences = [wire_pb2.SampledSequence(stop_reason=wire_pb2.LENGTH) for _ in range(request.num_samples)]
+        sequence = wire_pb2.SampledSequence(stop_reason=wire_pb2.LENGTH, tokens=bytes(4))
+        sequences = [sequence] * request.num_samples
         return proto_result(wire_pb2.SampleResponse(sequences=sequences).SerializeToString())
 
 
@@ -256,6 +265,11 @@ def json_result(content: dict[str, Any]) -> worker_pb2.AwaitReply:
 
 def proto_result(payload: bytes) -> worker_pb2.AwaitReply:
     return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=payload, protobuf=True))
+
+
+def _tenant_of(context: Context) -> str:
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata[TENANT_METADATA], "utf-8")  # type: ignore[arg-type]
 
 
 async def serve_fake_worker(worker: FakeWorker, socket: Path) -> grpc.aio.Server:

@@ -1,7 +1,7 @@
 """A fake worker as a program: takes a worker's flags, and dies as its model directory says.
 
 A file `refuse` in the model directory holds the sentence to end with, as the real worker does for a
-directory that it cannot load; a file `contradict` has it refuse its flags.
+directory that it cannot load; a file `contradict` has it refuse its flags; `slots` says how many it has.
 Run with `python -m support.server.fake_worker_program`.
 """
 
@@ -33,17 +33,19 @@ def main() -> int:
         print(f"tinsmith-trainer: {refusal.read_text()}", file=sys.stderr)
         return 3
     (options.model / "seen.json").write_text(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}))
-    asyncio.run(serve(options.socket, options.parent_fd))
+    slots = options.model / "slots"
+    fake = FakeWorker(adapter_slots=int(slots.read_text()) if slots.exists() else 0)
+    asyncio.run(serve(fake, options.socket, options.parent_fd))
     (options.model / "stopped").touch()
     return 0
 
 
-async def serve(socket: Path, parent_fd: int) -> None:
+async def serve(fake: FakeWorker, socket: Path, parent_fd: int) -> None:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, over.set)
     loop.add_reader(parent_fd, over.set)
-    server = await serve_fake_worker(FakeWorker(), socket)
+    server = await serve_fake_worker(fake, socket)
     await over.wait()
     await server.stop(None)
 

@@ -100,10 +100,10 @@ class TestedServer:
         body = {"model_id": model_id, "seq_id": seq_id, "path": name, **fields}
         return await self.post("/save_weights", body)
 
-    async def sampler(self) -> str:
+    async def sampler(self, **options: Any) -> str:
         """A sampling session on the base model."""
-        body = {"session_id": await self.session(), "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
-        return str((await self.post("/create_sampling_session", body)).json()["sampling_session_id"])
+        body = {"session_id": await self.session(**options), "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
+        return str((await self.post("/create_sampling_session", body, **options)).json()["sampling_session_id"])
 
     async def sample(self, sampling_session_id: str, seq_id: int = 0, **fields: Any) -> httpx.Response:
         body = {

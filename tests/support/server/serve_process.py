@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class ServedInstallation:
     models: Mapping[str, Path]
     settings: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
+    program: Sequence[str] = (str(Path(sys.executable).with_name("tinsmith")), "serve")
     process: subprocess.Popen[str] | None = None
     temporary: Path | None = None
     """Where a life of it makes its temporary files: one that is killed leaves them. With a short path, for sockets."""
@@ -49,7 +50,7 @@ class ServedInstallation:
     def start(self) -> ServedInstallation:
         """Returns when the URL was printed: from then on it answers."""
         models = [flag for name, path in self.models.items() for flag in ("--model", f"{name}={path}")]
-        command = [str(Path(sys.executable).with_name("tinsmith")), "serve", "--port", str(self.port), *models]
+        command = [*self.program, "--port", str(self.port), *models]
         self.temporary = Path(tempfile.mkdtemp(prefix="serve-"))
         settings = {f"TINSMITH_{name.upper()}": value for name, value in self.settings.items()}
         environment = {

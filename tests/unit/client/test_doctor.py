@@ -201,6 +201,29 @@ def test_a_server_without_a_base_model_has_a_cure() -> None:
     assert "apply a TrainingSession" in (results["models"].cure or "")
 
 
+WAITING = {
+    "waiting_models": [
+        {"model_id": "sess-1:train:0", "base_model": "org/tiny", "waiting_seconds": 63.2, "reason": "3rd of 7 waiting"},
+        {"model_id": "sess-2:train:0", "base_model": "org/tiny", "waiting_seconds": 1, "reason": None},
+    ]
+}
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+def test_models_that_wait_are_shown_with_what_they_wait_for_and_are_no_failure() -> None:
+    with stub_server({**WELL, "/api/v1/waiting_models": (200, WAITING)}) as url:
+        results = examine(url)
+    assert failures(results) == []
+    assert results["model sess-1:train:0"].detail == "has waited for 63 s: 3rd of 7 waiting"
+    assert results["model sess-2:train:0"].detail == "has waited for 1 s: on its way to a worker"
+
+
+@pytest.mark.usefixtures("tokenizer_here")
+def test_a_server_that_cannot_say_what_waits_is_reported() -> None:
+    with stub_server({**WELL, "/api/v1/waiting_models": (500, "oh")}) as url:
+        assert failures(examine(url)) == ["waiting models"]
+
+
 @pytest.mark.usefixtures("tokenizer_here")
 @pytest.mark.parametrize(("api_key", "status"), [(GOOD_KEY, 0), ("tml-revoked", 1)], ids=["healthy", "a bad key"])
 def test_the_exit_status_and_the_json_agree(

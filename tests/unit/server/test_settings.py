@@ -203,6 +203,7 @@ def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
         ({**IN_A_CLUSTER, "engine": "nemo-rl"}, "engine: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "engine_flags": "--ranks 2"}, "engine_flags: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "adapter_slots": 4}, "adapter_slots: with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "model_places": 4}, "model_places: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "max_rank": 8}, "max_rank: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "deterministic_sampling": True}, "deterministic_sampling: with fleet `kubernetes`"),
         ({"catalogue": "c.json"}, "catalogue and fleet_namespaces are for fleet `kubernetes`"),
@@ -215,6 +216,12 @@ def test_a_setting_that_the_fleet_would_not_read_is_refused(
 ) -> None:
     with pytest.raises(StartupError, match=sentence):
         load_settings({}, write(tmp_path / "c.yaml", given))
+
+
+def test_fewer_places_than_slots_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="model_places: 7 is less than adapter_slots, 8"):
+        load_settings({"model_places": 7})
+    assert load_settings({"model_places": 8}).model_places == 8
 
 
 @pytest.mark.parametrize(

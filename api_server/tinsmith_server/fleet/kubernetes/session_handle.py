@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet.activation import ActivatedHandle
-from tinsmith_server.fleet.base import EpochRegistry
+from tinsmith_server.fleet.base import EpochRegistry, places_of
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
@@ -21,6 +21,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         self._epochs = epochs
         self.session = session
         self.architecture: str | None = None
+        self._places = 0  # until its worker has said how many it has
         self._connector = Connector(session.title, worker_id, tls, self._endpoint, self._greet)
 
     @property
@@ -40,13 +41,18 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
 
     @property
     @override
-    def slots(self) -> int | None:
-        return self.session.spec.adapters.slots
+    def slots(self) -> int:
+        return self._places or self.session.spec.adapters.slots
 
     @property
     @override
     def leaving(self) -> bool:
         return self.session.leaving
+
+    @property
+    @override
+    def trouble(self) -> str | None:
+        return None if self.running() else str(self._why_not())
 
     def update(self, session: Session) -> None:
         """What the cluster says of the session now."""
@@ -67,6 +73,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
     async def _greet(self, client: GrpcWorkerClient) -> None:
         description = await self._activate(client)
         self.architecture = description.base_model.architecture or None
+        self._places = places_of(description)
         await self._epochs.note_home(self._worker_id, home_of(self.session))
 
 

@@ -1,9 +1,10 @@
-"""Workers as child processes of this server: one per base-model directory, started at first use; and their flags."""
+"""Workers as child processes of this server: one per base-model directory, started with it; and their flags."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import fcntl
 import hashlib
 import os
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -34,8 +35,10 @@ DEFAULT_ENGINE = "peft"
 class LocalFleet(Fleet):
     """Raises StartupError from the constructor for a missing model directory, and flags that the worker refuses."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tell: Callable[[str], None] = lambda _: None) -> None:
+        """`tell` hears how far the loading of models is."""
         self._settings = settings
+        self._tell = tell
         self._directories = locate_models(settings.models)
         if self._directories and (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
             command = WorkerCommand(settings, self._directories[0])
@@ -45,6 +48,7 @@ class LocalFleet(Fleet):
         self._supervisors: dict[str, Supervisor] = {}
         self._sockets: Path | None = None
         self._lock: IO[bytes] | None = None
+        self._preloading: list[asyncio.Task[None]] = []
 
     @override
     async def open(self, epochs: EpochRegistry) -> None:
@@ -58,10 +62,17 @@ class LocalFleet(Fleet):
                     WorkerCommand(self._settings, directory),
                     self._sockets / f"w{index}",
                     epochs,
+                    self._settings.model_places or self._settings.adapter_slots,
                 )
+        if self._settings.preload_models:
+            loading = (supervisor.preload(self._tell) for supervisor in self._supervisors.values())
+            self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
 
     @override
     async def close(self) -> None:
+        for task in self._preloading:
+            task.cancel()
+        await asyncio.gather(*self._preloading, return_exceptions=True)
         await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors.values()))
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
@@ -99,7 +110,7 @@ class LocalFleet(Fleet):
 
     @override
     def trainers(self, base_model: str, rank: int) -> Sequence[WorkerHandle]:
-        """The one worker of the directory: it refuses ranks by itself, and lets models wait for a slot."""
+        """The one worker of the directory: it refuses ranks by itself."""
         return [self._supervisors[one.worker_id] for one in self._directories if one.served.name == base_model]
 
     @override
@@ -117,7 +128,9 @@ class LocalFleet(Fleet):
 
     @override
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
-        return f"this server was started without {base_model}; add it with --model"
+        if self.model(base_model) is None:
+            return f"this server was started without {base_model}; add it with --model"
+        return "a session must end first, or the server be started with more model_places"
 
     @override
     async def lost_for_ever(self, worker: HomeRow) -> str | None:
@@ -149,6 +162,7 @@ class WorkerCommand:
     def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
         """All but those of the engine."""
         settings = self._settings
+        places = () if settings.model_places is None else ("--model-places", str(settings.model_places))
         return [
             *("--model", str(self._directory.path)),
             *("--volume", str(self.volume)),
@@ -157,6 +171,7 @@ class WorkerCommand:
             *("--parent-fd", str(parent_fd)),
             *("--engine", settings.engine),
             *("--adapter-slots", str(settings.adapter_slots)),
+            *places,
             *("--max-rank", str(settings.max_rank)),
             "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
             "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.activation import ActivatedHandle
-from tinsmith_server.fleet.base import EpochRegistry
+from tinsmith_server.fleet.base import EpochRegistry, places_of
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.local.process import WorkerProcess
 from tinsmith_server.logs import get_logger
@@ -26,10 +26,12 @@ MAX_BACKOFF_SECONDS = 30.0
 MENDING_BACKOFF_SECONDS = 10.0
 # A worker that lived this long did not die of its start.
 HEALTHY_SECONDS = 60.0
+# How often a person hears how far a model's loading is.
+WORD_EACH_SECONDS = 10.0
 
 
 class Supervisor(ActivatedHandle):
-    """One worker's life in this server. Idle until somebody asks for its connection."""
+    """One worker's life in this server. It begins when somebody asks for its connection."""
 
     def __init__(
         self,
@@ -38,15 +40,18 @@ class Supervisor(ActivatedHandle):
         command: Callable[[Path, int], Sequence[str]],
         sockets: Path,
         epochs: EpochRegistry,
+        slots: int,
     ) -> None:
-        """Each life gets a socket whose path begins with `sockets`."""
+        """Each life gets a socket whose path begins with `sockets`. It has `slots` until it says how many they are."""
         super().__init__(worker_id)
         self._base_model = base_model
         self._command = command
         self._sockets = sockets
         self._epochs = epochs
         self._running: WorkerProcess | None = None
-        self._reason = "the worker is starting"
+        self._slots = slots
+        self._lost_for: str | None = None
+        self._loading_since = 0.0
         self._needs_mending = False
         self._lives = itertools.count(1)
         self._start_not_before = 0.0
@@ -59,6 +64,42 @@ class Supervisor(ActivatedHandle):
     def base_model(self) -> str:
         return self._base_model
 
+    @property
+    @override
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    @override
+    def trouble(self) -> str | None:
+        if self._running is not None:
+            return None
+        seconds = asyncio.get_running_loop().time() - self._loading_since
+        loading = f"loading base model {self._base_model}, {seconds:.0f} s so far"
+        if self._lost_for is None:
+            return loading
+        return self._lost_for if self._needs_mending else f"{self._lost_for}; {loading}"
+
+    async def preload(self, tell: Callable[[str], None]) -> None:
+        """Has the model loaded before anybody needs it; `tell` hears how far it is.
+
+        Returns when the worker is ready, or a person has to mend something: then the first request tries again.
+        """
+        started = asyncio.get_running_loop().time()
+        tell(f"loading base model {self._base_model}")
+        while True:
+            try:
+                await self.connection(WORD_EACH_SECONDS)
+            except WorkerUnstartable as error:
+                tell(f"{self._base_model} cannot be served: {error}")
+                return
+            except WorkerUnavailable as error:
+                tell(str(error))
+            else:
+                seconds = asyncio.get_running_loop().time() - started
+                tell(f"{self._base_model} is ready after {seconds:.0f} s")
+                return
+
     @override
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         self._see_that_it_lives()
@@ -69,7 +110,8 @@ class Supervisor(ActivatedHandle):
                     await self._settled.wait()
         if self._running is not None:
             return self._running.client
-        raise WorkerUnstartable(self._reason) if self._needs_mending else WorkerUnavailable(self._reason)
+        reason = self.trouble or ""
+        raise WorkerUnstartable(reason) if self._needs_mending else WorkerUnavailable(reason)
 
     @override
     def running(self) -> GrpcWorkerClient | None:
@@ -85,7 +127,8 @@ class Supervisor(ActivatedHandle):
         """Starts the first life, and another one after something had to be mended."""
         over = self._life is None or self._life.done()
         if over and asyncio.get_running_loop().time() >= self._start_not_before:
-            self._lost("the worker is starting", needs_mending=False)
+            self._lost(None, needs_mending=False)
+            self._loading_since = asyncio.get_running_loop().time()
             self._life = asyncio.create_task(
                 self._live(), name=f"worker {self._worker_id}", context=contextvars.Context()
             )
@@ -94,7 +137,7 @@ class Supervisor(ActivatedHandle):
         """Until the server stops, or a person has to mend something: then the next request tries again."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
-            started = asyncio.get_running_loop().time()
+            started = self._loading_since = asyncio.get_running_loop().time()
             try:
                 await self._one_life(next(self._lives))
             except OSError as error:
@@ -113,7 +156,8 @@ class Supervisor(ActivatedHandle):
         log.info("worker started", worker_id=self._worker_id, pid=process.pid)
         try:
             await process.until_serving()
-            await process.unless_dead(self._activate(process.client))
+            description = await process.unless_dead(self._activate(process.client))
+            self._slots = places_of(description) or self._slots
             self._ready(process)
             await process.wait()
             self._lost(process.cause_of_death(), process.needs_mending)
@@ -123,16 +167,17 @@ class Supervisor(ActivatedHandle):
             self._lost("the server is stopping", needs_mending=False)
             await process.stop()
             raise
-        log.warning("worker lost", worker_id=self._worker_id, reason=self._reason)
+        log.warning("worker lost", worker_id=self._worker_id, reason=self._lost_for)
         await process.discard()
 
     def _ready(self, process: WorkerProcess) -> None:
         self._running, self._needs_mending = process, False
         self._settled.set()
-        log.info("worker ready", worker_id=self._worker_id, pid=process.pid)
+        seconds = round(asyncio.get_running_loop().time() - self._loading_since, 1)
+        log.info("worker ready", worker_id=self._worker_id, pid=process.pid, seconds=seconds)
 
-    def _lost(self, reason: str, needs_mending: bool) -> None:
-        self._running, self._reason, self._needs_mending = None, reason, needs_mending
+    def _lost(self, reason: str | None, needs_mending: bool) -> None:
+        self._running, self._lost_for, self._needs_mending = None, reason, needs_mending
         if needs_mending:
             self._settled.set()
         else:

@@ -6,10 +6,12 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 
 from tinsmith_server.errors import Gone, NotFound
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.ownership import owned_session
+from tinsmith_server.services.paging import in_steps
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, FinishType, Model, SamplingSession, Session, utc_now
@@ -91,7 +93,7 @@ class Sessions:
         self.finished.set()
 
     async def list_ids(self, tenant: str, limit: int, offset: int) -> list[str]:
-        page = await self._store.list_sessions(tenant, limit, offset)
+        page = await in_steps(partial(self._store.list_sessions, tenant), limit, offset)
         return [session.session_id for session in page.rows]
 
     async def contents(self, session_id: str) -> tuple[Sequence[Model], Sequence[SamplingSession]]:

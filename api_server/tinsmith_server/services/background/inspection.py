@@ -10,6 +10,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import TinsmithError, WorkerError
 from tinsmith_server.fleet.base import Fleet, SamplerHandle
 from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.holdings import Queued
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.store.base import Store
 from tinsmith_server.wire.responses import SupportedModel
@@ -24,10 +25,11 @@ STORE_SECONDS = 2.0
 class Inspection:
     """As of the latest refresh; a scrape never waits for a worker and never starts one."""
 
-    def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads) -> None:
+    def __init__(self, store: Store, fleet: Fleet, loads: SamplerLoads, queued: Queued) -> None:
         self._store = store
         self._fleet = fleet
         self._loads = loads
+        self._queued = queued
         self.workers: Mapping[str, worker_pb2.DescribeReply] = {}
         self.rows: Mapping[str, int] = {}
 
@@ -45,6 +47,7 @@ class Inspection:
         seen = zip(handles, descriptions, strict=True)
         self.workers = {handle.sampler_id: reply for handle, reply in seen if reply is not None}
         self._loads.refresh(self.workers, asked - self.workers.keys())
+        await self._queued.refresh(self.workers.values())
         self.rows = await self._store.counts()
 
     def max_sequence_length(self, base_model: str) -> int | None:

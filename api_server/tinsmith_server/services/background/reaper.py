@@ -8,7 +8,7 @@ from datetime import timedelta
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
 from tinsmith_server.errors import ModelNotAtWorker, TinsmithError
-from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.worker_events import Events
@@ -44,6 +44,7 @@ class Reaper:
         binding: Binding,
         delivery: Delivery,
         events: Events,
+        freed: Changes,
         settings: Settings,
         clock: Clock = utc_now,
     ) -> None:
@@ -53,6 +54,7 @@ class Reaper:
         self._binding = binding
         self._delivery = delivery
         self._events = events
+        self._freed = freed
         self._timeout = timedelta(seconds=settings.session_timeout_seconds)
         self._autosave_ttl_seconds = int(settings.autosave_ttl_seconds)
         self._clock = clock
@@ -114,7 +116,7 @@ class Reaper:
             return
         autosave = self._autosave() if save else None
         try:
-            await self._delivery.release(model.worker_id, model.model_id, autosave, REACH_SECONDS)
+            await self._delivery.release(model.worker_id, model.model_id, model.tenant, autosave, REACH_SECONDS)
             worker = await self._fleet.worker(model.worker_id).connection(RELEASE_WAIT_SECONDS)
             reply = await worker.await_result(model.model_id, RELEASE_SEQ_ID, RELEASE_WAIT_SECONDS)
         except ModelNotAtWorker:
@@ -126,6 +128,7 @@ class Reaper:
 
     async def _end(self, model: Model, *, only_unplaced: bool = False) -> None:
         if await self._store.end_model(model.model_id, "released", only_unplaced=only_unplaced):
+            self._freed.note()
             log.info("model released", model_id=model.model_id, session_id=model.session_id)
 
     def _autosave(self) -> worker_pb2.SaveWeights:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.paging import in_steps
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, utc_now
 from tinsmith_server.wire.ids import TinkerPath
@@ -40,7 +42,10 @@ class Checkpoints:
         self._clock = clock
 
     async def runs(self, tenant: str, limit: int, offset: int, project_id: str | None = None) -> Page[TrainingRun]:
-        page = await self._store.list_models(tenant, limit, offset, project_id)
+        async def read(limit: int, offset: int) -> Page[Model]:
+            return await self._store.list_models(tenant, limit, offset, project_id)
+
+        page = await in_steps(read, limit, offset)
         return Page(tuple([await self._run(model) for model in page.rows]), page.total)
 
     async def run(self, tenant: str, run_id: str) -> TrainingRun:
@@ -51,7 +56,7 @@ class Checkpoints:
         return self._unexpired(await self._store.checkpoints_of_run(run_id))
 
     async def all(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
-        page = await self._store.list_checkpoints(tenant, limit, offset)
+        page = await in_steps(partial(self._store.list_checkpoints, tenant), limit, offset)
         return Page(tuple(self._unexpired(page.rows)), page.total)
 
     async def readable(self, tenant: str, path: str) -> Checkpoint:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import ModelNotAtWorker
-from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.delivery import Delivery
@@ -35,11 +35,13 @@ _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
 class Events:
     """Applying an event twice changes nothing, so any replica may drain at any time."""
 
-    def __init__(self, store: Store, fleet: Fleet, retention: Retention, delivery: Delivery) -> None:
+    def __init__(self, store: Store, fleet: Fleet, retention: Retention, delivery: Delivery, freed: Changes) -> None:
+        """`freed` is noted when a model has ended, and left a place."""
         self._store = store
         self._fleet = fleet
         self._retention = retention
         self._delivery = delivery
+        self._freed = freed
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
@@ -100,18 +102,20 @@ class Events:
         slots = self._fleet.worker(worker_id).slots
         if await self._store.bind_where_made(model_id, worker_id, slots):
             return
-        if await self._store.get_model(model_id) is None:
+        model = await self._store.get_model(model_id)
+        if model is None:
             log.error("report of an unknown model", model_id=model_id, worker_id=worker_id)
             return
         log.warning("model released where it does not live", model_id=model_id, worker_id=worker_id)
         with contextlib.suppress(ModelNotAtWorker):
-            await self._delivery.release(worker_id, model_id)
+            await self._delivery.release(worker_id, model_id, model.tenant)
 
     async def _end(self, worker_id: str, model_id: str, state: FinalState, failure: str | None = None) -> None:
         """Only the worker at which a model lives says when it ends."""
         model = await self._store.get_model(model_id)
         if model is not None and model.worker_id == worker_id:
             await self._store.end_model(model_id, state, failure)
+            self._freed.note()
 
     async def _checkpoint_saved(self, event: worker_pb2.Event) -> None:
         saved = event.checkpoint_saved

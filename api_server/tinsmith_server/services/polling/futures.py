@@ -29,7 +29,8 @@ PAUSE_SECONDS = 0.2
 class Pending:
     """Not yet. `paused`: something is in the way that a human will want to hear of.
 
-    `told`: at once, since somebody has to act; of what is paused the SDK says nothing for a quarter of an hour.
+    `told`: at once, since somebody waits and sees nothing; of what is paused the SDK says nothing for a quarter of an
+    hour.
     """
 
     reason: str | None = None
@@ -110,10 +111,10 @@ class Futures:
         raise NotFound(f"there is no future {request_id}")
 
     async def _operation(self, model: Model, seq_id: int, deadline: float) -> Answer:
-        model = await self._binding.until_bound(model, _remaining(deadline))
+        model = await self._binding.until_bound_or_told(model, _remaining(deadline))
         if model.state == "accepted":
             reason = self._binding.reason(model)
-            return Pending(reason, paused=reason is not None, told=self._binding.waits_for_room(model))
+            return Pending(reason, paused=reason is not None, told=reason is not None)
         if model.state == "failed" or self._outlives_its_worker(model):
             return _ended(model)
         reply = await self._ask_worker_of(model, seq_id, deadline)

@@ -27,8 +27,9 @@ UNSEEN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a sample is to be made from. `worker_id` is who made the weights; empty: nobody, or it is not known."""
+    """What a sample is to be made from, and for whom. `worker_id`: who made the weights, if it is known."""
 
+    tenant: str
     base_model: str
     rank: int = 0
     worker_id: str = ""
@@ -64,7 +65,7 @@ class Dispatch:
         for kind in get_args(SamplerKind):
             ordered = self._in_order([one for one in samplers if one.kind == kind], need, request)
             try:
-                taken = await self._offer(ordered, seq_id, request, deadline)
+                taken = await self._offer(ordered, need, seq_id, request, deadline)
             except WorkerUnavailable as error:
                 trouble = error
                 continue
@@ -102,7 +103,12 @@ class Dispatch:
         return sorted(ordered, key=put_off)
 
     async def _offer(
-        self, samplers: Sequence[SamplerHandle], seq_id: int, request: worker_pb2.SampleRequest, deadline: float
+        self,
+        samplers: Sequence[SamplerHandle],
+        need: Need,
+        seq_id: int,
+        request: worker_pb2.SampleRequest,
+        deadline: float,
     ) -> SampleId | None:
         """To one after the other until one takes it; None when there are none.
 
@@ -116,7 +122,7 @@ class Dispatch:
             if full or trouble:
                 self._passed_on[sampler.base_model] += 1
             try:
-                return await self._submit(sampler, seq_id, request, deadline)
+                return await self._submit(sampler, need.tenant, seq_id, request, deadline)
             except TooManySamples as error:
                 full = error
             except WorkerUnavailable as error:
@@ -128,13 +134,13 @@ class Dispatch:
         return None
 
     async def _submit(
-        self, sampler: SamplerHandle, seq_id: int, request: worker_pb2.SampleRequest, deadline: float
+        self, sampler: SamplerHandle, tenant: str, seq_id: int, request: worker_pb2.SampleRequest, deadline: float
     ) -> SampleId:
         client = await sampler.connection(_remaining(deadline))
         sample = SampleId(request.sampling_session_id, seq_id, sampler_token(sampler.sampler_id))
         request.request_id = str(sample)
         try:
-            await _sample(client, request, POOL_SAMPLE_SECONDS if sampler.kind == "pool" else None)
+            await _sample(client, request, tenant, POOL_SAMPLE_SECONDS if sampler.kind == "pool" else None)
         except WorkerUnavailable:
             self._loads.note_silent(sampler.sampler_id)
             raise
@@ -178,10 +184,12 @@ class Dispatch:
         return next((one for one in self._fleet.all_samplers if sampler_token(one.sampler_id) == token), None)
 
 
-async def _sample(client: SamplerClient, request: worker_pb2.SampleRequest, timeout_seconds: float | None) -> None:
+async def _sample(
+    client: SamplerClient, request: worker_pb2.SampleRequest, tenant: str, timeout_seconds: float | None
+) -> None:
     try:
         async with asyncio.timeout(timeout_seconds):
-            await client.sample(request)
+            await client.sample(request, tenant)
     except TimeoutError:
         raise WorkerUnavailable(f"the sampler has not answered for {timeout_seconds:g} s") from None
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
-from array import array
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from tinsmith_rpc import wire_pb2, worker_pb2
 
+from tinsmith_server.errors import Unprocessable
 from tinsmith_server.services.failures import rejection
+from tinsmith_server.wire.ids import is_sample_number
+from tinsmith_server.wire.json_bodies import pack
 from tinsmith_server.wire.requests import MAX_SAMPLES, ModelInput, SampleRequest, SamplingParams, TokenTensor, sentence
 
 TOKEN_LIMIT = 2**31
@@ -19,6 +19,22 @@ TOKEN_LIMIT = 2**31
 
 class InvalidSampleRequest(Exception):
     """The message is for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSubmission:
+    """A sample as a sampler is given it, but for its adapter, and the number that its sender knows it by."""
+
+    seq_id: int
+    request: worker_pb2.SampleRequest
+
+
+def sample_submission(body: dict[str, Any]) -> SampleSubmission:
+    """Raises Unprocessable where nobody could be told what is wrong; the rest fails the future."""
+    session_id, seq_id = body.get("sampling_session_id"), body.get("seq_id")
+    if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
+        raise Unprocessable("sampling_session_id and seq_id are needed to know which sample this is")
+    return SampleSubmission(seq_id, sample_request(session_id, body))
 
 
 def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2.SampleRequest:
@@ -74,7 +90,7 @@ def _prompt_bytes(prompt: ModelInput) -> bytes:
                 f"prompt chunks of type {chunk.type!r} are not supported yet by this server, only text"
             )
     try:
-        return _packed("i", itertools.chain.from_iterable(chunk.tokens or [] for chunk in prompt.chunks))
+        return b"".join(pack("i", chunk.tokens) for chunk in prompt.chunks if chunk.tokens)
     except OverflowError:
         raise InvalidSampleRequest("the prompt holds token ids outside 32 bits") from None
 
@@ -83,20 +99,12 @@ def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:
     """In the layout it came in, which is the layout of its answer."""
     tensor = wire_pb2.Tensor(dtype=wire_pb2.INT64, shape=tokens.shape)
     if tokens.sparse_crow_indices is None or tokens.sparse_col_indices is None:
-        tensor.dense = _packed("q", tokens.data)
+        tensor.dense = pack("q", tokens.data)
     else:
-        tensor.sparse_csr.values = _packed("q", tokens.data)
-        tensor.sparse_csr.crow_indices = _packed("q", tokens.sparse_crow_indices)
-        tensor.sparse_csr.col_indices = _packed("q", tokens.sparse_col_indices)
+        tensor.sparse_csr.values = pack("q", tokens.data)
+        tensor.sparse_csr.crow_indices = pack("q", tokens.sparse_crow_indices)
+        tensor.sparse_csr.col_indices = pack("q", tokens.sparse_col_indices)
     return tensor
-
-
-def _packed(type_code: str, numbers: Iterable[int]) -> bytes:
-    """Little-endian. Raises OverflowError if a number does not fit its type."""
-    packed = array(type_code, numbers)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
 
 
 def _rejected(sampling_session_id: str, body: dict[str, Any], message: str) -> worker_pb2.SampleRequest:

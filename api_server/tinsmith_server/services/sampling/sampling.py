@@ -6,21 +6,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import Gone, NotFound, TooManySamples, Unprocessable
 from tinsmith_server.fleet.base import Fleet, share_weights
 from tinsmith_server.logs import bind_ids
+from tinsmith_server.services.accounts.holdings import SamplesInFlight
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.failures import training_only
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
-from tinsmith_server.services.sampling.sample_requests import sample_request
+from tinsmith_server.services.sampling.sample_requests import SampleSubmission
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, SamplingSession, utc_now
-from tinsmith_server.wire.ids import SampleId, is_sample_number, parse_tinker_path, sampling_session_id_of
+from tinsmith_server.wire.ids import SampleId, parse_tinker_path, sampling_session_id_of
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest
 
 K = TypeVar("K", bound=Hashable)
@@ -57,6 +58,7 @@ class Sampling:
         sessions: Sessions,
         lookup: CheckpointLookup,
         dispatch: Dispatch,
+        in_flight: SamplesInFlight,
         clock: Clock = utc_now,
     ) -> None:
         self._store = store
@@ -64,6 +66,7 @@ class Sampling:
         self._sessions = sessions
         self._lookup = lookup
         self._dispatch = dispatch
+        self._in_flight = in_flight
         self._clock = clock
         self._known: OrderedDict[str, Sampler] = OrderedDict()
         # By base model and the adapter's rank.
@@ -107,41 +110,49 @@ class Sampling:
         """Raises NotFound, also for another tenant's sampling session."""
         return (await self._sampler(tenant, sampling_session_id)).session
 
-    async def submit(self, tenant: str, body: dict[str, Any]) -> Submission:
+    async def submit(self, tenant: str, submitted: SampleSubmission) -> Submission:
         """Bad parameters fail the future.
 
         Raises TooManySamples, which the SDK waits out without limit, and Unprocessable for a model that has not
         been served for minutes.
         """
-        session_id, seq_id = body.get("sampling_session_id"), body.get("seq_id")
-        if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
-            raise Unprocessable("sampling_session_id and seq_id are needed to know which sample this is")
-        sampler = await self._sampler(tenant, session_id)
+        request = submitted.request
+        sampler = await self._sampler(tenant, request.sampling_session_id)
         session = sampler.session
         await self._sessions.active(tenant, session.session_id)
-        need = Need(session.base_model, worker_id=sampler.worker_id)
-        request = sample_request(session_id, body)
+        self._in_flight.admit(tenant)
+        need = Need(tenant, session.base_model, worker_id=sampler.worker_id)
         if not request.HasField("rejection") and _has_adapter(session):
             checkpoint = await self._checkpoint(session)
             request.adapter.directory = checkpoint.directory
             request.adapter.manifest_digest = checkpoint.manifest_digest
             need = replace(need, rank=checkpoint.lora_rank)
         try:
-            sample = await self._dispatch.give(need, seq_id, request)
+            sample = await self._dispatch.give(need, submitted.seq_id, request)
         except TooManySamples:
             self._check_still_served(need)
             raise
         self._away.note_there((need.base_model, need.rank))
+        self._in_flight.note_asked(tenant, str(sample))
         return Submission(sample, sample.sequence_ids(request.num_samples))
 
     async def await_result(self, tenant: str, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Raises NotFound for another tenant's sample; for the rest see `Dispatch.await_result`."""
         await self._sampler(tenant, sample.sampling_session_id)
-        return await self._dispatch.await_result(sample, deadline)
+        self._in_flight.note_asked(tenant, str(sample))
+        try:
+            reply = await self._dispatch.await_result(sample, deadline)
+        except Gone:
+            self._in_flight.note_ended(tenant, str(sample))
+            raise
+        if reply.WhichOneof("state") != "pending":
+            self._in_flight.note_ended(tenant, str(sample))
+        return reply
 
     async def cancel(self, tenant: str, sample: SampleId) -> None:
         await self._sampler(tenant, sample.sampling_session_id)
         await self._dispatch.cancel(sample)
+        self._in_flight.note_ended(tenant, str(sample))
 
     async def _sampler(self, tenant: str, sampling_session_id: str) -> Sampler:
         sampler = self._known.get(sampling_session_id) or await self._read(sampling_session_id)

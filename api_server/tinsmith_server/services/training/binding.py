@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_server.errors import ModelNotAtWorker, StorageFull, TinsmithError, WorkerUnstartable
+from tinsmith_server.errors import ModelNotAtWorker, StorageFull, TinsmithError, WorkerAbsent, WorkerUnstartable
+from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
@@ -21,16 +23,22 @@ log = get_logger(__name__)
 RETRY_SECONDS = 1.0
 # How long one attempt waits for a worker, before another one is looked for.
 ATTEMPT_SECONDS = 5.0
+# After this long whoever waits for a model hears why, once; then with the end of each poll.
+FIRST_WORD_SECONDS = 2.0
 
 
 class Binding:
     """One task per accepted model, until it is bound or has failed."""
 
-    def __init__(self, store: Store, placement: Placement, delivery: Delivery) -> None:
+    def __init__(self, store: Store, fleet: Fleet, placement: Placement, delivery: Delivery) -> None:
         self._store = store
+        self._fleet = fleet
         self._placement = placement
         self._delivery = delivery
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # As each is now, so that those who wait for one need not ask the store.
+        self._models: dict[str, Model] = {}
+        self._told: set[str] = set()
         self._reasons: dict[str, TinsmithError] = {}
         # Workers without room on their disks: said once, while every waiting model asks each second.
         self._refusing: set[str] = set()
@@ -48,39 +56,73 @@ class Binding:
         task = self._tasks.get(model.model_id)
         if task is None:
             task = asyncio.create_task(self._bind(model), name=f"bind {model.model_id}", context=contextvars.Context())
-            self._tasks[model.model_id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(model.model_id, None))
+            self._tasks[model.model_id], self._models[model.model_id] = task, model
+            task.add_done_callback(lambda _: self._forget(model.model_id))
         return task
+
+    def _forget(self, model_id: str) -> None:
+        for known in (self._tasks, self._models, self._reasons):
+            known.pop(model_id, None)
+        self._told.discard(model_id)
 
     async def until_bound(self, model: Model, timeout_seconds: float) -> Model:
         """The model as it is when the worker has it, or has not in time."""
-        if model.state == "accepted":
-            await asyncio.wait({self._task(model)}, timeout=max(timeout_seconds, 0))
-            return await self._store.get_model(model.model_id) or model
-        return model
+        if model.state != "accepted":
+            return model
+        done, _ = await asyncio.wait({self._task(model)}, timeout=max(timeout_seconds, 0))
+        return (await self._store.get_model(model.model_id) or model) if done else model
+
+    async def until_bound_or_told(self, model: Model, timeout_seconds: float) -> Model:
+        """The same, but who comes for the first time is not held long before it hears a reason, if there is one."""
+        if model.state == "accepted" and model.model_id not in self._told and timeout_seconds > FIRST_WORD_SECONDS:
+            model = await self.until_bound(model, FIRST_WORD_SECONDS)
+            if model.state != "accepted" or self.reason(model) is not None:
+                self._told.add(model.model_id)
+                return model
+            timeout_seconds -= FIRST_WORD_SECONDS
+        return await self.until_bound(model, timeout_seconds)
+
+    def note_free(self) -> None:
+        """A place may have come free."""
+        self._placement.note_free()
+
+    def on_its_way(self, model_id: str) -> Model | None:
+        """A model that is being brought to a worker here, as it was accepted."""
+        return self._models.get(model_id)
 
     def reason(self, model: Model) -> str | None:
         """Why a model is not bound yet, for the one who waits for it."""
-        error = self._reasons.get(model.model_id)
-        return self._placement.reason(model) or (str(error) if error is not None else None)
+        current = self._models.get(model.model_id, model)
+        if current.worker_id:
+            return self._why_not_brought(current)
+        return self._placement.reason(model) or self._why_not_brought(current)
 
-    def waits_for_room(self, model: Model) -> bool:
-        """On the disk of its worker: until somebody makes some."""
-        return self._placement.reason(model) is None and isinstance(self._reasons.get(model.model_id), StorageFull)
+    async def unbound(self, tenant: str, limit: int) -> Sequence[tuple[Model, str | None]]:
+        """What a tenant waits for, oldest first, wherever it waits; and why."""
+        models = await self._store.unbound_models(tenant, limit)
+        waiting = await self._placement.reasons([model for model in models if not model.worker_id])
+        return [(model, waiting.get(model.model_id) or self._why_not_brought(model)) for model in models]
+
+    def _why_not_brought(self, model: Model) -> str | None:
+        """A worker that is not ready says more, and newer, than the last attempt to reach it."""
+        try:
+            trouble = self._fleet.worker(model.worker_id).trouble if model.worker_id else None
+        except WorkerAbsent as absent:
+            trouble = str(absent)
+        error = self._reasons.get(model.model_id)
+        return trouble or (str(error) if error is not None else None)
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._placement.close()
 
     async def _bind(self, model: Model) -> None:
         refused_by: set[str] = set()
-        try:
-            while model.state == "accepted":
-                model = await self._step(model, refused_by)
-        finally:
-            self._reasons.pop(model.model_id, None)
+        while model.state == "accepted":
+            model = self._models[model.model_id] = await self._step(model, refused_by)
 
     async def _step(self, model: Model, refused_by: set[str]) -> Model:
         """Brings the model one step further; returns it as it is then."""
@@ -99,13 +141,13 @@ class Binding:
     async def _bring(self, model: Model, refused_by: set[str]) -> Model:
         """Raises TinsmithError where another attempt may help."""
         try:
-            await self._delivery.submit(model.worker_id, _creation(model), ATTEMPT_SECONDS)
+            await self._delivery.submit(model.worker_id, _creation(model), model.tenant, ATTEMPT_SECONDS)
         except (WorkerUnstartable, ModelNotAtWorker) as error:
             return await self._fail(model, f"{model.base_model} cannot be served: {error}")
         except StorageFull as error:
             refused_by.add(model.worker_id)
             self._note_refusal(model, error)
-            await self._store.displace_model(model.model_id, model.worker_id)
+            await self._displaced(model)
             raise
         self._note_room(model.worker_id)
         if not await self._store.bind_model(model.model_id, model.worker_id):
@@ -129,12 +171,16 @@ class Binding:
         """What the worker may have accepted all the same, it will report (`services/checkpoints/worker_events.py`)."""
         reason = "its worker takes no new models any more"
         log.info("model displaced", model_id=model.model_id, worker_id=model.worker_id, reason=reason)
-        await self._store.displace_model(model.model_id, model.worker_id)
+        await self._displaced(model)
         return replace(model, worker_id="")
+
+    async def _displaced(self, model: Model) -> None:
+        await self._store.displace_model(model.model_id, model.worker_id)
+        self._placement.note_free()
 
     async def _fail(self, model: Model, reason: str) -> Model:
         """Unless another worker has turned out to have made it."""
-        await self._store.displace_model(model.model_id, model.worker_id)
+        await self._displaced(model)
         failure = Failure("server", reason).to_row()
         if not await self._store.end_model(model.model_id, "failed", failure, only_unplaced=True):
             return replace(model, worker_id="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tinsmith_rpc import worker_pb2
@@ -9,6 +10,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import Unprocessable
 from tinsmith_server.fleet.base import Fleet, ServedModel
 from tinsmith_server.logs import bind_ids, get_logger
+from tinsmith_server.services.accounts.holdings import Adapters
 from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
@@ -20,12 +22,14 @@ from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, Model, utc_now
 from tinsmith_server.wire.ids import OperationId, is_client_counter, model_id_of
+from tinsmith_server.wire.responses import WaitingModel
 
 log = get_logger(__name__)
 
 TOUCH_SECONDS = 30.0
 # A worker that no longer holds a model says so itself, whatever this server still believes.
 BOUND_SECONDS = 1.0
+WAITING_SHOWN = 20
 
 
 class Models:
@@ -33,11 +37,13 @@ class Models:
 
     def __init__(
         self,
+        *,
         store: Store,
         fleet: Fleet,
         sessions: Sessions,
         binding: Binding,
         lookup: CheckpointLookup,
+        adapters: Adapters,
         settings: Settings,
         clock: Clock = utc_now,
     ) -> None:
@@ -46,6 +52,7 @@ class Models:
         self._sessions = sessions
         self._binding = binding
         self._lookup = lookup
+        self._adapters = adapters
         self._lora_alpha = settings.lora_alpha
         self._clock = clock
         self._touched: RowCache[str, bool] = RowCache(TOUCH_SECONDS)
@@ -68,8 +75,8 @@ class Models:
         return await owned_model(self._store, tenant, model_id)
 
     async def at_work(self, tenant: str, model_id: str) -> Model:
-        """Like `owned`, but a bound model may be as it was a second ago."""
-        model = self._bound.get(model_id)
+        """Like `owned`, but a bound model may be as it was a second ago, and one on its way as it was accepted."""
+        model = self._bound.get(model_id) or self._binding.on_its_way(model_id)
         if model is not None and model.tenant == tenant:
             bind_ids(session_id=model.session_id, model_id=model_id)
             return model
@@ -77,6 +84,19 @@ class Models:
         if model.state == "bound":
             self._bound.put(model_id, model)
         return model
+
+    async def waiting(self, tenant: str) -> list[WaitingModel]:
+        """The tenant's models that no worker has yet, oldest first, and what each waits for."""
+        now = self._clock()
+        return [
+            WaitingModel(
+                model_id=model.model_id,
+                base_model=model.base_model,
+                waiting_seconds=max(0.0, (now - model.created_at).total_seconds()),
+                reason=reason,
+            )
+            for model, reason in await self._binding.unbound(tenant, WAITING_SHOWN)
+        ]
 
     def served_as(self, model: Model) -> ServedModel | None:
         return self._fleet.model(model.base_model)
@@ -90,6 +110,7 @@ class Models:
     async def fail(self, model: Model, failure: Failure) -> None:
         """The model could not be made."""
         await self._store.end_model(model.model_id, "failed", failure.to_row())
+        self._binding.note_free()
 
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
         """The worker does not hold a bound model: its creation failed, or its volume is lost.
@@ -117,8 +138,22 @@ class Models:
         return session_id, number
 
     async def _accept(self, tenant: str, session_id: str, number: int, creation: Creation) -> OperationId:
+        async with self._adapters.one_more(tenant) as refusal:
+            if refusal is not None and creation.failure is None:
+                creation = replace(creation, failure=Failure("user", refusal))
+            made = await self._store.add_model(self._new(tenant, session_id, number, creation))
+        if made.state == "failed":
+            reason = Failure.from_row(made.failure).message
+            log.info("model refused", model_id=made.model_id, base_model=made.base_model, reason=reason)
+        else:
+            log.info("model accepted", model_id=made.model_id, base_model=made.base_model, state=made.state)
+        if made.state == "accepted":
+            self._binding.start(made)
+        return OperationId(made.model_id, 0)
+
+    def _new(self, tenant: str, session_id: str, number: int, creation: Creation) -> Model:
         now = self._clock()
-        model = Model(
+        return Model(
             model_id=model_id_of(session_id, number),
             session_id=session_id,
             model_seq_id=number,
@@ -139,12 +174,3 @@ class Models:
             last_request_at=now,
             failure=creation.failure.to_row() if creation.failure else None,
         )
-        made = await self._store.add_model(model)
-        if made.state == "failed":
-            reason = Failure.from_row(made.failure).message
-            log.info("model refused", model_id=made.model_id, base_model=made.base_model, reason=reason)
-        else:
-            log.info("model accepted", model_id=made.model_id, base_model=made.base_model, state=made.state)
-        if made.state == "accepted":
-            self._binding.start(made)
-        return OperationId(made.model_id, 0)

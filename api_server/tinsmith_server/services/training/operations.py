@@ -12,6 +12,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import Gone, ModelNotAtWorker, Unprocessable, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.services.accounts.holdings import Queued
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.delivery import PATIENCE_SECONDS, Delivery
 from tinsmith_server.services.training.binding import Binding
@@ -34,6 +35,7 @@ class Operations:
         delivery: Delivery,
         fleet: Fleet,
         requests: SubmitRequests,
+        queued: Queued,
     ) -> None:
         self._sessions = sessions
         self._models = models
@@ -41,6 +43,7 @@ class Operations:
         self._delivery = delivery
         self._fleet = fleet
         self._requests = requests
+        self._queued = queued
 
     async def forward_backward(self, tenant: str, request: worker_pb2.SubmitRequest) -> OperationId:
         """`request` is whole but for the epoch, which the connection to the worker knows."""
@@ -94,7 +97,9 @@ class Operations:
         if model.state in {"failed", "corrupted", "released"}:
             return operation
         try:
-            await self._delivery.submit(model.worker_id, request)
+            await self._queued.admit(model.tenant, model.model_id, request.seq_id)
+            await self._delivery.submit(model.worker_id, request, model.tenant)
+            self._queued.note(model.tenant, model.model_id, request.seq_id)
         except ModelNotAtWorker:
             await self._settle_missing(model)
         return operation

@@ -1,121 +1,64 @@
-"""Which worker gets a new model, and what those wait for that none can take."""
+"""Where a new model goes: in line with those that want the same workers, and to one of them in its turn."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from tinsmith_server.fleet.base import Fleet, WorkerHandle
+from tinsmith_server.fleet.base import Changes, Fleet
+from tinsmith_server.services.training.line_keeper import LineKeeper
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Model
-
-# A slot that another replica frees is found by asking the store again.
-RECHECK_SECONDS = 2.0
+from tinsmith_server.store.records import Clock, Model, utc_now
 
 
 class Placement:
-    """Models that want the same wait in one line, whichever replica accepted them.
+    """Models that want the same workers wait in one line, whichever replica accepted them."""
 
-    At each replica one of them looks for a slot, and the others wait for that.
-    """
-
-    def __init__(self, store: Store, fleet: Fleet) -> None:
+    def __init__(self, store: Store, fleet: Fleet, freed: Changes, kept: int, clock: Clock = utc_now) -> None:
+        """`freed` is noted when a place may have come free here; `kept` places are left to tenants without any."""
         self._store = store
         self._fleet = fleet
-        self._turns: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._reasons: dict[tuple[str, int], str] = {}
-        self._waiting: set[str] = set()
+        self._freed = freed
+        self._kept = kept
+        self._clock = clock
+        self._keepers: dict[str, LineKeeper] = {}
 
     async def until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
         """The model once it has a worker, or has ended. Those that have refused it before are asked last."""
-        self._waiting.add(model.model_id)
-        try:
-            while not await self._gets_turn(model):
-                # Whoever has the turn, here or elsewhere, may have placed it.
-                current = await self._store.get_model(model.model_id) or model
-                if _is_settled(current):
-                    return current
-            try:
-                return await self._until_placed(model, refused_by)
-            finally:
-                self._turns[_wants(model)].release()
-        finally:
-            self._waiting.discard(model.model_id)
-
-    async def _gets_turn(self, model: Model) -> bool:
-        try:
-            async with asyncio.timeout(RECHECK_SECONDS):
-                return await self._turns[_wants(model)].acquire()
-        except TimeoutError:
-            return False
+        weights = self._weights(model.base_model)
+        keeper = self._keepers.get(weights) or self._keepers.setdefault(weights, self._keeper(weights))
+        return await keeper.until_placed(model, refused_by)
 
     def reason(self, model: Model) -> str | None:
-        """What a model waits for that has no worker."""
-        return self._reasons.get(_wants(model)) if model.model_id in self._waiting else None
+        """What a model waits for that waits here for a place."""
+        keeper = self._keepers.get(self._weights(model.base_model))
+        return keeper.reason(model) if keeper is not None else None
+
+    async def reasons(self, models: Sequence[Model]) -> Mapping[str, str]:
+        """What those of `models` wait for that have no place, whichever replica they wait at."""
+        found: dict[str, str] = {}
+        for weights in {self._weights(model.base_model) for model in models}:
+            keeper = self._keepers.get(weights) or self._keeper(weights)
+            await keeper.look()
+            found |= {model.model_id: reason for model in models if (reason := keeper.reason(model)) is not None}
+        return found
+
+    def note_free(self) -> None:
+        """A place may have come free."""
+        self._freed.note()
 
     def may_stay(self, model: Model) -> bool:
         """Whether the worker at which the model is placed still takes new ones."""
-        return any(worker.worker_id == model.worker_id for worker in self._trainers(model))
+        trainers = self._fleet.trainers(model.base_model, model.lora_rank)
+        return any(worker.worker_id == model.worker_id for worker in trainers)
 
-    async def _until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
-        while True:
-            seen = self._fleet.changes.count
-            placed = await self._place(model, refused_by)
-            if placed is not None:
-                return placed
-            self._reasons[_wants(model)] = await self._why_not(model)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RECHECK_SECONDS):
-                    await self._fleet.changes.beyond(seen)
+    async def close(self) -> None:
+        await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()))
 
-    async def _place(self, model: Model, refused_by: Collection[str]) -> Model | None:
-        """Serves the line that all replicas share: whoever finds a slot gives it to the model that came first."""
-        while True:
-            current = await self._store.get_model(model.model_id) or model
-            if _is_settled(current):
-                return current
-            first = await self._store.first_without_place(model.base_model, model.lora_rank) or current
-            refusers = refused_by if first.model_id == model.model_id else ()
-            if await self._give_slot(first, refusers) is None:
-                return None
+    def _keeper(self, weights: str) -> LineKeeper:
+        return LineKeeper(self._store, self._fleet, weights, self._freed, self._kept, self._clock)
 
-    async def _give_slot(self, model: Model, refused_by: Collection[str]) -> Model | None:
-        used = await self._store.used_slots()
-        for worker in fullest_first(self._trainers(model), used, refused_by):
-            if worker.slots is not None and used.get(worker.worker_id, 0) >= worker.slots:
-                continue
-            placed = await self._store.place_model(model.model_id, worker.worker_id, worker.slots)
-            if placed is not None:
-                return placed
-        return None
-
-    async def _why_not(self, model: Model) -> str:
-        """Asks for more capacity, and says what happens next."""
-        next_step = await self._fleet.provide(model.base_model, rank=model.lora_rank)
-        workers = self._trainers(model)
-        if not workers:
-            return next_step
-        slots = sum(worker.slots or 0 for worker in workers)
-        of = "the worker" if len(workers) == 1 else f"the {len(workers)} workers"
-        return f"all {slots} adapter slots of {of} of {model.base_model} are taken; {next_step}"
-
-    def _trainers(self, model: Model) -> Sequence[WorkerHandle]:
-        return self._fleet.trainers(model.base_model, model.lora_rank)
-
-
-def fullest_first(
-    workers: Sequence[WorkerHandle], used: Mapping[str, int], refused_by: Collection[str]
-) -> list[WorkerHandle]:
-    """Full workers fill up and others run empty, so that whole GPUs can be given back."""
-    return sorted(workers, key=lambda one: (one.worker_id in refused_by, -used.get(one.worker_id, 0), one.worker_id))
-
-
-def _is_settled(model: Model) -> bool:
-    """It has a place, or needs none any more."""
-    return bool(model.worker_id) or model.state != "accepted"
-
-
-def _wants(model: Model) -> tuple[str, int]:
-    return model.base_model, model.lora_rank
+    def _weights(self, base_model: str) -> str:
+        """Names of the same weights have the same workers, so they share a line."""
+        served = self._fleet.model(base_model)
+        return served.weights if served is not None else base_model

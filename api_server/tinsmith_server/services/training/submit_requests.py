@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.fleet.base import Fleet, share_weights
+from tinsmith_server.services.accounts.holdings import Checkpointed
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import rejection, training_only
@@ -32,10 +33,11 @@ from tinsmith_server.wire.requests import (
 class SubmitRequests:
     """Saves carry what the store knows of the name; loads carry where the files are."""
 
-    def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup) -> None:
+    def __init__(self, fleet: Fleet, events: Events, lookup: CheckpointLookup, checkpoints: Checkpointed) -> None:
         self._fleet = fleet
         self._events = events
         self._lookup = lookup
+        self._checkpoints = checkpoints
 
     def optim_step(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:
         try:
@@ -126,6 +128,8 @@ class SubmitRequests:
         self, model: Model, seq_id: int, save: worker_pb2.SaveWeights, type: CheckpointType
     ) -> worker_pb2.SubmitRequest:
         """Saves still in the worker's queue are its own to know; the store knows those before them."""
+        if (refusal := await self._checkpoints.refusal(model.tenant)) is not None:
+            return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, refusal)
         save.seen_event_id = await self._events.drain(model.worker_id)
         save.name_taken = await self._lookup.live(model.model_id, type, save.name) is not None
         return _request(model, seq_id, worker_pb2.SAVE_WEIGHTS, save)

@@ -6,7 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Delete, Row, Select, Table, Update, func, literal, select
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Delete,
+    Row,
+    Select,
+    Table,
+    Text,
+    Update,
+    case,
+    cast,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,6 +31,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 R = TypeVar("R", bound="DataclassInstance")
+
+# Of text that is kept as ASCII: six for a character that takes two bytes in a request.
+METADATA_CHARACTERS = 64 * 1024
+LEFT_OUT = {"tinsmith": f"left out: it has more than {METADATA_CHARACTERS} characters"}
 
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
@@ -35,6 +53,9 @@ class Queries:
 
     async def _read_page(self, record: type[R], query: Select[Any], limit: int, offset: int) -> Page[R]:
         return await self._database.read(lambda connection: fetch_page(connection, record, query, limit, offset))
+
+    async def _count(self, query: Select[Any]) -> int:
+        return await self._database.read(lambda connection: count(connection, query))
 
     async def _write(self, statement: Update | Delete) -> bool:
         """False when the statement touched no row."""
@@ -62,7 +83,15 @@ def to_record(record: type[R], row: Row[Any]) -> R:
 
 def select_records(table: Table, record: type[R]) -> Select[Any]:
     """Selects the columns of `table` that hold the record's fields."""
-    return select(*(table.c[field.name] for field in fields(record)))
+    return select(*(_bounded(table.c[field.name]) for field in fields(record)))
+
+
+def _bounded(column: Column[Any]) -> ColumnElement[Any]:
+    """What no request may say any more never leaves the database, where an earlier release has let it in."""
+    if column.name != "user_metadata":
+        return column
+    fits = func.length(cast(column, Text)) <= METADATA_CHARACTERS
+    return case((fits, column), (column.is_(None), column), else_=literal(LEFT_OUT, column.type)).label(column.name)
 
 
 async def fetch_one(connection: AsyncConnection, record: type[R], query: Select[Any]) -> R | None:
@@ -73,6 +102,10 @@ async def fetch_one(connection: AsyncConnection, record: type[R], query: Select[
 async def fetch_made(connection: AsyncConnection, record: type[R], query: Select[Any]) -> R:
     """The row that must be there, because this transaction inserted it or was told that it exists."""
     return to_record(record, (await connection.execute(query)).one())
+
+
+async def count(connection: AsyncConnection, query: Select[Any]) -> int:
+    return int(await connection.scalar(query) or 0)
 
 
 async def fetch_all(connection: AsyncConnection, record: type[R], query: Select[Any]) -> list[R]:

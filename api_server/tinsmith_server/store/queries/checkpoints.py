@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, exists, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, delete, exists, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import (
@@ -54,6 +54,10 @@ class CheckpointQueries(Queries):
     async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
         query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
         return await self._read_page(Checkpoint, query, limit, offset)
+
+    async def checkpoint_bytes(self, tenant: str) -> int:
+        held = (checkpoints.c.tenant == tenant) & _NOT_DELETED & ~_EPHEMERAL
+        return await self._count(select(func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(held))
 
     async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
         return await self._entomb(_named(run_id, type, name), now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, changes_rows, newest_first, select_records, values
@@ -70,12 +70,14 @@ class ModelQueries(Queries):
         query = select_records(models, Model).where(placed).order_by(models.c.created_at, models.c.model_id)
         return await self._read_all(Model, query)
 
+    async def count_live_models(self, tenant: str) -> int:
+        live = (models.c.tenant == tenant) & models.c.state.in_(LIVE)
+        return await self._count(select(func.count()).select_from(models).where(live))
+
     async def accepted_models(self) -> Sequence[Model]:
         query = select_records(models, Model).where(models.c.state == "accepted")
         return await self._read_all(Model, query.order_by(models.c.created_at, models.c.model_id))
 
-    async def first_without_place(self, base_model: str, lora_rank: int) -> Model | None:
-        alike = (models.c.base_model == base_model) & (models.c.lora_rank == lora_rank)
-        waiting = alike & (models.c.state == "accepted") & (models.c.worker_id == "")
-        oldest = select_records(models, Model).where(waiting).order_by(models.c.created_at, models.c.model_id)
-        return await self._read_one(Model, oldest.limit(1))
+    async def unbound_models(self, tenant: str, limit: int) -> Sequence[Model]:
+        query = select_records(models, Model).where(models.c.state == "accepted", models.c.tenant == tenant)
+        return await self._read_all(Model, query.order_by(models.c.created_at, models.c.model_id).limit(limit))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tinsmith_server.cli.serving import announce, say_stopped
+from tinsmith_server.cli.serving import announce, say_stopped, tell_person
 from tinsmith_server.services.accounts.keys import NewKey
 from tinsmith_server.store.records import ApiKey
 
@@ -63,4 +63,17 @@ def test_a_person_hears_that_everything_is_kept(
 
 def test_a_script_hears_nothing_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     say_stopped(Path("tinsmith-data"))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_person_hears_how_far_the_loading_of_models_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_terminal(monkeypatch)
+    tell_person("loading base model demo/tiny")
+    assert capsys.readouterr() == ("", "loading base model demo/tiny\n")
+
+
+def test_a_script_reads_in_the_log_how_far_the_loading_is(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_person("loading base model demo/tiny")
     assert capsys.readouterr() == ("", "")

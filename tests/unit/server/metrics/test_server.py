@@ -11,10 +11,13 @@ def described() -> worker_pb2.DescribeReply:
     reply = worker_pb2.DescribeReply(volume_free_bytes=4096, volume_full=True)
     reply.models.add(model_id="sess-1:train:0", queued=2, oldest_queued_seconds=3.5, snapshot_age_seconds=10)
     reply.models.add(model_id="sess-1:train:1", queued=1, oldest_queued_seconds=1.5, corrupted="broken")
-    reply.models.add(model_id="sess-1:train:2", quarantined="it ends the process")
+    reply.models.add(model_id="sess-1:train:2", quarantined="it ends the process", parked=True)
+    reply.model_places = 64
     reply.metrics.trained_tokens = 7
     reply.metrics.operations_done = 5
     reply.metrics.operations_given_up = 2
+    reply.metrics.adapters_evicted, reply.metrics.eviction_seconds = 6, 1.5
+    reply.metrics.adapters_restored, reply.metrics.restore_seconds = 4, 2.5
     reply.metrics.logprob_gap = float("nan")
     reply.metrics.journal_syncs = 3
     reply.metrics.journal_sync_seconds = 0.5
@@ -44,6 +47,12 @@ def test_queues_and_ages_are_shown_by_base_model_and_worker() -> None:
         'tinsmith_models_quarantined{base_model="org/tiny",worker="w1"} 1.0',
         'tinsmith_volume_free_bytes{base_model="org/tiny",worker="w1"} 4096.0',
         'tinsmith_volume_full{base_model="org/tiny",worker="w1"} 1.0',
+        'tinsmith_model_places{base_model="org/tiny",worker="w1"} 64.0',
+        'tinsmith_adapters_parked{base_model="org/tiny",worker="w1"} 1.0',
+        'tinsmith_adapters_evicted_total{base_model="org/tiny",worker="w1"} 6.0',
+        'tinsmith_adapters_restored_total{base_model="org/tiny",worker="w1"} 4.0',
+        'tinsmith_eviction_seconds_total{base_model="org/tiny",worker="w1"} 1.5',
+        'tinsmith_restore_seconds_total{base_model="org/tiny",worker="w1"} 2.5',
         'tinsmith_operations_given_up_total{base_model="org/tiny",worker="w1"} 2.0',
         'tinsmith_trained_tokens_total{base_model="org/tiny",worker="w1"} 7.0',
         'tinsmith_logprob_gap{base_model="org/tiny",worker="w1"} NaN',

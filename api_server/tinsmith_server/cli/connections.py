@@ -1,0 +1,218 @@
+"""uvicorn's HTTP protocol with an end for everything that a client may leave undone.
+
+uvicorn itself waits without end for a header, takes headers of any length, and lets one address open as many
+connections as there are files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import resource
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from tinsmith_server.logs import get_logger
+
+log = get_logger(__name__)
+
+# Above the 90 s for which clients keep idle connections.
+KEEP_ALIVE_SECONDS = 120.0
+# For a request's header, and for the first byte on a new connection.
+HEAD_SECONDS = 10.0
+# For the rest of a body that was answered before it was there, and for a reader who takes nothing of an answer.
+LINGER_SECONDS = 30.0
+STALL_SECONDS = 120.0
+HEAD_BYTES = 32 * 1024
+HEAD_FIELDS = 100
+
+_TOO_LARGE = f"the request's header has more than {HEAD_BYTES} bytes or {HEAD_FIELDS} fields"
+_TOO_SLOW = f"the request's header was not there within {HEAD_SECONDS:g} s"
+
+
+class Addresses:
+    """How many connections each address has. Those of trusted proxies are for the requests in them to be counted by."""
+
+    def __init__(self, limit: int, trusted: Sequence[str]) -> None:
+        self.limit = min(limit, _open_files() // 2)
+        self._trusted = [ipaddress.ip_network(network, strict=False) for network in trusted]
+        self._connections: Counter[str] = Counter()
+
+    def enter(self, address: str) -> bool:
+        """False where it has as many as it may."""
+        if self._trusts(address):
+            return True
+        if self._connections[address] >= self.limit:
+            if self._connections[address] == self.limit:
+                # Once, until it is below again: nobody needs a line for each.
+                self._connections[address] += 1
+                log.warning("address has too many connections", address=address, limit=self.limit)
+            return False
+        self._connections[address] += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """Of a connection that was let in."""
+        if not self._trusts(address):
+            self._connections[address] = min(self._connections[address], self.limit) - 1
+            if self._connections[address] <= 0:
+                del self._connections[address]
+
+    def _trusts(self, address: str) -> bool:
+        try:
+            return any(ipaddress.ip_address(address) in network for network in self._trusted)
+        except ValueError:  # a Unix socket's
+            return True
+
+
+def _open_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if soft == resource.RLIM_INFINITY else soft
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One deadline at a time: for the next header, for the rest of a body, for a reader. A request that is worked on
+    has none here: its route reads the body within its own time."""
+
+    def __init__(self, *args: Any, addresses: Addresses, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._addresses = addresses
+        self._address: str | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._in_body = False
+        self._refused = False
+        # As they came, and as far as they are understood.
+        self._raw_bytes = 0
+        self._head_bytes = 0
+
+    # ---- connections
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        if self._addresses.enter(address):
+            self._address = address
+            self._expect(HEAD_SECONDS, self._end_idle)
+        else:
+            self._refused = True
+            transport.abort()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        if self._address is not None:
+            self._addresses.leave(self._address)
+            self._address = None
+        super().connection_lost(exc)
+
+    def _expect(self, seconds: float | None, otherwise: Callable[[], None] | None = None) -> None:
+        """In place of what was expected before."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(seconds, otherwise) if seconds is not None and otherwise else None
+
+    def _end_idle(self) -> None:
+        """Also of a connection on which single bytes come that begin no request."""
+        self.transport.abort()
+
+    # ---- headers
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._raw_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._raw_bytes > HEAD_BYTES:
+            self._refuse(b"431 Request Header Fields Too Large", _TOO_LARGE)
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes, self._raw_bytes = True, 0, 0
+        if self._idle:
+            self._expect(HEAD_SECONDS, lambda: self._refuse(b"408 Request Timeout", _TOO_SLOW))
+
+    @override
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._head_bytes += len(url)
+
+    @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + len(b": \r\n")
+        if self._head_bytes > HEAD_BYTES or len(self.headers) >= HEAD_FIELDS:
+            self._refuse(b"431 Request Header Fields Too Large", _TOO_LARGE)
+        elif not self._refused:
+            super().on_header(name, value)
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body = False, True
+        if self._refused:
+            return
+        if self._idle:
+            self._expect(None)
+        super().on_headers_complete()
+
+    def _refuse(self, status: bytes, sentence: str) -> None:
+        """Before any application hears of it."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused, self._in_head = True, False
+        self._expect(None)
+        if not self._idle:
+            # Behind a request that is still worked on: its answer would be mixed up with this one.
+            self.transport.abort()
+            return
+        body = f'{{"detail":"{sentence}"}}'.encode()
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
+        self._expect(LINGER_SECONDS, self.transport.abort)
+
+    # ---- bodies and answers
+
+    @property
+    def _idle(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    @override
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        if self._refused:
+            return
+        super().on_message_complete()
+        if self._idle:
+            # The rest of a body that was answered early.
+            self._expect(KEEP_ALIVE_SECONDS, self._end_idle)
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._expect(LINGER_SECONDS, self.transport.abort)
+        elif self._idle:
+            self._expect(LINGER_SECONDS if self._in_body else KEEP_ALIVE_SECONDS, self._end_idle)
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect(STALL_SECONDS, self.transport.abort)
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._expect(None)

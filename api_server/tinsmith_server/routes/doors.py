@@ -1,0 +1,88 @@
+"""Who may see the server's own pages, and how many requests an address may have in flight behind a proxy."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tinsmith_server.errors import AuthenticationFailed
+from tinsmith_server.routes.problems import problem
+from tinsmith_server.settings import Settings
+
+METRICS_PATH = "/metrics"
+
+
+def pages_are_open(settings: Settings) -> bool:
+    """To whoever reaches the server: by default, on the machine itself."""
+    if settings.pages_need_key != "auto":
+        return settings.pages_need_key == "never"
+    try:
+        return ipaddress.ip_address(settings.host).is_loopback
+    except ValueError:
+        return settings.host == "localhost"
+
+
+class Doors:
+    """In front of the pages: a key. At the port for metrics: nothing but metrics, without one."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, pages: Collection[str]) -> None:
+        self._app = app
+        self._closed = frozenset() if pages_are_open(settings) else frozenset(pages)
+        self._metrics_port = settings.metrics_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refusal := await self._refusal(scope)) is not None:
+            await problem(*refusal)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        port = (scope.get("server") or ("", None))[1]
+        if self._metrics_port is not None and port == self._metrics_port:
+            return None if scope["path"] == METRICS_PATH else (404, f"this port serves {METRICS_PATH} alone")
+        if scope["path"].rstrip("/") not in self._closed:
+            return None
+        try:
+            await scope["app"].state.services.keys.authenticate(_key(Headers(scope=scope)))
+        except AuthenticationFailed as error:
+            return 401, f"{scope['path']} needs a key here, in X-API-Key (setting pages_need_key): {error}"
+        return None
+
+
+def _key(headers: Headers) -> str | None:
+    """Prometheus can send only the second kind without more ado."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return headers.get("x-api-key") or (token if scheme.lower() == "bearer" else None)
+
+
+class RequestsPerAddress:
+    """Behind trusted proxies connections say nothing: requests in flight are counted, by who sent them to the proxy."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._limit = settings.connections_per_address if settings.trusted_proxies else None
+        self._in_flight: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope.get("client")
+        if self._limit is None or scope["type"] != "http" or not client:
+            await self._app(scope, receive, send)
+            return
+        address = client[0]
+        if self._in_flight[address] >= self._limit:
+            detail = f"{self._limit} requests from {address} are in flight (setting connections_per_address)"
+            refusal = problem(429, detail)
+            refusal.headers["retry-after"] = "1"
+            await refusal(scope, receive, send)
+            return
+        self._in_flight[address] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._in_flight[address] -= 1
+            if not self._in_flight[address]:
+                del self._in_flight[address]

@@ -1,0 +1,156 @@
+"""How much of a body each route takes, how fast it must come, and where it waits for room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.exceptions import HTTPException
+
+from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.services.accounts.body_budget import Account
+from tinsmith_server.settings import Settings
+
+KIB = 2**10
+MIB = 2**20
+
+# What names things, and little else.
+SMALL_BYTES = 64 * KIB
+# What may hold metadata, and a name for everything.
+LARGER_BYTES = 256 * KIB
+
+BODY_BYTES: Mapping[str, int | str] = {
+    "/telemetry": MIB,
+    "/create_session": LARGER_BYTES,
+    "/session_heartbeat": SMALL_BYTES,
+    "/sessions/{session_id}/finish": SMALL_BYTES,
+    "/create_model": LARGER_BYTES,
+    "/get_info": SMALL_BYTES,
+    "/forward_backward": "max_body_bytes",
+    "/optim_step": SMALL_BYTES,
+    "/save_weights": LARGER_BYTES,
+    "/save_weights_for_sampler": LARGER_BYTES,
+    "/save_weights_external": LARGER_BYTES,
+    "/load_weights": LARGER_BYTES,
+    "/create_sampling_session": SMALL_BYTES,
+    "/asample": "max_sample_bytes",
+    "/retrieve_future": SMALL_BYTES,
+    "/cancel_future": SMALL_BYTES,
+    "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
+    "/weights_info": SMALL_BYTES,
+}
+"""By route: the number, or the setting that says it. Bodies of other routes are not read."""
+
+# A body of a few packets may take this long; a longer one must come at this rate on average, and be over in the end.
+# The SDK itself gives up after 120 s.
+GRACE_SECONDS = 15.0
+LEAST_BYTES_PER_SECOND = 16 * KIB
+LONGEST_SECONDS = 300.0
+
+PIECE_BYTES = 64 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """`complete` is False where only the beginning was read: the whole is over the limit."""
+
+    content: bytes
+    complete: bool
+
+
+def limit_of(path: str, settings: Settings) -> int:
+    """`path` is a route's template, without the prefix."""
+    limit = BODY_BYTES[path]
+    return limit if isinstance(limit, int) else int(getattr(settings, limit))
+
+
+def over(path: str, limit: int) -> str:
+    named = BODY_BYTES[path]
+    setting = f" (setting {named})" if isinstance(named, str) else ""
+    return f"the body is over the limit of {limit} bytes of {path}{setting}"
+
+
+async def body_account(tenant: Tenant, services: ServicesDep) -> AsyncIterator[Account]:
+    """Until the answer is on its way: what was made of the body is as large."""
+    with services.body_budget.account(tenant) as account:
+        yield account
+
+
+AccountDep = Annotated[Account, Depends(body_account)]
+
+
+async def receive(request: Request, limit: int, account: Account, beginning: int = 0) -> Body:
+    """The body, or `beginning` bytes of one that is over the limit.
+
+    The rest is left to the connection, which takes it in and forgets it: a client that is cut off while it sends sees
+    a broken connection, and not our answer. Raises TooBusy where there is no room for long, and 408 for a sender that
+    is too slow.
+    """
+    declared = request.headers.get("content-length", "")
+    wanted = beginning if declared.isdecimal() and int(declared) > limit else limit
+    content, size = _Content(wanted), 0
+    if wanted:
+        async for part in _in_time(request, account):
+            size += len(part)
+            content.add(part)
+            if size > wanted:
+                break
+    account.received()
+    complete = wanted == limit and size <= limit
+    gathered = content.whole()
+    return Body(gathered if complete else gathered[:beginning], complete)
+
+
+class _Content:
+    """The first `most` bytes of what has come, in pieces of one size.
+
+    Buffers that grow beside each other are moved again and again: the holes that they left took half as much memory.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._room = most
+        self._pieces: list[bytes] = []
+        self._last = bytearray()
+
+    def add(self, part: bytes) -> None:
+        kept = part[: self._room]
+        self._room -= len(kept)
+        self._last += kept
+        if len(self._last) >= PIECE_BYTES:
+            self._pieces.append(bytes(self._last))
+            self._last.clear()
+
+    def whole(self) -> bytes:
+        return b"".join([*self._pieces, self._last])
+
+
+async def _in_time(request: Request, account: Account) -> AsyncIterator[bytes]:
+    """The parts as they come, each with room for it."""
+    loop = asyncio.get_running_loop()
+    parts, received, seconds = request.stream(), 0, 0.0
+    while True:
+        started = loop.time()
+        allowed = min(GRACE_SECONDS + received / LEAST_BYTES_PER_SECOND, LONGEST_SECONDS)
+        try:
+            async with asyncio.timeout(allowed - seconds):
+                part = await anext(parts, None)
+        except TimeoutError:
+            raise _too_slow(received, seconds + loop.time() - started) from None
+        if part is None:
+            return
+        seconds += loop.time() - started
+        received += len(part)
+        # Waiting for room is not the sender's fault.
+        await account.take(len(part))
+        yield part
+
+
+def _too_slow(received: int, seconds: float) -> HTTPException:
+    detail = (
+        f"{received} bytes of the body have come in {seconds:.0f} s: it must come at {LEAST_BYTES_PER_SECOND} bytes a "
+        f"second after {GRACE_SECONDS:g} s, and within {LONGEST_SECONDS:g} s"
+    )
+    return HTTPException(408, detail, headers={"connection": "close"})

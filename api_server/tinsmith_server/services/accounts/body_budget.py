@@ -1,0 +1,161 @@
+"""Memory for the bodies of requests that are being received or worked on: so much for a tenant, so much for all.
+
+A body counts as far as it has arrived, so that who sends slowly holds nothing that others could use. What finds no
+room waits, and is not read meanwhile: TCP holds the sender back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tinsmith_server.errors import TooBusy
+
+# The SDK gives a submission 60 s and repeats it for 300: better to wait than to refuse.
+WAIT_SECONDS = 20.0
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Wait:
+    """For room for so many bytes more."""
+
+    size: int
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class BodyBudget:
+    """Whoever has been receiving longest always gets room, a tenant's own budget and that of all notwithstanding:
+    else bodies that have come half could wait for each other."""
+
+    def __init__(self, bytes_per_tenant: int, bytes_in_all: int, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._per_tenant = bytes_per_tenant
+        self._in_all = bytes_in_all
+        self._wait_seconds = wait_seconds
+        self.held_bytes = 0
+        self._held: Counter[str] = Counter()
+        # By tenant, in the order in which they began.
+        self._receiving: defaultdict[str, dict[Account, None]] = defaultdict(dict)
+        self._waiting: defaultdict[str, dict[Account, Wait]] = defaultdict(dict)
+
+    @contextmanager
+    def account(self, tenant: str) -> Iterator[Account]:
+        """What is taken on it is given back at the end."""
+        account = Account(self, tenant)
+        self._receiving[tenant][account] = None
+        try:
+            yield account
+        finally:
+            self._change(account, -account.held_bytes)
+            self.received(account)
+
+    async def take(self, account: Account, size: int) -> None:
+        if self._fits(account, size):
+            self._change(account, size)
+            return
+        wait = Wait(size)
+        self._waiting[account.tenant][account] = wait
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await wait.over.wait()
+        except TimeoutError:
+            if not wait.over.is_set():
+                raise TooBusy(self._why(account.tenant)) from None
+        finally:
+            _remove(self._waiting, account)
+
+    def give_back(self, account: Account, size: int) -> None:
+        self._change(account, -size)
+        self._wake_all()
+
+    def received(self, account: Account) -> None:
+        """All of it: the next one in line has been receiving longest now."""
+        _remove(self._receiving, account)
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        for tenant in list(self._waiting):
+            self._wake(tenant)
+
+    def _wake(self, tenant: str) -> None:
+        """The one that began first, and then one after the other as far as there is room."""
+        waiting = self._waiting[tenant]
+        first = next(iter(self._receiving[tenant]), None)
+        if first in waiting:
+            self._grant(first, waiting[first])
+        for account, wait in waiting.items():
+            if not wait.over.is_set() and not self._grant(account, wait):
+                return
+
+    def _grant(self, account: Account, wait: Wait) -> bool:
+        if wait.over.is_set() or not self._fits(account, wait.size):
+            return False
+        self._change(account, wait.size)
+        wait.over.set()
+        return True
+
+    def _change(self, account: Account, size: int) -> None:
+        account.held_bytes += size
+        self.held_bytes += size
+        self._held[account.tenant] += size
+        if not self._held[account.tenant]:
+            del self._held[account.tenant]
+
+    def _fits(self, account: Account, size: int) -> bool:
+        within = self._held[account.tenant] + size <= self._per_tenant
+        within_all = self.held_bytes + size <= self._in_all
+        return (within or account is self._first_of(account.tenant)) and (within_all or account is self._first())
+
+    def _first_of(self, tenant: str) -> Account | None:
+        return next(iter(self._receiving.get(tenant, ())), None)
+
+    def _first(self) -> Account | None:
+        firsts = [next(iter(accounts)) for accounts in self._receiving.values() if accounts]
+        return min(firsts, key=lambda account: account.number, default=None)
+
+    def _why(self, tenant: str) -> str:
+        mine = self._held[tenant]
+        if mine >= self._per_tenant // 2:
+            return (
+                f"bodies of {mine} bytes of yours are in flight, and {self._per_tenant} may be (setting "
+                "body_bytes_per_tenant); send fewer large requests at once"
+            )
+        return (
+            f"the server holds as many bytes of requests as it may ({self._in_all}, setting body_bytes_in_all); "
+            "send this again in some seconds"
+        )
+
+
+class Account:
+    """What one request holds."""
+
+    _last = 0
+
+    def __init__(self, budget: BodyBudget, tenant: str) -> None:
+        self._budget = budget
+        self.tenant = tenant
+        self.held_bytes = 0
+        Account._last += 1
+        self.number = Account._last
+
+    async def take(self, size: int) -> None:
+        """Returns when there is room. Raises TooBusy when there was none for long."""
+        await self._budget.take(self, size)
+
+    def give_back(self, size: int) -> None:
+        self._budget.give_back(self, size)
+
+    def received(self) -> None:
+        self._budget.received(self)
+
+
+def _remove(accounts: dict[str, dict[Account, T]], account: Account) -> None:
+    mine = accounts.get(account.tenant, {})
+    mine.pop(account, None)
+    if not mine:
+        accounts.pop(account.tenant, None)

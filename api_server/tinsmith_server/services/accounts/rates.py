@@ -1,0 +1,107 @@
+"""How much each key may ask for in a minute. Each API server counts what comes to it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tinsmith_server.errors import TooBusy
+
+MINUTE_SECONDS = 60.0
+# The SDK repeats a training call for 300 s: what one large call owes is forgiven beyond this.
+LONGEST_DEBT_SECONDS = 240.0
+# A training call waits before it is refused, since its refusals are counted.
+PATIENCE_SECONDS = 20.0
+REMEMBERED = 4096
+
+
+@dataclass(slots=True)
+class _Account:
+    left: float
+    at: float
+
+
+class Rate:
+    """A key has what a minute gives, and gets it back evenly. What is asked for last may be more than is left: how much
+    it is shows only when it is there, so the debt is waited for by what follows."""
+
+    def __init__(
+        self, what: str, setting: str, per_minute: int | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`per_minute` None: no limit."""
+        self._what = what
+        self._setting = setting
+        self._per_minute = per_minute
+        self._clock = clock
+        self._accounts: OrderedDict[str, _Account] = OrderedDict()
+
+    @property
+    def limits(self) -> bool:
+        return self._per_minute is not None
+
+    def admit(self, key: str) -> None:
+        """Raises TooBusy, which says when it is worth another try."""
+        if (seconds := self._owed_seconds(key)) > 0:
+            error = TooBusy(
+                f"this key has used up its {self._per_minute} {self._what} a minute (setting {self._setting}); "
+                f"there is room again in {seconds:.0f} s"
+            )
+            error.retry_after_seconds = min(seconds, MINUTE_SECONDS)
+            raise error
+
+    async def admit_late(self, key: str) -> None:
+        """Waits for as long as that may do."""
+        if 0 < (seconds := self._owed_seconds(key)) <= PATIENCE_SECONDS:
+            await asyncio.sleep(seconds)
+        self.admit(key)
+
+    def charge(self, key: str, amount: float) -> None:
+        if self._per_minute is None:
+            return
+        account = self._account(key, self._per_minute)
+        owed_most = -self._per_minute * LONGEST_DEBT_SECONDS / MINUTE_SECONDS
+        account.left = max(account.left - amount, owed_most)
+
+    def _owed_seconds(self, key: str) -> float:
+        """Until there is one again."""
+        if self._per_minute is None:
+            return 0.0
+        left = self._account(key, self._per_minute).left
+        return max(0.0, (1.0 - left) * MINUTE_SECONDS / self._per_minute)
+
+    def _account(self, key: str, per_minute: int) -> _Account:
+        now = self._clock()
+        account = self._accounts.setdefault(key, _Account(per_minute, now))
+        earned = (now - account.at) * per_minute / MINUTE_SECONDS
+        account.left, account.at = min(per_minute, account.left + earned), now
+        self._accounts.move_to_end(key)
+        if len(self._accounts) > REMEMBERED:
+            self._accounts.popitem(last=False)
+        return account
+
+
+class Rates:
+    """Requests, tokens trained and tokens sampled of each key."""
+
+    def __init__(self, requests: int | None, trained_tokens: int | None, sampled_tokens: int | None) -> None:
+        self.requests = Rate("requests", "requests_per_minute", requests)
+        self.trained = Rate("tokens of training", "trained_tokens_per_minute", trained_tokens)
+        self.sampled = Rate("sampled tokens", "sampled_tokens_per_minute", sampled_tokens)
+        # Results are read any number of times.
+        self._counted: OrderedDict[str, None] = OrderedDict()
+
+    def admit_request(self, key: str) -> None:
+        """Raises TooBusy."""
+        self.requests.admit(key)
+        self.requests.charge(key, 1)
+
+    def note_sampled(self, key: str, request_id: str, tokens: int) -> None:
+        if request_id in self._counted:
+            return
+        self._counted[request_id] = None
+        if len(self._counted) > REMEMBERED:
+            self._counted.popitem(last=False)
+        self.sampled.charge(key, tokens)

@@ -1,0 +1,143 @@
+"""Whose turn it is for a place at a worker, and what one who waits is told. Decides only; `placement.py` acts.
+
+The next place goes to the tenant that holds fewest of them, and there to the model that came first: tenants take turns,
+and one that asks for a thousand places stands in nobody's way. Nobody loses a place that it has.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tinsmith_server.store.records import Holder, Line, Waiting
+
+Suits = Callable[[str, int], Collection[str]]
+"""The workers that may be given a model of this base model and LoRA rank."""
+
+SESSIONS_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What there is to give: how many slots each worker has, and whom each of them suits.
+
+    `kept` of them, the last ones, are for tenants that hold none and have a session.
+    """
+
+    slots: Mapping[str, int]
+    suits: Suits
+    kept: int = 0
+    refused_by: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.slots.values())
+
+
+def fair_order(line: Line, takes: Callable[[Waiting], bool] = lambda _: True) -> list[Waiting]:
+    """Everybody in the order of their turns. Who `takes` nothing at its turn does not count as served."""
+    waiting: defaultdict[str, deque[tuple[int, Waiting]]] = defaultdict(deque)
+    for number, one in enumerate(line.waiting):
+        waiting[one.tenant].append((number, one))
+    held = Counter(holder.tenant for holder in line.holders)
+    turns = [(held[tenant], models[0][0], tenant) for tenant, models in waiting.items()]
+    heapq.heapify(turns)
+    ordered = []
+    while turns:
+        served, _, tenant = heapq.heappop(turns)
+        _, one = waiting[tenant].popleft()
+        ordered.append(one)
+        served += takes(one)
+        if waiting[tenant]:
+            heapq.heappush(turns, (served, waiting[tenant][0][0], tenant))
+    return ordered
+
+
+def share_out(line: Line, places: Places) -> Mapping[str, str]:
+    """Which models get a place now, and at which worker."""
+    used = Counter(holder.worker_id for holder in line.holders)
+    held = Counter(holder.tenant for holder in line.holders)
+    free = {worker_id: slots - used[worker_id] for worker_id, slots in places.slots.items() if slots > used[worker_id]}
+    without_room: set[tuple[str, int]] = set()
+    gifts: dict[str, str] = {}
+
+    def takes(one: Waiting) -> bool:
+        kind = (one.base_model, one.lora_rank)
+        if not free or kind in without_room or sum(free.values()) <= _kept_from(one.tenant, held, line, places):
+            return False
+        suitable = free.keys() & set(places.suits(*kind))
+        if not suitable:
+            without_room.add(kind)
+            return False
+        worker_id = _fullest(suitable, free, places.refused_by.get(one.model_id, ()))
+        free[worker_id] -= 1
+        if not free[worker_id]:
+            del free[worker_id]
+        held[one.tenant] += 1
+        gifts[one.model_id] = worker_id
+        return True
+
+    fair_order(line, takes)
+    return gifts
+
+
+def _kept_from(tenant: str, held: Mapping[str, int], line: Line, places: Places) -> int:
+    """How many free places this tenant has to leave to those who hold none."""
+    newcomers = [other for other in line.tenants_at_work if other != tenant and not held.get(other)]
+    return min(places.kept, places.total - 1) if held.get(tenant) and newcomers else 0
+
+
+def _fullest(workers: Collection[str], free: Mapping[str, int], refused_by: Collection[str]) -> str:
+    """Full workers fill up and others run empty, so that whole GPUs can be given back."""
+    return min(workers, key=lambda worker_id: (worker_id in refused_by, free[worker_id], worker_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The place of one model in the line. `total` and `slots` are of the whole line."""
+
+    number: int
+    total: int
+    slots: int
+    base_model: str
+    tenant: str
+
+    def sentence(self, holders: Sequence[Holder], next_step: str, now: datetime) -> str:
+        """For the tenant: of others it says how many places they hold, and nothing else."""
+        turn = f"{_ordinal(self.number)} of {self.total} waiting" if self.total > 1 else "waiting"
+        wanted = f"one of {self.slots} places" if self.slots else "a worker"
+        return "; ".join(
+            [f"{turn} for {wanted} of {self.base_model}", *self._held(holders, now), *filter(None, [next_step])]
+        )
+
+    def _held(self, holders: Sequence[Holder], now: datetime) -> list[str]:
+        own = [holder for holder in holders if holder.tenant == self.tenant]
+        others = len(holders) - len(own)
+        by_own = [f"{len(own)} held by your {_sessions(own, now)}"] if own else []
+        return by_own + ([f"{others} held by other tenants"] if others else [])
+
+
+def _sessions(own: Sequence[Holder], now: datetime) -> str:
+    """Those idle for longest first: they are the ones to end."""
+    last: dict[str, datetime] = {}
+    for holder in own:
+        last[holder.session_id] = max(holder.last_request_at, last.get(holder.session_id, holder.last_request_at))
+    by_idleness = sorted(last, key=lambda session_id: last[session_id])
+    named = ", ".join(by_idleness[:SESSIONS_NAMED])
+    more = f" and {len(by_idleness) - SESSIONS_NAMED} more" if len(by_idleness) > SESSIONS_NAMED else ""
+    if len(by_idleness) == 1:
+        return f"session {named}, idle for {_duration(now - last[by_idleness[0]])}"
+    return f"sessions {named}{more}, the first of them idle for {_duration(now - last[by_idleness[0]])}"
+
+
+def _duration(elapsed: timedelta) -> str:
+    seconds = max(0, int(elapsed.total_seconds()))
+    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if number % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"

@@ -1,0 +1,26 @@
+"""How many tokens a training request and a sample's result hold, where rates ask for that."""
+
+from __future__ import annotations
+
+import zstandard
+from google.protobuf.message import DecodeError
+from tinsmith_rpc import wire_pb2
+
+TOKEN_BYTES = 4
+
+
+def trained_tokens(payload: bytes, zstd: bool, limit_bytes: int) -> int:
+    """Of the inputs. What cannot be read has none: it fails at the worker, and costs nothing there."""
+    try:
+        if zstd:
+            payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=limit_bytes)
+        request = wire_pb2.ForwardBackwardRequest.FromString(payload)
+    except (DecodeError, zstandard.ZstdError):
+        return 0
+    chunks = (chunk for datum in request.data for chunk in datum.model_input)
+    return sum(len(chunk.encoded_text.tokens) for chunk in chunks) // TOKEN_BYTES
+
+
+def sampled_tokens(payload: bytes) -> int:
+    response = wire_pb2.SampleResponse.FromString(payload)
+    return sum(len(sequence.tokens) for sequence in response.sequences) // TOKEN_BYTES

@@ -1,0 +1,149 @@
+"""What each route takes of a body, and what is said of more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.server.fake_fleet import BASE_MODEL, FakeFleet
+from support.server.http_server import PROTOBUF, TestedServer, one_server, running_server, settings_for, training_body
+from tinsmith_server.routes.unsupported import UNSUPPORTED
+from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
+
+MIB = 2**20
+
+
+async def in_parts(content: bytes, size: int = 65536) -> AsyncIterator[bytes]:
+    """Without a length in its header."""
+    for at in range(0, len(content), size):
+        yield content[at : at + size]
+
+
+@one_server
+async def test_every_route_that_takes_a_body_has_a_limit(server: TestedServer) -> None:
+    document = server.app.openapi()
+    unsupported = {path for _, path, _ in UNSUPPORTED}
+    takers = {
+        path.removeprefix("/api/v1")
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
+        if "requestBody" in operation
+    }
+    unread = {"/client/config", "/client/dynamic_config"}
+    assert takers - unsupported - unread | {"/telemetry"} == BODY_BYTES.keys()
+
+
+@one_server
+@pytest.mark.parametrize("path", sorted(BODY_BYTES.keys() - {"/telemetry", "/forward_backward"}))
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
+async def test_one_byte_over_the_limit_is_refused_with_the_limit(
+    server: TestedServer, path: str, declared: bool
+) -> None:
+    limit = limit_of(path, server.services.settings)
+    body = b'{"a":"' + b"x" * (limit - 7) + b'"}'
+    route = path.format(session_id="s", run_id="r", kind="weights", name="n")
+    method = "PUT" if path.endswith("/ttl") else "POST"
+    response = await server.client.request(method, route, content=body if declared else in_parts(body))
+    assert response.status_code == 413
+    assert f"over the limit of {limit} bytes of {path}" in response.json()["detail"]
+    within = await server.client.request(method, route, content=body[1:])
+    assert within.status_code != 413
+
+
+@one_server
+async def test_a_body_that_says_it_is_too_large_is_not_waited_for(server: TestedServer) -> None:
+    never = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"{"
+        await never.wait()
+
+    headers = {"content-length": str(10**9)}
+    response = await asyncio.wait_for(server.client.post("/optim_step", content=body(), headers=headers), 30)
+    assert response.status_code == 413
+
+
+@one_server
+async def test_of_too_large_a_training_body_the_head_is_enough(server: TestedServer) -> None:
+    """Else the SDK's training client would hang for good."""
+    model_id = await server.model()
+    never = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield training_body(model_id, 1)
+        yield bytes(2**17)
+        await never.wait()
+
+    headers = {**PROTOBUF, "content-length": str(10**9)}
+    submitted = await asyncio.wait_for(server.client.post("/forward_backward", content=body(), headers=headers), 30)
+    failed = await server.outcome(submitted)
+    assert "over the limit of 67108864 bytes of /forward_backward (setting max_body_bytes)" in failed["error"]
+
+
+@pytest.fixture
+async def narrow_server(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[TestedServer]:
+    """With room for less than the body that a test sends twice."""
+    settings = settings_for(tmp_path, body_bytes_per_tenant=MIB, body_bytes_in_all=MIB)
+    async with running_server(settings, fleet) as server:
+        yield server
+
+
+async def test_bodies_over_the_budget_wait_for_each_other_and_all_arrive(narrow_server: TestedServer) -> None:
+    model_id = await narrow_server.model()
+
+    async def send(seq_id: int) -> int:
+        body = training_body(model_id, seq_id) + b"\x3a\x80\x80\x30" + bytes(786432)
+        return (await narrow_server.client.post("/forward_backward", content=in_parts(body))).status_code
+
+    assert await asyncio.gather(*(send(seq_id) for seq_id in range(1, 7))) == [200] * 6
+    assert narrow_server.services.body_budget.held_bytes == 0
+
+
+async def test_what_finds_no_room_for_long_is_a_429_that_says_when_to_come_again(
+    narrow_server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrow_server.services.body_budget, "_wait_seconds", 0.05)
+    with narrow_server.services.body_budget.account("default") as other:
+        await other.take(MIB)
+        response = await narrow_server.post("/create_session", {"tags": []})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "5")
+    assert "of yours are in flight" in response.json()["detail"]
+
+
+@one_server
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/create_session", b'{"user_metadata":{"a":' + b"[" * 2000 + b"]" * 2000 + b"}}"),
+        ("/create_session", b'{"tags":[' + b'"",' * 60_000 + b'""]}'),
+        ("/asample", b'{"prompt":{"chunks":[' + b"{}," * 2_000_000 + b"{}]}}"),
+    ],
+    ids=["depth", "texts", "chunks"],
+)
+async def test_a_body_made_of_too_much_is_a_422(server: TestedServer, path: str, body: bytes) -> None:
+    response = await server.client.post(path, content=body)
+    assert response.status_code == 422
+    assert len(response.json()["detail"]) < 300
+
+
+@one_server
+@pytest.mark.parametrize("size", [1, 200, 40_000])
+async def test_a_prompt_of_any_length_reaches_the_sampler_as_it_was_sent(server: TestedServer, size: int) -> None:
+    tokens = [number * 7919 % 151_000 for number in range(size)]
+    targets = {"data": tokens, "dtype": "int64", "shape": [size, 1]}
+    chunks = [{"type": "encoded_text", "tokens": part} for part in (tokens[: size // 2], tokens[size // 2 :])]
+    body: dict[str, Any] = {"prompt": {"chunks": chunks}, "target_prompt_logprobs": targets}
+    sampled = await server.sample(await server.sampler(), **body)
+    request = server.worker.samples[sampled.json()["request_id"]]
+    assert not request.HasField("rejection")
+    assert memoryview(request.prompt_tokens).cast("i").tolist() == tokens
+    assert memoryview(request.target_prompt_logprobs.dense).cast("q").tolist() == tokens
+
+
+async def test_metadata_over_the_limit_fails_the_future_and_is_not_kept(server: TestedServer) -> None:
+    session = await server.session()
+    made = await server.create_model(session, user_metadata={str(n): "x" for n in range(1000)}, base_model=BASE_MODEL)
+    assert "user_metadata has 1000 keys; at most 128" in (await server.outcome(made))["error"]

@@ -1,0 +1,98 @@
+"""Who may see the server's own pages, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import API_KEY, TestedServer, running_server, settings_for
+from tinsmith_server.errors import StartupError
+from tinsmith_server.routes.doors import pages_are_open
+from tinsmith_server.settings import Settings
+
+PAGES = ["/docs", "/redoc", "/openapi.json", "/metrics", "/docs/"]
+
+
+@asynccontextmanager
+async def server_with(folder: Path, fleet: FakeFleet, **settings: Any) -> AsyncIterator[TestedServer]:
+    async with running_server(settings_for(folder, **settings), fleet) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("host", "choice", "are_open"),
+    [
+        ("127.0.0.1", "auto", True),
+        ("::1", "auto", True),
+        ("localhost", "auto", True),
+        ("0.0.0.0", "auto", False),
+        ("::", "auto", False),
+        ("tinsmith.example.com", "auto", False),
+        ("127.0.0.1", "always", False),
+        ("0.0.0.0", "never", True),
+    ],
+)
+def test_pages_are_open_where_only_this_machine_can_reach_them(host: str, choice: str, are_open: bool) -> None:
+    assert pages_are_open(Settings(host=host, pages_need_key=choice)) is are_open  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_a_closed_page_needs_a_key_as_clients_or_prometheus_send_it(
+    tmp_path: Path, fleet: FakeFleet, page: str
+) -> None:
+    async with server_with(tmp_path, fleet, host="0.0.0.0") as server:
+        for headers in ({"X-API-Key": ""}, {"X-API-Key": "", "Authorization": "Bearer tml-wrong"}):
+            refused = await server.client.get(f"http://server{page}", headers=headers)
+            assert refused.status_code == 401
+            assert "needs a key here" in refused.json()["detail"]
+        for headers in ({"X-API-Key": API_KEY}, {"X-API-Key": "", "Authorization": f"Bearer {API_KEY}"}):
+            assert (await server.client.get(f"http://server{page}", headers=headers)).status_code in {200, 307}
+
+
+async def test_health_needs_no_key_behind_closed_doors(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with server_with(tmp_path, fleet, host="0.0.0.0") as server:
+        for path in ("/healthz", "/readyz", "http://server/"):
+            assert (await server.client.get(path, headers={"X-API-Key": ""})).status_code == 200
+
+
+async def test_the_port_of_metrics_serves_metrics_and_nothing_else(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with server_with(tmp_path, fleet, host="0.0.0.0", metrics_port=9090) as server:
+        headers = {"X-API-Key": ""}
+        metrics = await server.client.get("http://server:9090/metrics", headers=headers)
+        assert "tinsmith_http_requests_total" in metrics.text
+        for path in ("/", "/docs", "/api/v1/healthz", "/api/v1/sessions"):
+            refused = await server.client.get(f"http://server:9090{path}", headers={"X-API-Key": API_KEY})
+            assert (refused.status_code, refused.json()) == (404, {"detail": "this port serves /metrics alone"})
+
+
+async def test_behind_a_trusted_proxy_requests_are_counted_by_who_sent_them(tmp_path: Path, fleet: FakeFleet) -> None:
+    settings = {"trusted_proxies": ("10.0.0.0/8",), "connections_per_address": 1, "poll_hold_seconds": 0.2}
+    async with server_with(tmp_path, fleet, **settings) as server:
+        refused = []
+
+        async def inside(client: str) -> None:
+            transport = httpx.ASGITransport(server.app, client=(client, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://server/api/v1") as other:
+                refused.append(await other.get("/healthz"))
+
+        async def body() -> AsyncIterator[bytes]:
+            """While this request is in flight."""
+            await inside("127.0.0.1")
+            await inside("192.0.2.7")
+            yield b"{}"
+
+        await server.client.post("/create_session", content=body())
+    assert [answer.status_code for answer in refused] == [429, 200]
+    assert refused[0].headers["retry-after"] == "1"
+    assert "setting connections_per_address" in refused[0].json()["detail"]
+
+
+@pytest.mark.parametrize("value", ["proxy.example.com", "10.0.0.0/33"])
+def test_what_is_no_network_is_no_trusted_proxy(value: str) -> None:
+    with pytest.raises((ValueError, StartupError), match="does not appear to be"):
+        Settings(trusted_proxies=(value,))

@@ -1,0 +1,91 @@
+"""Room for bodies: it is waited for, given back, never exceeded but by the one that came first."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tinsmith_server.errors import TooBusy
+from tinsmith_server.services.accounts.body_budget import BodyBudget
+
+
+@pytest.fixture
+def budget() -> BodyBudget:
+    return BodyBudget(bytes_per_tenant=100, bytes_in_all=150, wait_seconds=0.05)
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_what_fits_is_had_at_once_and_given_back_at_the_end(budget: BodyBudget) -> None:
+    with budget.account("a") as first, budget.account("b") as second:
+        await first.take(100)
+        await second.take(50)
+        assert budget.held_bytes == 150
+    assert budget.held_bytes == 0
+
+
+async def test_a_tenants_next_body_waits_for_the_one_before(budget: BodyBudget) -> None:
+    with budget.account("a") as first, budget.account("a") as second:
+        await first.take(90)
+        waiting = asyncio.create_task(second.take(20))
+        await settled()
+        assert not waiting.done()
+        first.give_back(10)
+        await waiting
+        assert second.held_bytes == 20
+
+
+async def test_another_tenant_does_not_wait_for_it(budget: BodyBudget) -> None:
+    with budget.account("a") as first, budget.account("a") as second, budget.account("b") as other:
+        await first.take(100)
+        waiting = asyncio.create_task(second.take(100))
+        await settled()
+        await asyncio.wait_for(other.take(50), 5)
+        waiting.cancel()
+
+
+async def test_who_waits_too_long_is_told_what_is_full(budget: BodyBudget) -> None:
+    with budget.account("a") as first, budget.account("a") as second, budget.account("b") as other:
+        await first.take(100)
+        with pytest.raises(TooBusy, match=r"100 bytes of yours are in flight.*body_bytes_per_tenant"):
+            await second.take(1)
+        with pytest.raises(TooBusy, match=r"the server holds as many bytes.*body_bytes_in_all"):
+            await other.take(51)
+    assert budget.held_bytes == 0
+
+
+async def test_bodies_that_came_half_do_not_wait_for_each_other(budget: BodyBudget) -> None:
+    """The one that began first gets what it needs, and the next one after it."""
+    with budget.account("a") as first, budget.account("a") as second:
+        await first.take(50)
+        await second.take(50)
+        waiting = asyncio.create_task(second.take(10))
+        await first.take(50)
+        await settled()
+        assert not waiting.done()
+        first.received()
+        await waiting
+
+
+async def test_what_is_received_keeps_its_room_until_it_is_done_with(budget: BodyBudget) -> None:
+    with budget.account("b") as other:
+        with budget.account("a") as first:
+            await first.take(150)
+            first.received()
+            other.received()
+            waiting = asyncio.create_task(other.take(50))
+            await settled()
+            assert not waiting.done()
+        await waiting
+
+
+async def test_of_several_tenants_the_first_of_all_gets_room_beyond_that_of_all(budget: BodyBudget) -> None:
+    with budget.account("a") as first, budget.account("b") as second:
+        await first.take(75)
+        await second.take(75)
+        with pytest.raises(TooBusy):
+            await second.take(1)
+        await first.take(25)

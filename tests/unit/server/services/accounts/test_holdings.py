@@ -1,0 +1,68 @@
+"""What a tenant may hold, as it is counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tinsmith_rpc import worker_pb2
+from tinsmith_server.errors import TooBusy, TooManySamples
+from tinsmith_server.services.accounts import holdings
+from tinsmith_server.services.accounts.holdings import Queued, SamplesInFlight
+
+
+def described(**queued: int) -> list[worker_pb2.DescribeReply]:
+    models = [worker_pb2.ModelStatus(model_id=model_id, queued=count) for model_id, count in queued.items()]
+    return [worker_pb2.DescribeReply(models=models)]
+
+
+async def test_operations_count_from_their_submission_until_a_worker_says_that_they_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(holdings, "PATIENCE_SECONDS", 0.01)
+    queued = Queued(most=2)
+    for number in (1, 2):
+        await queued.admit("a", "m", number)
+        queued.note("a", "m", number)
+    with pytest.raises(TooBusy, match="2 operations of yours wait, and 2 may"):
+        await queued.admit("a", "m", 3)
+    await queued.admit("b", "other", 1)
+    await queued.refresh(described(m=1, unheard_of=50))
+    await queued.admit("a", "m", 3)
+
+
+async def test_who_waits_for_a_place_gets_it_with_the_next_news() -> None:
+    queued = Queued(most=1)
+    queued.note("a", "m", 1)
+    waiting = asyncio.create_task(queued.admit("a", "m", 2))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await queued.refresh(described())
+    await waiting
+
+
+async def test_what_fills_a_gap_is_let_through_since_all_behind_it_waits_for_it() -> None:
+    queued = Queued(most=1)
+    queued.note("a", "m", 5)
+    await asyncio.wait_for(queued.admit("a", "m", 4), 1)
+
+
+def test_samples_count_until_they_ended_or_nobody_asks_for_them() -> None:
+    now = [1000.0]
+    samples = SamplesInFlight(most=2, clock=lambda: now[0])
+    for name in ("one", "two"):
+        samples.admit("a")
+        samples.note_asked("a", name)
+    samples.admit("b")
+    with pytest.raises(TooManySamples, match="2 samples of yours are in flight, and 2 may be"):
+        samples.admit("a")
+    samples.note_ended("a", "one")
+    samples.admit("a")
+    samples.note_asked("a", "three")
+    now[0] += 50
+    samples.note_asked("a", "three")
+    now[0] += 20
+    samples.admit("a")
+    samples.note_asked("a", "four")
+    with pytest.raises(TooManySamples):
+        samples.admit("a")

@@ -1,0 +1,50 @@
+"""One at a time, tenants in turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tinsmith_server.services.accounts.turns import Turns
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def run(turns: Turns, tenant: str, order: list[str], until: asyncio.Event) -> None:
+    async with turns.taken(tenant):
+        order.append(tenant)
+        await until.wait()
+
+
+async def test_tenants_come_in_turn_however_many_one_sends() -> None:
+    turns, order, until = Turns(), list[str](), asyncio.Event()
+    tasks = [asyncio.create_task(run(turns, tenant, order, until)) for tenant in "aaaaab"]
+    await settled()
+    assert order == ["a"]
+    until.set()
+    await asyncio.gather(*tasks)
+    assert order == ["a", "a", "b", "a", "a", "a"]
+
+
+async def test_who_gives_up_leaves_the_turn_to_the_next() -> None:
+    turns, order, until = Turns(), list[str](), asyncio.Event()
+    tasks = [asyncio.create_task(run(turns, tenant, order, until)) for tenant in "abc"]
+    await settled()
+    tasks[1].cancel()
+    until.set()
+    await asyncio.gather(tasks[0], tasks[2])
+    assert order == ["a", "c"]
+
+
+async def test_who_gives_up_in_the_moment_of_the_handover_hands_on() -> None:
+    turns, order, until = Turns(), list[str](), asyncio.Event()
+    first, second, third = (asyncio.create_task(run(turns, tenant, order, until)) for tenant in "abc")
+    await settled()
+    until.set()
+    await first
+    second.cancel()
+    await asyncio.wait_for(third, 5)
+    await run(turns, "d", order, until)
+    assert order[-2:] == ["c", "d"]

@@ -1,0 +1,144 @@
+"""Whose turn it is for a place, and what one who waits is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import timedelta
+
+import pytest
+from support.server.store_records import NOW
+from tinsmith_server.services.training.line import Places, Wait, fair_order, share_out
+from tinsmith_server.store.records import Holder, Line, Waiting
+
+
+def waiting(*who: str, rank: int = 8) -> tuple[Waiting, ...]:
+    """Models named by tenant and number: `ada1`."""
+    return tuple(Waiting(name, name.rstrip("0123456789"), "org/tiny", rank) for name in who)
+
+
+def holding(worker_id: str = "w1", **count_of: int) -> tuple[Holder, ...]:
+    return tuple(
+        Holder(
+            f"{tenant}-held{number}", f"session-{tenant}{number}", tenant, worker_id, NOW - timedelta(seconds=number)
+        )
+        for tenant, count in count_of.items()
+        for number in range(count)
+    )
+
+
+def places(kept: int = 0, **slots: int) -> Places:
+    return Places(slots=slots, suits=lambda _name, _rank: list(slots), kept=kept)
+
+
+def names(line: Iterable[Waiting]) -> list[str]:
+    return [one.model_id for one in line]
+
+
+def test_tenants_take_turns_and_each_ones_models_come_in_the_order_of_their_arrival() -> None:
+    line = Line(waiting("ada1", "ada2", "ada3", "bo1", "ada4", "cy1", "bo2"))
+    assert names(fair_order(line)) == ["ada1", "bo1", "cy1", "ada2", "bo2", "ada3", "ada4"]
+
+
+def test_a_tenant_that_holds_more_comes_after_one_that_holds_less() -> None:
+    line = Line(waiting("ada1", "ada2", "bo1", "bo2", "bo3"), holding(ada=2))
+    assert names(fair_order(line)) == ["bo1", "bo2", "ada1", "bo3", "ada2"]
+
+
+def test_a_thousand_models_of_one_tenant_keep_nobody_elses_waiting() -> None:
+    line = Line(waiting(*(f"ada{number}" for number in range(1000)), "bo1"), holding(ada=8))
+    assert names(fair_order(line))[0] == "bo1"
+    assert share_out(line, places(w1=9)) == {"bo1": "w1"}
+
+
+def test_one_tenant_alone_gets_every_place() -> None:
+    line = Line(waiting("ada1", "ada2", "ada3"), holding(ada=1), tenants_at_work=frozenset({"ada"}))
+    assert share_out(line, places(kept=1, w1=3)) == {"ada1": "w1", "ada2": "w1"}
+
+
+def test_the_last_place_is_left_to_a_tenant_that_has_none_while_it_is_at_work() -> None:
+    line = Line(waiting("ada1"), holding(ada=1), tenants_at_work=frozenset({"ada", "bo"}))
+    assert share_out(line, places(kept=1, w1=2)) == {}
+    newcomer = Line(waiting("ada1", "bo1"), line.holders, line.tenants_at_work)
+    assert share_out(newcomer, places(kept=1, w1=2)) == {"bo1": "w1"}
+
+
+def test_no_place_is_kept_when_everybody_at_work_has_one() -> None:
+    line = Line(waiting("ada1"), holding(ada=1, bo=1), tenants_at_work=frozenset({"ada", "bo"}))
+    assert share_out(line, places(kept=1, w1=3)) == {"ada1": "w1"}
+
+
+def test_a_worker_of_one_slot_keeps_it_for_nobody() -> None:
+    line = Line(waiting("ada1"), tenants_at_work=frozenset({"ada", "bo"}))
+    assert share_out(line, places(kept=1, w1=1)) == {"ada1": "w1"}
+
+
+def test_a_tenant_without_a_place_may_have_the_one_that_is_kept() -> None:
+    line = Line(waiting("bo1", "bo2"), holding(ada=3), tenants_at_work=frozenset({"ada", "bo", "cy"}))
+    assert share_out(line, places(kept=1, w1=5)) == {"bo1": "w1"}
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_places_are_shared_alike_whether_they_come_free_at_once_or_one_by_one(rounds: int) -> None:
+    left, held = waiting(*(f"ada{n}" for n in range(9)), *(f"bo{n}" for n in range(9))), holding(ada=1)
+    for _ in range(rounds):
+        gifts = share_out(Line(left, held), places(w1=8 if rounds == 1 else len(held) + 1))
+        held += tuple(Holder(one.model_id, "s", one.tenant, "w1", NOW) for one in left if one.model_id in gifts)
+        left = tuple(one for one in left if one.model_id not in gifts)
+    assert Counter(holder.tenant for holder in held) == {"ada": 4, "bo": 4}
+
+
+def test_a_rank_that_fits_nowhere_free_holds_up_nobody_and_counts_for_nothing() -> None:
+    line = Line((*waiting("ada1", rank=64), *waiting("ada2", "bo1", rank=8)))
+    small = Places(slots={"w1": 2, "w2": 1}, suits=lambda _name, rank: ["w1"] if rank <= 8 else [])
+    assert share_out(line, small) == {"ada2": "w1", "bo1": "w1"}
+
+
+def test_full_workers_fill_up_first_and_those_that_refused_a_model_are_asked_last() -> None:
+    line = Line(waiting("ada1", "bo1", "cy1"), (*holding("w1", eve=1), *holding("w2", eve=2)))
+    assert share_out(line, places(w1=3, w2=3)) == {"ada1": "w2", "bo1": "w1", "cy1": "w1"}
+    refused = Places({"w1": 3, "w2": 3}, lambda _name, _rank: ["w1", "w2"], refused_by={"ada1": {"w2"}})
+    assert share_out(Line(line.waiting[:1], line.holders), refused) == {"ada1": "w1"}
+
+
+def test_a_worker_above_a_limit_that_was_lowered_gets_nothing_more() -> None:
+    assert share_out(Line(waiting("ada1"), holding(bo=4)), places(w1=2)) == {}
+
+
+def sentence(wait: Wait, *holders: Holder, next_step: str = "ask your administrator") -> str:
+    return wait.sentence(holders, next_step, NOW)
+
+
+def test_one_who_waits_hears_its_turn_who_holds_the_places_and_what_happens_next() -> None:
+    wait = Wait(3, 7, 8, "org/tiny", "ada")
+    assert sentence(wait, *holding(ada=2, bo=6)) == (
+        "3rd of 7 waiting for one of 8 places of org/tiny; 2 held by your sessions session-ada1, session-ada0, "
+        "the first of them idle for 1 s; 6 held by other tenants; ask your administrator"
+    )
+
+
+def test_nobody_hears_the_ids_of_others() -> None:
+    told = sentence(Wait(1, 2, 8, "org/tiny", "ada"), *holding(bo=8))
+    assert told == ("1st of 2 waiting for one of 8 places of org/tiny; 8 held by other tenants; ask your administrator")
+
+
+def test_of_many_sessions_the_idlest_are_named() -> None:
+    told = sentence(Wait(1, 1, 200, "org/tiny", "ada"), *holding(ada=181))
+    assert told == (
+        "waiting for one of 200 places of org/tiny; 181 held by your sessions session-ada180, session-ada179, "
+        "session-ada178 and 178 more, the first of them idle for 3 min; ask your administrator"
+    )
+
+
+def test_without_a_worker_there_is_no_talk_of_slots() -> None:
+    assert sentence(Wait(1, 1, 0, "org/tiny", "ada"), next_step="TrainingSession tiny is starting") == (
+        "waiting for a worker of org/tiny; TrainingSession tiny is starting"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (112, "112th"), (121, "121st")],
+)
+def test_turns_are_written_as_people_say_them(number: int, written: str) -> None:
+    assert sentence(Wait(number, 1000, 8, "org/tiny", "ada")).startswith(f"{written} of 1000 waiting")

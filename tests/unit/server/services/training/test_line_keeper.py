@@ -1,0 +1,192 @@
+"""One line at one replica: what a round costs, and whom it wakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeHandle
+from support.server.store_records import NOW, a_model
+from tinsmith_server.fleet.base import Changes, ServedModel
+from tinsmith_server.services.training.line_keeper import LineKeeper
+from tinsmith_server.store.base import Choice, Store
+from tinsmith_server.store.errors import StoreUnavailable
+from tinsmith_server.store.records import Holder, Line, Model, Waiting
+
+
+class StoreInMemory:
+    """Of models alone. It counts what it is asked; `broken` is what it answers then."""
+
+    def __init__(self, waiting: int) -> None:
+        made = [a_model(model_seq_id=number, base_model=BASE_MODEL, worker_id="") for number in range(waiting)]
+        self.models = {model.model_id: model for model in made}
+        self.reads = 0
+        self.writes = 0
+        self.broken: Exception | None = None
+
+    def put(self, model_id: str, **fields: Any) -> None:
+        self.models[model_id] = replace(self.models[model_id], **fields)
+
+    async def line(self, _base_models: Collection[str], _worker_ids: Collection[str]) -> Line:
+        self.reads += 1
+        if self.broken is not None:
+            raise self.broken
+        return self._line()
+
+    async def give_places(
+        self, _names: Collection[str], _slots: Mapping[str, int], choose: Choice
+    ) -> Mapping[str, str]:
+        self.writes += 1
+        gifts = choose(self._line())
+        for model_id, worker_id in gifts.items():
+            self.put(model_id, worker_id=worker_id)
+        return gifts
+
+    async def get_model(self, model_id: str) -> Model | None:
+        self.reads += 1
+        return self.models.get(model_id)
+
+    def _line(self) -> Line:
+        live = [model for model in self.models.values() if model.state == "accepted"]
+        return Line(
+            tuple(Waiting(m.model_id, m.tenant, m.base_model, m.lora_rank) for m in live if not m.worker_id),
+            tuple(Holder(m.model_id, m.session_id, m.tenant, m.worker_id, NOW) for m in live if m.worker_id),
+        )
+
+
+class Kept:
+    """A line over a worker with `slots`, and those who wait in it."""
+
+    def __init__(self, slots: int, waiting: int) -> None:
+        self.store = StoreInMemory(waiting)
+        self.fleet = FakeFleet([ServedModel(BASE_MODEL, "tiny-1")], [FakeHandle("w1", "tiny-1", slots)])
+        self.freed = Changes()
+        store = cast("Store", self.store)
+        self.keeper = LineKeeper(store, self.fleet, "tiny-1", self.freed, 1, clock=lambda: NOW)
+        self.tasks = {
+            model_id: asyncio.create_task(self.keeper.until_placed(model, ()))
+            for model_id, model in self.store.models.items()
+        }
+
+    @property
+    def placed(self) -> list[str]:
+        return [model_id for model_id, task in self.tasks.items() if task.done()]
+
+    async def rounds(self, count: int) -> None:
+        """Returns after so many more looks at the line."""
+        until = self.store.reads + count
+        while self.store.reads < until:
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+        await self.keeper.close()
+        self.fleet.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RECHECK_SECONDS", "BREATHER_SECONDS", "CONTEST_SECONDS"):
+        monkeypatch.setattr(f"tinsmith_server.services.training.line_keeper.{name}", 0.001)
+
+
+async def test_a_thousand_who_wait_cost_one_look_at_the_store_a_round_and_no_write() -> None:
+    kept = Kept(slots=0, waiting=1000)
+    await kept.rounds(20)
+    looked = kept.store.reads
+    assert kept.keeper.reason(kept.store.models["session-1:train:999"])
+    assert kept.store.reads == looked, "a reason costs no look of its own"
+    assert kept.store.writes == 0
+    assert kept.placed == []
+    await kept.close()
+
+
+async def test_those_who_come_at_once_are_placed_by_one_write() -> None:
+    kept = Kept(slots=50, waiting=50)
+    await asyncio.gather(*kept.tasks.values())
+    assert {task.result().worker_id for task in kept.tasks.values()} == {"w1"}
+    assert kept.store.writes == 1
+    await kept.close()
+
+
+async def test_a_slot_that_comes_free_wakes_the_one_who_gets_it_and_nobody_else() -> None:
+    kept = Kept(slots=2, waiting=1000)
+    await kept.rounds(3)
+    first = [f"session-1:train:{number}" for number in range(3)]
+    assert kept.placed == first[:2]
+    kept.store.put(first[0], state="released")
+    kept.freed.note()
+    assert (await kept.tasks[first[2]]).worker_id == "w1"
+    assert kept.placed == first
+    await kept.close()
+
+
+async def test_the_turn_moves_while_one_waits() -> None:
+    kept = Kept(slots=1, waiting=4)
+    last = kept.store.models["session-1:train:3"]
+    await kept.rounds(3)
+    assert str(kept.keeper.reason(last)).startswith("3rd of 3 waiting for one of 1 places of org/tiny; 1 held by")
+    kept.store.put("session-1:train:0", state="released")
+    await kept.tasks["session-1:train:1"]
+    await kept.rounds(2)
+    assert str(kept.keeper.reason(last)).startswith("2nd of 2 waiting")
+    await kept.close()
+
+
+async def test_one_that_is_given_a_place_at_this_moment_is_not_told_that_it_waits_for_one() -> None:
+    kept = Kept(slots=1, waiting=2)
+    first, second = kept.store.models.values()
+    await kept.keeper.look()
+    assert kept.keeper.reason(first) is None
+    assert str(kept.keeper.reason(second)).startswith("waiting for one of 1 places of org/tiny")
+    await kept.close()
+
+
+async def test_one_whom_another_replica_has_placed_is_woken_and_so_is_one_that_has_ended() -> None:
+    kept = Kept(slots=0, waiting=3)
+    await kept.rounds(1)
+    kept.store.put("session-1:train:0", worker_id="w9")
+    kept.store.put("session-1:train:1", state="released")
+    assert (await kept.tasks["session-1:train:0"]).worker_id == "w9"
+    assert (await kept.tasks["session-1:train:1"]).state == "released"
+    assert kept.placed == ["session-1:train:0", "session-1:train:1"]
+    await kept.close()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("the store is away"), RuntimeError("a mistake of ours")])
+async def test_a_round_that_fails_is_what_they_wait_for_and_the_next_one_goes_on(error: Exception) -> None:
+    kept = Kept(slots=1, waiting=1)
+    kept.store.broken = error
+    await kept.rounds(2)
+    assert str(error) in str(kept.keeper.reason(kept.store.models["session-1:train:0"]))
+    kept.store.broken = None
+    assert (await kept.tasks["session-1:train:0"]).worker_id == "w1"
+    await kept.close()
+
+
+async def test_nobody_looks_for_places_when_nobody_waits() -> None:
+    kept = Kept(slots=1, waiting=1)
+    await kept.tasks["session-1:train:0"]
+    rounds = kept.keeper._rounds
+    assert rounds is not None
+    await rounds
+    looked = kept.store.reads
+    kept.freed.note()
+    await asyncio.sleep(0)
+    assert kept.store.reads == looked
+    await kept.close()
+
+
+async def test_those_who_give_up_leave_the_line() -> None:
+    kept = Kept(slots=0, waiting=1)
+    await kept.rounds(1)
+    kept.tasks["session-1:train:0"].cancel()
+    rounds = kept.keeper._rounds
+    assert rounds is not None
+    await rounds
+    await kept.close()
