@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from tinsmith_operator.policy import ANY, Policy, Reserved
+
 API_SERVER_LABELS: Mapping[str, str] = {
     "app.kubernetes.io/name": "tinsmith",
     "app.kubernetes.io/component": "api-server",
@@ -46,6 +48,8 @@ class Installation:
     ray_cluster_labels: on their RayClusters, by which KubeRay knows what starts all pods together.
     hang_timeout_seconds: how long one operation may run before its worker is taken for hung.
     delete_grace_seconds: how long a deletion waits for the adapters of a session to be saved elsewhere.
+    reserved: names of the installation's own, which sessions and pools may not use.
+    allowed_images, allowed_secrets: what they may name, as patterns.
     client_labels: pods of the release's namespace with one of these label sets may speak to workers.
     """
 
@@ -61,7 +65,14 @@ class Installation:
     checkpoint_secret: str | None = None
     ray_version: str | None = None
     ray_cluster_labels: Mapping[str, str] = field(default_factory=dict)
+    reserved: Reserved = Reserved()
+    allowed_images: tuple[str, ...] = (ANY,)
+    allowed_secrets: tuple[str, ...] = (ANY,)
     client_labels: tuple[Mapping[str, str], ...] = (API_SERVER_LABELS, OPERATOR_LABELS)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(self.trainer_image, self.reserved, self.allowed_images, self.allowed_secrets)
 
     @property
     def checkpoint_port(self) -> int | None:

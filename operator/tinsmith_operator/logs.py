@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 
 import structlog
@@ -42,6 +46,19 @@ def configure_logs(level: str) -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
     # It warns that signals are not its own in a thread, which is why it has one.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+
+
+@contextmanager
+def in_reconcile(namespace: str, kind: str, name: str, **more: object) -> Iterator[None]:
+    """Every line until the end of the block says of whom it is, and of which reconcile, whoever writes it."""
+    which = {"namespace": namespace, "kind": kind, "name": name, **more, "reconcile": secrets.token_hex(6)}
+    with structlog.contextvars.bound_contextvars(**which):
+        yield
+
+
+def outside_of_reconciles() -> Context:
+    """For a task that a reconcile begins and that outlives it: its lines are of no reconcile."""
+    return Context()
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

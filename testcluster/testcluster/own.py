@@ -34,7 +34,7 @@ _NEEDED_PROGRAMS: dict[Tier, tuple[Program, ...]] = {
 }
 _NEEDED_COMMANDS: dict[Tier, tuple[str, ...]] = {
     "api": ("etcd",),
-    "node": ("etcd", "containerd", "ctr", "runc", "ip", "iptables", "nsenter", "conntrack", "curl"),
+    "node": ("etcd", "containerd", "ctr", "runc", "ip", "iptables", "nsenter", "conntrack", "curl", "nft"),
 }
 
 
@@ -95,9 +95,10 @@ def _start_node_tier(places: Places, nodes: int) -> Record:
             node.start_containerd()
         pause = write_archive(places.directory / "pause.tar", PAUSE_IMAGE, built(PAUSE) / "pause")
         load(pause, [node.containerd for node in members])
+    services = Services(places, control_plane.programs / "kubectl")
+    services.start_policies(members)
     for node in members:
         node.start_agents(control_plane)
-    services = Services(places, control_plane.programs / "kubectl")
     with _step("DNS, ingress and storage"):
         services.apply("storage-classes.yaml")
         services.start_storage()

@@ -96,5 +96,9 @@ class Places:
     def volumes(self) -> Path:
         return self.directory / "volumes"
 
+    @property
+    def policies_socket(self) -> Path:
+        return self.directory / "policies.sock"
+
     def node(self, number: int) -> Path:
         return self.directory / f"node-{number}"

@@ -4,86 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from support.kubernetes.charts import CHART, HELM, NAMESPACE, ROOT, Object, named, notes, render
-from support.requirements import require
-from testcluster.addons.custom_resources import install_other_kinds, wait_established
-from testcluster.cluster import Cluster
-from testcluster.programs.builds import GO_MISSING
+from charts.conftest import Place
+from support.kubernetes.charts import CHART, NAMESPACE, ROOT, Object, named, notes, render
 
 HERE = Path(__file__).parent
 CASES = sorted([*HERE.glob("values/*.yaml"), *ROOT.glob("examples/values-*.yaml")])
-CRDS = ROOT / "crds"
-ELSEWHERE = "team-a"
+ELSEWHERE = ("team-a", "tinsmith-sessions")
 SESSION = (ROOT / "examples" / "session.yaml").read_text()
 OPERATOR, API_SERVER = "tinsmith-operator", "tinsmith-api-server"
 KEPT_CLAIMS = ("tinsmith-api-server-data", "tinsmith-checkpoints")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A namespace, spoken to by helm and kubectl."""
-
-    cluster: Cluster
-    namespace: str
-
-    def helm(self, *arguments: str, values: Mapping[str, Any] | None = None) -> str:
-        where = ["--kubeconfig", str(self.cluster.kubeconfig), "--namespace", self.namespace]
-        given = ["--values", "-"] if values is not None else []
-        command = [str(HELM), *where, *arguments, *given]
-        done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def install(self, values: Mapping[str, Any] | None = None) -> str:
-        """The definition of a session may be there already: the cluster is shared, and this release takes it over."""
-        return self.helm("install", "tinsmith", str(CHART), "--take-ownership", values=values or {})
-
-    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        return self.cluster.kubectl("--namespace", self.namespace, *arguments, stdin=stdin)
-
-    def would_accept(self, manifest: Object) -> None:
-        """Raises ClusterError with the API server's words when it would not."""
-        text = json.dumps(manifest)
-        self.kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", stdin=text)
-
-    def uid(self, kind: str, name: str) -> str:
-        return self.kubectl("get", kind, name, "--output=jsonpath={.metadata.uid}")
-
-    def may(self, account: str, verb: str, resource: str, namespace: str | None = None) -> bool:
-        """Whether a ServiceAccount of this namespace may do so, here or in another."""
-        user = f"system:serviceaccount:{self.namespace}:{account}"
-        where = f"--namespace={namespace or self.namespace}"
-        review = ["auth", "can-i", verb, resource, where, f"--as={user}"]
-        command = [str(self.cluster.kubectl_program), f"--kubeconfig={self.cluster.kubeconfig}", *review]
-        # "no" is a status of 1.
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.stdout.strip() in {"yes", "no"}, done.stderr
-        return done.stdout.strip() == "yes"
-
-
-@pytest.fixture(scope="session")
-def kinds(api_cluster: Cluster) -> Cluster:
-    """The cluster, with the kinds of Tinsmith, of the Gateway API and of the Prometheus operator."""
-    require(shutil.which("go") is not None, GO_MISSING)
-    api_cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRDS}")
-    wait_established(api_cluster.kubectl, f"--filename={CRDS}")
-    install_other_kinds(api_cluster.kubectl)
-    return api_cluster
-
-
-@pytest.fixture
-def place(kinds: Cluster, namespace: str) -> Place:
-    return Place(kinds, namespace)
 
 
 def pod_of(workload: Object) -> Object:
@@ -98,7 +32,8 @@ def test_every_object_would_be_accepted_where_pods_must_be_restricted(place: Pla
     for each in objects:
         # Bindings name their account's namespace; what is for another one is tried here as well.
         text = json.dumps(each).replace(f'"{NAMESPACE}"', f'"{place.namespace}"')
-        text = text.replace(f'"{ELSEWHERE}"', f'"{place.namespace}"')
+        for elsewhere in ELSEWHERE:
+            text = text.replace(f'"{elsewhere}"', f'"{place.namespace}"')
         place.would_accept(json.loads(text))
         if each["kind"] == "ServiceAccount":
             place.kubectl("create", "--filename=-", stdin=text)
@@ -211,14 +146,6 @@ def test_the_accounts_may_do_their_work_in_their_namespace_and_nothing_elsewhere
     for account in (OPERATOR, API_SERVER):
         assert not place.may(account, "list", "trainingsessions.tinsmith.dev", namespace="default")
         assert not place.may(account, "get", "secrets", namespace="default")
-
-
-@pytest.fixture
-def another_namespace(kinds: Cluster) -> Iterator[str]:
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    kinds.make_namespace(name)
-    yield name
-    kinds.delete_namespace(name)
 
 
 def test_the_accounts_may_do_their_work_in_the_namespaces_of_the_scope_and_nothing_elsewhere(

@@ -302,11 +302,24 @@ def test_runbooks_can_be_served_elsewhere() -> None:
 @pytest.mark.parametrize("component", ["operator", "api-server"])
 def test_a_monitor_finds_the_port_of_its_component_s_metrics(component: str) -> None:
     monitor = named(MONITORED, "ServiceMonitor", f"tinsmith-{component}")["spec"]
-    service = named(MONITORED, "Service", f"tinsmith-{component}")
-    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     [endpoint] = monitor["endpoints"]
-    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert endpoint["path"] == "/metrics"
+    [service] = [
+        one
+        for one in MONITORED
+        if one["kind"] == "Service"
+        and monitor["selector"]["matchLabels"].items() <= one["metadata"]["labels"].items()
+        and endpoint["port"] in {port["name"] for port in one["spec"]["ports"]}
+    ]
+    pods = named(MONITORED, "Deployment", f"tinsmith-{component}")["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pods["metadata"]["labels"].items()
+    [container] = pods["spec"]["containers"]
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_metrics_are_on_no_service_that_may_be_open_to_the_world() -> None:
+    service = named(render({"apiServer": {"service": {"type": "LoadBalancer"}}}), "Service", "tinsmith-api-server")
+    assert [port["name"] for port in service["spec"]["ports"]] == ["http"]
 
 
 def test_dashboards_fit_into_their_config_map_as_they_are() -> None:

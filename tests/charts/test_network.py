@@ -100,10 +100,12 @@ def test_workers_are_reached_in_the_namespaces_of_the_scope(component: str) -> N
 
 
 def test_clients_that_are_named_keep_others_out_but_not_the_test_of_helm() -> None:
-    [open_to_all] = policy({}, "api-server")["ingress"]
+    open_to_all, metrics = policy({}, "api-server")["ingress"]
     assert "from" not in open_to_all
+    assert metrics == {"ports": [{"port": "metrics", "protocol": "TCP"}]}
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}
-    [rule] = policy(at("networkPolicy.clients", [peer]), "api-server")["ingress"]
+    rule, still_metrics = policy(at("networkPolicy.clients", [peer]), "api-server")["ingress"]
+    assert still_metrics == metrics
     ours, of_the_test = rule["from"]
     assert ours == peer
     labels = named(render({}), "Pod", "tinsmith-test-step")["metadata"]["labels"]

@@ -230,6 +230,13 @@ def test_a_value_that_does_not_exist_is_refused_by_name(values: Object, sentence
         pytest.param(at("operator.podDisruptionBudget.maxUnavailable", 0), id="a node that is never drained"),
         pytest.param(at("apiServer.podDisruptionBudget.maxUnavailable", "0%"), id="no per cent"),
         pytest.param(at("apiServer.podDisruptionBudget.maxUnavailable", "101%"), id="more than all"),
+        pytest.param(at("operator.requests.perSecond", 0), id="an operator that asks nothing"),
+        pytest.param(at("operator.concurrency", 0), id="nobody who reconciles"),
+        pytest.param(at("operator.resyncSeconds", 0), id="a resync without end"),
+        pytest.param(at("operator.lease.durationSeconds", 2), id="a lease too short to renew"),
+        pytest.param(at("operator.restarts.maxConcurrent", 0), id="no turn for anybody"),
+        pytest.param(at("operator.restarts.maxConcurrent", "101%"), id="turns for more than all"),
+        pytest.param(at("operator.restarts.window", "nights"), id="no window"),
         pytest.param(at("scope.namespaces", ["a", "a"]), id="a namespace twice"),
         pytest.param(at("keys.value", "sk-1234567890123456789012345"), id="a key that the SDK refuses"),
         pytest.param(at("keys.value", "tml-short"), id="a key to guess"),
@@ -274,6 +281,17 @@ CLAIM_OF_OURS = {"storage": {"existingClaim": "ours"}}
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
+        pytest.param(
+            at("operator.lease", {"durationSeconds": 12, "renewSeconds": 5}),
+            "operator.lease.renewSeconds is 5, and durationSeconds 12: a leader that cannot renew for two thirds of "
+            "the lease stops acting, so renew it at least three times in its duration",
+            id="a lease that is renewed too late",
+        ),
+        pytest.param(
+            at("operator.restarts.window", "Sat 02:00-02:00"),
+            'operator.restarts.window is "Sat 02:00-02:00", which ends when it begins',
+            id="a window that is never open",
+        ),
         pytest.param(
             at("models", [{"name": "tiny", "spec": SPEC}] * 2),
             'two entries of models are called "tiny"',

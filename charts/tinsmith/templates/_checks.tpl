@@ -10,6 +10,24 @@
 {{- include "tinsmith.checkEntrance" . }}
 {{- include "tinsmith.checkModels" . }}
 {{- include "tinsmith.checkMonitoring" . }}
+{{- include "tinsmith.checkLease" . }}
+{{- include "tinsmith.checkRestarts" . }}
+{{- end }}
+
+{{- define "tinsmith.checkRestarts" -}}
+{{- $clocks := regexFindAll "[0-9]{2}:[0-9]{2}" .Values.operator.restarts.window -1 }}
+{{- if and $clocks (eq (first $clocks) (last $clocks)) }}
+{{- fail (printf "operator.restarts.window is %q, which ends when it begins: leave it empty for any time" .Values.operator.restarts.window) }}
+{{- end }}
+{{- end }}
+
+{{/* As the operator would refuse it, at its start. */}}
+{{- define "tinsmith.checkLease" -}}
+{{- with .Values.operator.lease }}
+{{- if gt (mulf 3 .renewSeconds) (float64 .durationSeconds) }}
+{{- fail (printf "operator.lease.renewSeconds is %v, and durationSeconds %v: a leader that cannot renew for two thirds of the lease stops acting, so renew it at least three times in its duration" .renewSeconds .durationSeconds) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "tinsmith.checkMonitoring" -}}

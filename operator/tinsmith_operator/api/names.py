@@ -45,6 +45,10 @@ CONFIGURATION_ANNOTATION = f"{GROUP}/configuration"
 INPUTS_ANNOTATION = f"{GROUP}/inputs"
 """On the pod: a hash of what its user said of it. Another hash means that the worker must be restarted."""
 
+ASKED_ANNOTATION = f"{GROUP}/asked"
+"""On the worker's pod: a hash of what its own user said of it. With another one in `inputs` alone, the installation's
+settings have changed."""
+
 RESTART_REQUEST_ANNOTATION = f"{GROUP}/restart-requested-at"
 """By users, on a session or pool: a time. Once for each, what runs is started anew, cleanly."""
 
@@ -59,6 +63,11 @@ MEMBER_APPLICATION = "tinsmith-worker-member"
 
 CONVERSION_APPLICATION = "tinsmith-conversion"
 """As `app.kubernetes.io/name` of the pods of the Job that converts a session's model."""
+
+JOURNAL_VOLUME = "journal"
+"""Of the worker's pod: by it a pod is known to write to a claim, whoever may still mount it."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Kueue's, on whatever a queue of its decides about: from then on whether that runs is the queue's to say."""
 
 RPC_PORT = 7443
 HEALTH_PORT = 7080

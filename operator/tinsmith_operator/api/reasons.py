@@ -50,8 +50,8 @@ class Reason(StrEnum):
     ALL_SLOTS_USED = (
         "AllSlotsUsed",
         Progress.DONE,
-        "Every adapter slot is taken; creating another model waits.",
-        "Raise `spec.adapters.slots`, which restarts the worker, or add a session for the same model.",
+        "Every place of a model is taken, those of parked adapters included; creating another model waits.",
+        "Raise `spec.adapters.slots`, which restarts the worker with more places, or add a session for the same model.",
     )
     IMAGE_CURRENT = "ImageCurrent", Progress.DONE, "It runs the image that a restart would bring."
     NEW_DEFAULT_IMAGE = (
@@ -60,7 +60,20 @@ class Reason(StrEnum):
         "It keeps the image that it runs, although the default image of the installation is another one now.",
         "Restart it when it suits you: `kubectl tinsmith restart`, or annotate it `tinsmith.dev/restart-requested-at`.",
     )
-    NOT_REPORTED = "NotReported", Progress.DONE, "The worker has not said yet how many slots are used."
+    NEW_SETTINGS = (
+        "NewSettings",
+        Progress.DONE,
+        "It keeps the settings of the installation for pods, such as the checkpoint root, with which it was started, "
+        "although they are others now.",
+        "Restart it when it suits you: `kubectl tinsmith restart`, or annotate it `tinsmith.dev/restart-requested-at`.",
+    )
+    TAKING_ITS_TURN = (
+        "TakingItsTurn",
+        Progress.DONE,
+        "Restarts that nobody asked for are on, and its turn has come: it takes the image and settings of the "
+        "installation.",
+    )
+    NOT_REPORTED = "NotReported", Progress.DONE, "The worker has not said yet how many places are taken."
 
     # --- on the way
     CREATING_OBJECTS = "CreatingObjects", Progress.MOVING, "The objects that belong to it are being created."
@@ -105,7 +118,7 @@ class Reason(StrEnum):
         "WorkerHung",
         Progress.MOVING,
         "One operation ran longer than the hang timeout of the installation, so the worker is being replaced.",
-        "If the operation is as long as that, raise the hang timeout of the operator.",
+        "If a microbatch takes as long as that, raise the hang timeout of the operator.",
     )
     WAITING_FOR_CHECKPOINTS = (
         "WaitingForCheckpoints",
@@ -121,6 +134,13 @@ class Reason(StrEnum):
         "If they do not fit together, free GPUs, or have a scheduler start pods in groups.",
     )
 
+    QUEUED = (
+        "Queued",
+        Progress.MOVING,
+        "A queue, such as Kueue, or whoever else wrote `spec.suspend` of the session's RayCluster or Job, keeps it "
+        "suspended. The operator leaves that field to them.",
+        "Look at the queue: `kubectl get workloads.kueue.x-k8s.io`.",
+    )
     CONVERTING_MODEL = (
         "ConvertingModel",
         Progress.MOVING,
@@ -140,6 +160,26 @@ class Reason(StrEnum):
         Progress.STUCK,
         "An object of somebody else has a name that the session or pool needs. It is left alone.",
         "Delete or rename that object, or choose another name for the session or pool.",
+    )
+    NAME_RESERVED = (
+        "NameReserved",
+        Progress.STUCK,
+        "The spec names a Secret, PersistentVolumeClaim or ServiceAccount of the installation itself, or an object of "
+        "the session or pool would be called like one. It has no pods.",
+        "Take that name out of the spec, or choose another name for the session or pool.",
+    )
+    IMAGE_NOT_ALLOWED = (
+        "ImageNotAllowed",
+        Progress.STUCK,
+        "The image is none of those that the platform team lets sessions and pools run. It has no pods.",
+        "Name an image that is allowed, or ask for this one to be added to `sessions.allowedImages` of the chart.",
+    )
+    SECRET_NOT_ALLOWED = (
+        "SecretNotAllowed",
+        Progress.STUCK,
+        "A Secret that the spec names is none of those that the platform team lets sessions and pools use. It has no "
+        "pods.",
+        "Name one that is allowed, or ask for this one to be added to `sessions.allowedSecrets` of the chart.",
     )
     OVERRIDES_REFUSED = (
         "OverridesRefused",
@@ -172,6 +212,20 @@ class Reason(StrEnum):
         "volume.",
         "Delete this session and make it with another claim; or delete the other one, with "
         "`spec.storage.retentionPolicy.whenDeleted: Retain` if the claim was made for it: then this one goes on.",
+    )
+    CLAIM_IS_READ = (
+        "ClaimIsRead",
+        Progress.STUCK,
+        "The claim that the session names for its journal has the model of a session or pool that was made earlier.",
+        "Make this session with a claim of its own; or delete those that read from it: then this one goes on.",
+    )
+    CLAIM_IS_JOURNAL = (
+        "ClaimIsJournal",
+        Progress.STUCK,
+        "A claim that the spec names for the model, or as its cache, is the journal of another session, which alone "
+        "mounts it.",
+        "Put the model on a claim of its own, and make this session or pool anew with it; or delete that session: then "
+        "this one goes on.",
     )
     CLAIM_MISMATCH = (
         "ClaimMismatch",
@@ -256,7 +310,7 @@ class Reason(StrEnum):
     CONVERSION_FAILED = (
         "ConversionFailed",
         Progress.STUCK,
-        "The Job that converts the model gave up. The message has its last words; its pods are there with their logs.",
+        "The Job that converts the model gave up. The message says how it ended; its pods are there with their logs.",
         "Change what the message names in the spec, or mend it and ask for another try: `kubectl tinsmith restart`, or "
         "annotate the session `tinsmith.dev/restart-requested-at`.",
     )
@@ -308,6 +362,6 @@ class Reason(StrEnum):
         "CrashLoop",
         Progress.STUCK,
         "The worker keeps ending soon after its start, and the kubelet waits longer each time. "
-        "The message quotes its last words.",
+        "The message has its last words, where [its image is one of the platform's](security.md#last-words).",
         "Read the log of its last run: `kubectl logs --previous`.",
     )

@@ -85,3 +85,9 @@ class ServingSpec(Resource):
     max_sequence_length: int | None = None
     resources: Resources = Resources()
     pod: PodOverrides = PodOverrides()
+
+    @property
+    def model_claims(self) -> dict[str, str]:
+        """Those that its pods mount for the model, by the field that names each."""
+        claim = self.model.source.persistent_volume_claim
+        return {"spec.model.source.persistentVolumeClaim.claimName": claim.claim_name} if claim is not None else {}

@@ -56,6 +56,7 @@ class Adapters(Resource):
     CRD filled in: hashes leave it out, and with another here every worker that was made then would restart."""
 
     slots: int = 8
+    model_places: int | None = None
     max_rank: int = 64
 
 
@@ -88,6 +89,12 @@ class TrainingSessionSpec(ServingSpec):
     sampling: Sampling = Sampling.COLOCATED
     storage: Storage = Storage()
     suspend: bool = False
+
+    @property
+    @override
+    def model_claims(self) -> dict[str, str]:
+        cache = {"spec.modelCache.claimName": self.model_cache.claim_name} if self.model_cache is not None else {}
+        return {**super().model_claims, **cache}
 
     @property
     def divided(self) -> Parallelism:

@@ -15,7 +15,7 @@ from tinsmith_operator.build.container import (
     model_options,
 )
 from tinsmith_operator.build.metadata import child_metadata, fingerprint, sealed, selector_labels
-from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec
+from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec, ways_of_fetching
 from tinsmith_operator.build.volumes import SHARED_MEMORY_PATH, Mounted, in_memory, scratch, serving_volumes
 from tinsmith_operator.installation import Installation
 
@@ -37,7 +37,7 @@ VARIABLES = {
 }
 
 
-def build_deployment(pool: SamplerPool, template: Manifest) -> Manifest:
+def build_deployment(pool: SamplerPool, replicas: int, template: Manifest) -> Manifest:
     """A new sampler is ready before an old one goes. The seal is of all but the template, which has its own hash."""
     sealed_part = sealed(
         {
@@ -45,7 +45,7 @@ def build_deployment(pool: SamplerPool, template: Manifest) -> Manifest:
             "kind": "Deployment",
             "metadata": child_metadata(pool, pool.workload_name),
             "spec": {
-                "replicas": pool.spec.replicas,
+                "replicas": replicas,
                 "selector": {"matchLabels": selector_labels(pool)},
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
                 "progressDeadlineSeconds": pool.spec.pod.startup_timeout_seconds + PROGRESS_MARGIN_SECONDS,
@@ -102,6 +102,23 @@ def sampler_inputs(pool: SamplerPool, installation: Installation, restart: str |
     that the spec names is in. So are defaults and the number of replicas left out.
     """
     said = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
+    return _hashed(said, pool, installation, restart)
+
+
+def sampler_hashes_of_the_same(
+    pool: SamplerPool, installation: Installation, restart: str | None, pull_secrets: Sequence[Manifest]
+) -> frozenset[str]:
+    """Of pods that run what these would, and were only told otherwise how a node gets the image.
+
+    pull_secrets: of the template that is compared.
+    """
+    said = pool.spec.model_dump(mode="json", exclude={"replicas"}, exclude_defaults=True)
+    ways = ways_of_fetching(said.pop("pod", {}), pull_secrets)
+    specs = [{**said, "pod": pod} if pod else said for pod in ways]
+    return frozenset(_hashed(spec, pool, installation, restart) for spec in specs)
+
+
+def _hashed(said: Manifest, pool: SamplerPool, installation: Installation, restart: str | None) -> str:
     inputs = {
         "spec": said,
         "worker": pool.uid,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION
@@ -21,6 +22,19 @@ POD_SECURITY: Manifest = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+
+
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+FETCHING = frozenset({"image_pull_policy", "image_pull_secrets"})
+"""What a node needs to get the image: whoever has it runs the same, however it came."""
+
+
+def ways_of_fetching(said: Manifest, pull_secrets: Sequence[Manifest]) -> Iterator[Manifest]:
+    """What might be said of a pod that runs the same. said: what is. pull_secrets: of the pod that is compared."""
+    rest = {name: value for name, value in said.items() if name not in FETCHING}
+    for policy, secrets in itertools.product((None, *PULL_POLICIES), ((), tuple(pull_secrets))):
+        fetching = {"image_pull_policy": policy, "image_pull_secrets": list(secrets)}
+        yield {**rest, **{name: value for name, value in fetching.items() if value}}
 
 
 def build_pod_metadata(owner: Owner, overrides: PodOverrides, inputs: str, restart: str | None = None) -> Manifest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import WORKER_CONTAINER
+from tinsmith_operator.api.names import QUEUE_LABEL, WORKER_CONTAINER
 from tinsmith_operator.api.training_session import TrainingSession, TrainingSessionSpec
 from tinsmith_operator.build.container import SECURITY, literally, model_environment, thread_count
 from tinsmith_operator.build.metadata import child_labels, child_metadata, member_selector, sealed
@@ -63,7 +63,7 @@ def build_ray_cluster(session: TrainingSession, installation: Installation, plan
             "spec": {
                 "rayVersion": ray_version(session.spec, installation),
                 "authOptions": WITH_A_TOKEN,
-                "suspend": plan.replicas == 0,
+                **_suspended(installation, plan),
                 "headGroupSpec": {"rayStartParams": {}, "template": _head_template(session, installation, plan)},
                 "workerGroupSpecs": [
                     {
@@ -78,6 +78,11 @@ def build_ray_cluster(session: TrainingSession, installation: Installation, plan
             },
         }
     )
+
+
+def _suspended(installation: Installation, plan: WorkerPlan) -> Manifest:
+    """Nothing where a queue says it."""
+    return {} if QUEUE_LABEL in installation.ray_cluster_labels else {"suspend": plan.replicas == 0}
 
 
 def _head_template(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import certificate_secret_name
+from tinsmith_operator.api.names import JOURNAL_VOLUME, certificate_secret_name
 from tinsmith_operator.api.serving_spec import ModelSource, ServingSpec, SourceType
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.metadata import child_labels
@@ -62,7 +62,7 @@ def _mount(mounted: Mounted, volume: str) -> Manifest:
 
 
 def worker_volumes(session: TrainingSession, installation: Installation) -> list[Mounted]:
-    journal = Mounted("journal", JOURNAL_PATH, claim_source(session.claim_name))
+    journal = Mounted(JOURNAL_VOLUME, JOURNAL_PATH, claim_source(session.claim_name))
     return [journal, *serving_volumes(session.workload_name, session.spec, installation)]
 
 

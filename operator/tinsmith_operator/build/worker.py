@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.names import ASKED_ANNOTATION
 from tinsmith_operator.api.training_session import Sampling, TrainingSession
 from tinsmith_operator.build.container import (
     build_container,
@@ -16,7 +19,13 @@ from tinsmith_operator.build.container import (
 )
 from tinsmith_operator.build.metadata import fingerprint
 from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, parallelism_options
-from tinsmith_operator.build.pod import build_pod_metadata, build_pod_spec
+from tinsmith_operator.build.pod import (
+    FETCHING,
+    PULL_POLICIES,
+    build_pod_metadata,
+    build_pod_spec,
+    ways_of_fetching,
+)
 from tinsmith_operator.build.volumes import JOURNAL_PATH, worker_volumes
 from tinsmith_operator.installation import Installation
 
@@ -64,13 +73,52 @@ def grace_seconds(session: TrainingSession) -> int:
 def inputs_hash(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> str:
     """Of everything that somebody said of this pod.
 
-    A pod with another hash must be restarted. What the operator adds by itself is left out, so that a newer operator
-    restarts nothing: its template waits for the next start. So are defaults, since a newer one may have more fields.
+    A pod with another hash must be restarted, but for `hashes_of_the_same`. What the operator adds by itself is left
+    out, so that a newer operator restarts nothing: its template waits for the next start. So are defaults, since a
+    newer one may have more fields.
     """
+    return _hashed(_inputs(session, installation, plan))
+
+
+def hashes_of_the_same(
+    session: TrainingSession, installation: Installation, plan: WorkerPlan, pull_secrets: Sequence[Manifest]
+) -> frozenset[str]:
+    """Of pods that run what this one would, and were only told otherwise how a node gets the image.
+
+    That is in the hash, as it was in that of the first operator: without it, each pod of then would be restarted once.
+    pull_secrets: of the pod that is compared.
+    """
+    inputs = _inputs(session, installation, plan)
+    spec = {name: value for name, value in inputs["spec"].items() if name != "pod"}
+    hashes = set()
+    ways = ways_of_fetching(inputs["spec"].get("pod") or {}, pull_secrets)
+    for pod, policy in itertools.product(ways, PULL_POLICIES):
+        # A pod of which only its image is said is there without fields, and an image has a place of its own.
+        for same in ({**spec, "pod": pod}, *(() if pod else (spec,))):
+            hashes.add(_hashed({**inputs, "spec": same, "pullPolicy": policy}))
+    return frozenset(hashes)
+
+
+def asked_hash(session: TrainingSession, plan: WorkerPlan) -> str:
+    """Of what the session's own user said that decides what runs: the rest is the installation's."""
+    said = session.spec.model_dump(
+        mode="json", exclude={"suspend": True, "storage": True, "pod": {"image", *FETCHING}}, exclude_defaults=True
+    )
+    asked = {
+        "spec": {name: value for name, value in said.items() if value},
+        "claim": session.claim_name,
+        "worker": plan.worker_id,
+        "image": plan.image.reference,
+        "restart": plan.restart,
+    }
+    return fingerprint({name: value for name, value in asked.items() if value})
+
+
+def _inputs(session: TrainingSession, installation: Installation, plan: WorkerPlan) -> Manifest:
     said = session.spec.model_dump(
         mode="json", exclude={"suspend": True, "storage": True, "pod": {"image"}}, exclude_defaults=True
     )
-    inputs = {
+    return {
         "spec": said,
         "claim": session.claim_name,
         "worker": plan.worker_id,
@@ -82,6 +130,9 @@ def inputs_hash(session: TrainingSession, installation: Installation, plan: Work
         "checkpointSecret": installation.checkpoint_secret,
         "restart": plan.restart,
     }
+
+
+def _hashed(inputs: Manifest) -> str:
     # What is said since a later version is in the hash only where it is said: its default restarts nobody.
     return fingerprint({name: value for name, value in inputs.items() if name not in LATER_INPUTS or value})
 
@@ -98,8 +149,10 @@ def worker_template(session: TrainingSession, installation: Installation, plan: 
         variables=engine_variables(spec),
         processes=spec.ranks_per_node,
     )
+    metadata = build_pod_metadata(session, spec.pod, inputs_hash(session, installation, plan), plan.restart)
+    asked = {ASKED_ANNOTATION: asked_hash(session, plan)}
     return {
-        "metadata": build_pod_metadata(session, spec.pod, inputs_hash(session, installation, plan), plan.restart),
+        "metadata": {**metadata, "annotations": {**metadata["annotations"], **asked}},
         "spec": build_pod_spec(spec.pod, grace_seconds(session), container, volumes),
     }
 
@@ -115,6 +168,7 @@ def worker_arguments(session: TrainingSession, installation: Installation, plan:
         "engine": spec.engine.value,
         **parallelism_options(spec),
         "adapter-slots": spec.adapters.slots,
+        "model-places": spec.adapters.model_places,
         "max-rank": spec.adapters.max_rank,
         "max-sequence-length": spec.max_sequence_length,
         **life_options(plan.worker_id),

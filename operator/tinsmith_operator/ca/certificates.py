@@ -7,7 +7,7 @@ act as a client, nor the API server as a worker.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -53,24 +53,33 @@ class Leaf:
     not_after: datetime
 
     def secret_data(self) -> SecretData:
-        return _encoded({"tls.crt": self.certificate, "tls.key": self.key, "ca.crt": self.authority})
+        return encoded({"tls.crt": self.certificate, "tls.key": self.key, "ca.crt": self.authority})
 
 
 @dataclass(frozen=True)
 class Authority:
+    """others: that are trusted beside it while one takes over from another."""
+
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
+    others: tuple[x509.Certificate, ...] = ()
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.certificate)
+        """Of itself and whom its leaves trust beside it: with another one, a leaf is to be issued anew."""
+        return trust_fingerprint((self.certificate, *self.others))
 
     @property
     def pem(self) -> bytes:
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
+        return certificate_pem(self.certificate)
+
+    @property
+    def bundle(self) -> bytes:
+        """Whom the holders of its leaves trust."""
+        return b"".join(map(certificate_pem, (self.certificate, *self.others)))
 
     def secret_data(self) -> SecretData:
-        return _encoded({"tls.crt": self.pem, "tls.key": _key_pem(self.key)})
+        return encoded({"tls.crt": self.pem, "tls.key": key_pem(self.key)})
 
     def check(self, now: datetime) -> None:
         """Raises AuthorityInvalid when its time has passed."""
@@ -98,8 +107,8 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
-        pem = certificate.public_bytes(serialization.Encoding.PEM)
-        return Leaf(pem, _key_pem(key), self.pem, certificate.not_valid_after_utc)
+        pem = certificate_pem(certificate)
+        return Leaf(pem, key_pem(key), self.bundle, certificate.not_valid_after_utc)
 
 
 def new_authority(release: str, now: datetime) -> Authority:
@@ -115,10 +124,10 @@ def new_authority(release: str, now: datetime) -> Authority:
     return Authority(certificate, key)
 
 
-def read_authority(secret: Manifest) -> Authority:
-    """Raises AuthorityInvalid."""
+def read_authority(secret: Manifest, files: str = "tls") -> Authority:
+    """files: how those with its certificate and key are called. Raises AuthorityInvalid."""
     try:
-        certificate, key = _certificate(secret, "tls.crt"), _key(secret)
+        certificate, key = read_certificate(secret, f"{files}.crt"), _key(secret, f"{files}.key")
         if key.public_key() != certificate.public_key():
             raise ValueError("its key does not belong to its certificate")
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
@@ -143,10 +152,12 @@ def read_facts(secret: Manifest) -> CertificateFacts | None:
 def parse_facts(secret: Manifest) -> CertificateFacts:
     """Of the leaf in a Secret. Raises CertificateUnreadable when there is none, or its key is another one's.
 
-    authority_fingerprint: of the `ca.crt` beside it, and empty when that one did not sign the leaf.
+    authority_fingerprint: of the `ca.crt` beside it, and empty when the first one there did not sign the leaf.
     """
     try:
-        leaf, authority, key = _certificate(secret, "tls.crt"), _certificate(secret, "ca.crt"), _key(secret)
+        leaf, key = read_certificate(secret, "tls.crt"), _key(secret, "tls.key")
+        trusted = x509.load_pem_x509_certificates(_decoded(secret, "ca.crt", LONGEST_CERTIFICATE))
+        authority = trusted[0]
         if key.public_key() != leaf.public_key():
             raise ValueError("its key does not belong to its certificate")
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -154,7 +165,7 @@ def parse_facts(secret: Manifest) -> CertificateFacts:
             not_before=leaf.not_valid_before_utc,
             not_after=leaf.not_valid_after_utc,
             dns_names=tuple(names.get_values_for_type(x509.DNSName)),
-            authority_fingerprint=fingerprint(authority) if _signed(leaf, authority) else "",
+            authority_fingerprint=trust_fingerprint(trusted) if _signed(leaf, authority) else "",
             authority_not_after=authority.not_valid_after_utc,
         )
     except Exception as error:  # see _why_not
@@ -164,12 +175,13 @@ def parse_facts(secret: Manifest) -> CertificateFacts:
         ) from error
 
 
-def _certificate(secret: Manifest, name: str) -> x509.Certificate:
+def read_certificate(secret: Manifest, name: str) -> x509.Certificate:
+    """Raises all sorts of things: see `_why_not`."""
     return x509.load_pem_x509_certificate(_decoded(secret, name, LONGEST_CERTIFICATE))
 
 
-def _key(secret: Manifest) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(_decoded(secret, "tls.key", LONGEST_KEY), password=None)
+def _key(secret: Manifest, name: str) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(_decoded(secret, name, LONGEST_KEY), password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError("its key is not one of an elliptic curve")
     return key
@@ -187,6 +199,11 @@ def _place(secret: Manifest) -> str:
 
 def fingerprint(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def trust_fingerprint(trusted: Sequence[x509.Certificate]) -> str:
+    """Of who signs, first, and whoever is trusted beside it."""
+    return "+".join(map(fingerprint, trusted))
 
 
 def _signed(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
@@ -230,13 +247,17 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def certificate_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def _encoded(data: Mapping[str, bytes]) -> SecretData:
+def encoded(data: Mapping[str, bytes]) -> SecretData:
     return {name: base64.b64encode(content).decode() for name, content in data.items()}
 
 

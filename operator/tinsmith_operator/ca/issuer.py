@@ -1,12 +1,14 @@
 """The certificates of an installation, issued by its certificate authority and stored in Secrets of its namespace.
 
-The authority is made once, by a POST that only one operator can win, and never replaced: whoever loses reads what is
-there. Where somebody puts another one in its place (a backup, a rotation), that one is adopted, and every leaf follows.
+The authority is made once, by a POST that only one operator can win: whoever loses reads what is there. Before its end,
+or when somebody asks for it, another one takes over (`rotation.py`). Where somebody puts another one in its place (a
+backup), that one is adopted, and every leaf follows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from tinsmith_operator.api.base import Manifest
@@ -18,9 +20,9 @@ from tinsmith_operator.ca.certificates import (
     Leaf,
     Use,
     new_authority,
-    read_authority,
     read_facts,
 )
+from tinsmith_operator.ca.rotation import State, Stored, begun, is_asked_for, lagging, read_stored, went_on
 from tinsmith_operator.common.certificate import RENEWAL, is_fresh, renewal_time
 from tinsmith_operator.common.observed import CertificateFacts
 from tinsmith_operator.errors import AlreadyExists, AuthorityInvalid, NotFound, OperatorError, Refused, SecretTaken
@@ -30,6 +32,12 @@ from tinsmith_operator.logs import get_logger
 
 # The longest time between two looks. It also bounds what a machine that slept, or a clock that was set, can hide.
 LOOK_AGAIN_SECONDS = 3600.0
+
+# While one authority takes over from another.
+ROTATION_LOOK_SECONDS = 10.0
+MOST_NAMED = 5
+
+Leaves = Callable[[], Iterable[tuple[str, str]] | None]
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 
@@ -50,14 +58,25 @@ class Issuer:
         release: str,
         authority_secret: str,
         api_server_secret: str,
+        leaves: Leaves = lambda: None,
+        pause_seconds: float = 300.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """leaves: of all sessions and pools, whose and whom each trusts; None while they are not known.
+        pause_seconds: in which every process has surely read its files anew.
+        """
         self._cluster = cluster
         self._namespace = namespace
         self._release = release
         self._authority_secret = authority_secret
         self._api_server_secret = api_server_secret
+        self._leaves = leaves
+        self._pause_seconds = pause_seconds
         self._clock = clock
+        self._stored: Stored | None = None
+        self._client_trusts: str | None = None
+        self._late: list[str] = []
+        self._followed: tuple[str, float] | None = None
         self._authority: Authority | None = None
         self._leaf: Leaf | None = None
         self.problem: str | None = None
@@ -103,14 +122,18 @@ class Issuer:
         return seconds
 
     async def _refresh(self) -> float:
-        authority = await self._read_or_make_authority()
+        stored = await self._read_or_make_authority()
+        authority = stored.current
         if self._authority is None or authority.fingerprint != self._authority.fingerprint:
             log.info("certificate authority", secret=self._authority_secret, fingerprint=authority.fingerprint)
-        self._authority = authority
+        self._stored, self._authority = stored, authority
         self.ends[self._authority_secret] = authority.certificate.not_valid_after_utc
         authority.check(self._clock())
         facts = await self._ensure_api_server_certificate(authority)
         self.ends[self._api_server_secret] = facts.not_after
+        self._client_trusts = facts.authority_fingerprint
+        if stored.state is not State.AT_REST:
+            return ROTATION_LOOK_SECONDS
         due = renewal_time(facts)
         seconds = (due - self._clock()).total_seconds() if due is not None else LOOK_AGAIN_SECONDS
         return min(LOOK_AGAIN_SECONDS, max(60.0, seconds))
@@ -119,25 +142,59 @@ class Issuer:
         """A client certificate of our own, in memory only."""
         now = self._clock()
         leaf, authority = self._leaf, self.authority
-        if leaf is None or leaf.authority != authority.pem or now >= leaf.not_after - RENEWAL:
+        if leaf is None or leaf.authority != authority.bundle or now >= leaf.not_after - RENEWAL:
             leaf = self._leaf = authority.issue((OPERATOR_NAME,), Use.CLIENT, now)
         return leaf
 
     def issue_for_worker(self, dns_names: tuple[str, ...]) -> Leaf:
         return self.authority.issue(dns_names, Use.SERVER, self._clock())
 
-    async def _read_or_make_authority(self) -> Authority:
+    async def _read_or_make_authority(self) -> Stored:
         try:
-            return read_authority(await self._cluster.get(SECRETS, self._namespace, self._authority_secret))
+            return await self._rotated(await self._get_authority())
         except NotFound:
             # One that was deleted under us comes back as it was, so that no worker loses its certificate.
-            authority = self._authority or new_authority(self._release, self._clock())
+            stored = self._stored or Stored(new_authority(self._release, self._clock()))
             secret = {**self._secret(self._authority_secret), "type": "kubernetes.io/tls"}
             try:
-                await self._cluster.create(SECRETS, {**secret, "data": authority.secret_data()})
+                await self._cluster.create(SECRETS, {**secret, "data": stored.data})
             except AlreadyExists:
-                return read_authority(await self._cluster.get(SECRETS, self._namespace, self._authority_secret))
-            return authority
+                return read_stored(await self._get_authority())
+            return stored
+
+    async def _get_authority(self) -> Manifest:
+        return await self._cluster.get(SECRETS, self._namespace, self._authority_secret)
+
+    async def _rotated(self, secret: Manifest) -> Stored:
+        """One state further, where that is due."""
+        stored = read_stored(secret)
+        if stored.state is State.AT_REST:
+            if not is_asked_for(secret, stored.current, self._clock()):
+                return stored
+            change = begun(secret, stored, new_authority(self._release, self._clock()))
+        elif self._everybody_follows(stored):
+            change = went_on(stored)
+        else:
+            return stored
+        after = read_stored(await self._cluster.merge(SECRETS, secret, change))
+        log.info("certificate authority rotates", secret=self._authority_secret, state=after.state.value)
+        return after
+
+    def _everybody_follows(self, stored: Stored) -> bool:
+        """Whether every leaf has been as it should be in this state for long enough. Who leads anew counts anew."""
+        trust, leaves = stored.current.fingerprint, self._leaves()
+        late = lagging(trust, leaves) if leaves is not None else []
+        if leaves is None or late or trust != self._client_trusts:
+            if late != self._late:
+                log.info(
+                    "certificate authority waits", state=stored.state.value, count=len(late), late=late[:MOST_NAMED]
+                )
+            self._followed, self._late = None, late
+            return False
+        now = asyncio.get_running_loop().time()
+        if self._followed is None or self._followed[0] != trust:
+            self._followed = (trust, now)
+        return now >= self._followed[1] + self._pause_seconds
 
     async def _ensure_api_server_certificate(self, authority: Authority) -> CertificateFacts:
         """Returns what is in the Secret then. Raises SecretTaken."""

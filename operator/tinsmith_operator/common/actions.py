@@ -101,7 +101,10 @@ Action = Create | Apply | Delete | IssueCertificate | WriteStatus | AddFinalizer
 
 @dataclass(frozen=True)
 class Decision:
-    """requeue_after_seconds: decide again by then even if nothing is heard; None leaves it to events and the resync."""
+    """requeue_after_seconds: decide again by then even if nothing is heard; None leaves it to events and the resync.
+    wants_turn: it would restart for what nobody asked of it, or has done so and is not back yet.
+    """
 
     actions: tuple[Action, ...]
     requeue_after_seconds: float | None = None
+    wants_turn: bool = False

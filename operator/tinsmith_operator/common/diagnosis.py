@@ -9,19 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from unicodedata import category
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.reasons import Reason
+from tinsmith_operator.common.last_words import last_words, quoted, where_its_log_is
 from tinsmith_operator.common.observed import KubernetesWarning, Surroundings
 from tinsmith_operator.common.pod import Ending, Pod
-
-LONGEST_QUOTE = 600
-NO_TEXT = {"Cc", "Cs", "Cn"}
-"""Unicode's control characters, halves of pairs, and what is no character."""
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+from tinsmith_operator.common.queue import holder_words
+from tinsmith_operator.policy import Policy
 
 REFUSALS = {
     "PersistentVolumeClaim": Reason.CLAIM_REFUSED,
@@ -87,14 +84,6 @@ def found(reason: Reason, what: str) -> Finding:
     return Finding(reason, f"{what.rstrip('.')}; {cure[0].lower()}{cure[1:]}" if cure else what)
 
 
-def quoted(message: str) -> str:
-    """Somebody else's words on one line, without their last full stop. The API server reads what is applied as YAML,
-    which has no place for control characters."""
-    line = " ".join(message.split()).rstrip(".")
-    words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
-    return words if len(words) <= LONGEST_QUOTE else words[: LONGEST_QUOTE - 1] + "…"
-
-
 def name_conflict(owner: Owner, foreign: Manifest | None) -> Finding | None:
     """foreign: an object in the place of one of the owner's children."""
     if foreign is None:
@@ -122,10 +111,13 @@ def missing_certificate(observed: Surroundings) -> Finding | None:
 
 @dataclass(frozen=True)
 class Evidence:
-    """warnings: of the namespace. claim_uid: of the claim with its journal, if it has one."""
+    """warnings: of the namespace. policy: whose words may be quoted.
+    claim_uid: of the claim with its journal, if it has one.
+    """
 
     warnings: tuple[KubernetesWarning, ...]
     now: datetime
+    policy: Policy
     claim_uid: str | None = None
 
     def latest(self, uid: str, reasons: frozenset[str]) -> KubernetesWarning | None:
@@ -136,6 +128,17 @@ class Evidence:
             if warning.uid == uid and warning.reason in reasons and self.now - warning.at < WARNING_LIFE
         )
         return max(recent, key=lambda warning: warning.at, default=None)
+
+
+def cannot_fetch(pod: Pod) -> bool:
+    """Its image: nothing runs in it, and no other word about how to get the image would reach it."""
+    return (pod.waiting or {}).get("reason") in IMAGE_PROBLEMS
+
+
+def queued(workload: Manifest) -> Finding:
+    """Of one whose `spec.suspend` somebody else has set."""
+    name = f"{workload['kind']} {workload['metadata']['name']}"
+    return found(Reason.QUEUED, f"{name} is suspended by {holder_words(workload)}, and starts when that lets it.")
 
 
 def why_pods_are_missing(refused: str | None) -> Finding:
@@ -230,24 +233,26 @@ def _ended(pod: Pod, evidence: Evidence) -> Finding | None:
     if ending is None or (pod.running_since is not None and evidence.now >= pod.running_since + FRESH_RUN):
         return None
     if ending.record is not None:
-        return found(WORKER_REASONS.get(ending.record.reason, Reason.CANNOT_START), _last_words(ending.record.message))
+        return found(WORKER_REASONS.get(ending.record.reason, Reason.CANNOT_START), _refusal(pod, ending, evidence))
     if ending.out_of_memory:
         return found(Reason.OUT_OF_MEMORY, "The worker was killed because it used more memory than its limit.")
-    return _crash(pod, ending)
+    return _crash(pod, ending, evidence)
 
 
-def _crash(pod: Pod, ending: Ending) -> Finding | None:
+def _crash(pod: Pod, ending: Ending, evidence: Evidence) -> Finding | None:
     if pod.waiting is None:
         return None
-    said = f", and said: {quoted(ending.words)}" if ending.words else ""
+    words = last_words(pod, ending, evidence.policy)
+    said = f", and said: {words}" if words else ""
     return found(
         Reason.CRASH_LOOP,
         f"The worker ended with status {ending.exit_code}, after {pod.restarts} restarts of this pod{said}.",
     )
 
 
-def _last_words(message: str) -> str:
-    return f"The worker refuses to start: {quoted(message)}."
+def _refusal(pod: Pod, ending: Ending, evidence: Evidence) -> str:
+    words = last_words(pod, ending, evidence.policy)
+    return f"The worker refuses to start: {words or f'status {ending.exit_code}, {where_its_log_is(pod)}'}."
 
 
 def _loading(pod: Pod, evidence: Evidence) -> Finding:

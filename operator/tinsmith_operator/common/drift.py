@@ -13,6 +13,7 @@ from tinsmith_operator.api.names import MANAGER
 from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.common.actions import Action, Apply, Create, IssueCertificate
 from tinsmith_operator.common.ownership import is_ours
+from tinsmith_operator.common.queue import is_held, is_holders, let_go
 
 LIST_KEYS = {
     "containers": "name",
@@ -91,7 +92,7 @@ def still_refused(refusals: Mapping[str, str], children: Iterable[Action]) -> di
 
 
 def others_hold_content(manifest: Manifest) -> bool:
-    """Whether somebody else wrote into the content of an object that is all ours."""
+    """Whether somebody else wrote into the content of an object that is all ours; a queue may, by contract."""
     if manifest["kind"] in SHARED_KINDS:
         return False
     managed = manifest["metadata"].get("managedFields", [])
@@ -112,11 +113,13 @@ def taken_over(manifest: Manifest) -> list[Manifest]:
     """
     managed: list[Manifest] = manifest["metadata"].get("managedFields", [])
     takes_content = manifest["kind"] not in SHARED_KINDS
+    held = is_held(manifest)
     mine: Manifest | None = None
     rest: list[Manifest] = []
     for entry in managed:
         if _is_ours(entry):
-            mine = _with_fields({**entry, "operation": "Apply"}, entry.get("fieldsV1", {}), mine)
+            own = let_go(entry) if held else entry
+            mine = _with_fields({**own, "operation": "Apply"}, own.get("fieldsV1", {}), mine)
             continue
         fields = entry.get("fieldsV1", {})
         theirs = {name: tree for name, tree in fields.items() if name in CONTENT}
@@ -143,4 +146,4 @@ def _is_ours(entry: Manifest) -> bool:
 
 
 def _is_others(entry: Manifest) -> bool:
-    return entry.get("manager") != MANAGER and not entry.get("subresource")
+    return entry.get("manager") != MANAGER and not entry.get("subresource") and not is_holders(entry)

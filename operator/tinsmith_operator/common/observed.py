@@ -33,7 +33,8 @@ class CertificateFacts:
 class WorkerReport:
     """What the worker in this pod last said of itself.
 
-    running_seconds: of the operation that runs now; 0 when none does.
+    adapters_used, model_places: models that it holds, and how many it takes, in memory or parked.
+    running_seconds: of the microbatch, step or save that runs now; 0 when none does.
     snapshot_seconds: the longest that a snapshot of everything took since the worker started; 0 before the first.
     volume_full: it accepts no operation for want of room on the journal's volume.
     """
@@ -42,7 +43,7 @@ class WorkerReport:
     received_at: datetime
     epoch: int
     adapters_used: int
-    adapter_slots: int
+    model_places: int
     running_seconds: float
     snapshot_seconds: float
     last_snapshot_time: datetime | None
@@ -73,6 +74,18 @@ class KubernetesWarning:
     at: datetime
 
 
+@dataclass(frozen=True)
+class ReadJournal:
+    """A claim that a session or pool would mount for its model, and that is for another session's journal.
+
+    field: of the spec, that names it.
+    """
+
+    field: str
+    claim: str
+    session: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings(ABC):
     """What lies under the names of an owner's children, ours or not; None is "not there".
@@ -81,6 +94,7 @@ class Surroundings(ABC):
     ca_problem: why certificates cannot be issued or stored, as a sentence.
     certificate: None also when the Secret holds nothing that can be read.
     snapshot: the latest answer of the session's worker to a request for one.
+    read_journal: the first of the claims for its model that is some other session's journal.
     warnings: may be left empty while the owner is ready.
     refusals: what the API server said to the latest create or apply of a kind (status 400, 403 or 422), until one
         succeeds. The action is decided again each time; whoever acts spaces out the attempts.
@@ -93,6 +107,7 @@ class Surroundings(ABC):
     certificate_secret: Manifest | None = None
     certificate: CertificateFacts | None = None
     snapshot: SnapshotAnswer | None = None
+    read_journal: ReadJournal | None = None
     warnings: tuple[KubernetesWarning, ...] = ()
     refusals: Mapping[str, str] = field(default_factory=dict)
     ca_problem: str | None = None
@@ -117,22 +132,27 @@ class Observed(Surroundings):
     """One session.
 
     claim: the one of `session.claim_name`, which may be a claim that somebody else made.
-    claim_holder: another session that names the same claim and comes before this one, or whose pod still mounts it.
+    claim_holder: another session that names the same claim and comes before this one, or whose worker's pod still
+        has it.
+    claim_reader: a session or pool, in words, that was made before this one and reads its model from that claim.
     pod: the one with the worker. members: the others of a session of several pods, by name.
     conversion: the Job that converts its model. converters: the pods of it, and of one before it while they are there.
     no_groups: why no session of several pods can be made here, as a sentence.
     report: the latest, of whatever pod sent it.
+    has_turn: to restart for what nobody asked for: of many sessions only a few do at the same time.
     """
 
     session: TrainingSession
     claim: Manifest | None = None
     claim_holder: str | None = None
+    claim_reader: str | None = None
     pod: Manifest | None = None
     members: tuple[Manifest, ...] = ()
     conversion: Manifest | None = None
     converters: tuple[Manifest, ...] = ()
     no_groups: str | None = None
     report: WorkerReport | None = None
+    has_turn: bool = False
 
     @property
     @override

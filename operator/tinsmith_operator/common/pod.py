@@ -9,7 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from tinsmith_operator.api.base import Manifest, parse_time
-from tinsmith_operator.api.names import INPUTS_ANNOTATION, RESTART_REQUEST_ANNOTATION, WORKER_CONTAINER
+from tinsmith_operator.api.names import (
+    IMAGE_ANNOTATION,
+    RESTART_REQUEST_ANNOTATION,
+    WORKER_CONTAINER,
+)
 
 OVERDUE_AFTER = timedelta(seconds=60)
 """Beyond its grace period: a kubelet that is there ends a pod within seconds of it."""
@@ -45,11 +49,6 @@ class Pod:
     @property
     def uid(self) -> str:
         return str(self.manifest["metadata"]["uid"])
-
-    @property
-    def inputs(self) -> str | None:
-        inputs: str | None = self._annotations.get(INPUTS_ANNOTATION)
-        return inputs
 
     @property
     def restart_request(self) -> str | None:
@@ -92,6 +91,12 @@ class Pod:
         """By the worker's arguments, which it writes into its journal: what the session asked for, on any mirror."""
         arguments = self._wanted.get("args") or ()
         return next((each.removeprefix("--image=") for each in arguments if each.startswith("--image=")), None)
+
+    @property
+    def asked_image(self) -> str | None:
+        """As the spec or the installation named it, where the operator noted that in the pod; else as the pod asks."""
+        noted: str | None = self._annotations.get(IMAGE_ANNOTATION)
+        return noted or self.journal_image or self.image
 
     @property
     def image_id(self) -> str | None:

@@ -15,7 +15,7 @@ from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.status import Requests
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.common.actions import Emit, EventType
-from tinsmith_operator.common.diagnosis import quoted
+from tinsmith_operator.common.last_words import quoted
 from tinsmith_operator.common.observed import SnapshotAnswer
 from tinsmith_operator.common.workload_state import Workload
 

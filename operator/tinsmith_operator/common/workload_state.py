@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.common.queue import is_held
 
 STATEFUL_SET = "StatefulSet"
 RAY_CLUSTER = "RayCluster"
@@ -46,10 +47,21 @@ class Workload:
         return template_of(self.manifest)
 
     @property
+    def is_held(self) -> bool:
+        """Whether another manager, such as a queue, says when it runs."""
+        return self.kind == RAY_CLUSTER and is_held(self.manifest)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Of a RayCluster, whoever wants that."""
+        return bool(self.manifest["spec"].get("suspend", False))
+
+    @property
     def wants_pods(self) -> bool:
+        """Whether the operator does. A queue that keeps it waiting, or has suspended it, does not speak for us."""
         spec = self.manifest["spec"]
         if self.kind == RAY_CLUSTER:
-            return not spec.get("suspend", False)
+            return self.is_held or not self.is_suspended
         return bool(spec.get("replicas") != 0)
 
     @property

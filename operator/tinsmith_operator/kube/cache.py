@@ -7,7 +7,7 @@ changes nothing. What is gone stays gone: an answer from before the object's end
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from tinsmith_operator.api.base import Manifest
@@ -15,13 +15,16 @@ from tinsmith_operator.api.names import GROUP, MANAGED_BY_LABEL, MANAGER
 from tinsmith_operator.kube.resources import (
     BUDGETS,
     BY_KIND,
+    CLAIMS,
     DEPLOYMENTS,
+    JOURNAL_CLAIM,
+    MODEL_CLAIM,
     OWNER_LABELS,
     OWNERS,
+    PODS,
     POLICIES,
     RAY_CLUSTERS,
     SERVICES,
-    USED_CLAIM,
     WORKLOADS,
     Group,
     Key,
@@ -38,10 +41,12 @@ REMEMBERED_ENDS = 4096
 
 OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
 
-# Of a foreign object of these kinds nothing is read but whose it is. Not claims: a session may use anybody's.
+# Of a foreign object of these kinds nothing is read but whose it is. Of a claim that a session uses, its UID is enough.
 SEEN_FOR_THEIR_NAMES = frozenset(
-    resource.kind for resource in (WORKLOADS, RAY_CLUSTERS, DEPLOYMENTS, SERVICES, POLICIES, BUDGETS)
+    resource.kind for resource in (WORKLOADS, RAY_CLUSTERS, DEPLOYMENTS, SERVICES, POLICIES, BUDGETS, CLAIMS)
 )
+POD_SPEC = ("nodeName", "imagePullSecrets")
+POD_STATUS = ("phase", "conditions", "containerStatuses", "reason", "message")
 # An annotation may repeat the whole object, as `kubectl apply` writes it.
 LARGE_METADATA = frozenset({"annotations", "managedFields"})
 
@@ -68,7 +73,7 @@ class Cache:
 
     def read_group(self, group: Group, reader: Key) -> list[Manifest]:
         """What is in it, by name. The reader is enqueued when one changes, comes or goes."""
-        if group.label not in (*OWNER_LABELS, USED_CLAIM):
+        if group.label not in (*OWNER_LABELS, JOURNAL_CLAIM, MODEL_CLAIM):
             raise AssertionError(f"objects are not grouped by {group.label}")
         self._note_reader(group, reader)
         return [self._objects[ref] for ref in sorted(self._members.get(group, ()))]
@@ -125,12 +130,16 @@ class Cache:
             self._remove(ref)
             self._tell(ref, known)
 
-    def replace(self, resource: Resource, namespace: str | None, listed: Iterable[Manifest], list_version: int) -> None:
-        """A whole list, of a namespace or of all. What it lacks, and is no newer than the list, is gone."""
+    def note_listed(self, listed: Iterable[Manifest]) -> set[Ref]:
+        """A page of a list."""
         present = set()
         for manifest in listed:
             present.add(ref_of(manifest))
             self.note(manifest)
+        return present
+
+    def drop_unlisted(self, resource: Resource, namespace: str | None, present: set[Ref], list_version: int) -> None:
+        """What a whole list lacks, of a namespace or of all, and is no newer than the list, is gone."""
         for ref, manifest in list(self._objects.items()):
             listable = ref.kind == resource.kind and namespace in (None, ref.namespace) and resource.selects(manifest)
             if listable and ref not in present and version_of(manifest) <= list_version:
@@ -174,12 +183,61 @@ class Cache:
 
 
 def trimmed(manifest: Manifest) -> Manifest:
-    """What is held in memory of it: of a foreign object, which a whole cluster may have many of, only whose it is."""
-    if manifest["kind"] not in SEEN_FOR_THEIR_NAMES or _concerns_us(manifest):
-        return manifest
-    metadata = {name: value for name, value in manifest["metadata"].items() if name not in LARGE_METADATA}
-    kept = {name: value for name, value in manifest.items() if name in ("apiVersion", "kind")}
-    return {**kept, "metadata": metadata}
+    """What is held in memory of it, which is what is read: of a foreign object, which a whole cluster may have many of,
+    only whose it is; of a pod, what its worker was told and how it is.
+    """
+    if manifest["kind"] == PODS.kind:
+        return _pod(manifest)
+    if manifest["kind"] in OWNER_KINDS:
+        return {**manifest, "metadata": _without(manifest["metadata"], {"managedFields"})}
+    if manifest["kind"] in SEEN_FOR_THEIR_NAMES and not _concerns_us(manifest):
+        return _name_alone(manifest)
+    return manifest
+
+
+def _name_alone(manifest: Manifest) -> Manifest:
+    """With what the operator has written on it: a session may use anybody's claim, and says on it which image may."""
+    metadata = _without(manifest["metadata"], LARGE_METADATA)
+    annotations = manifest["metadata"].get("annotations") or {}
+    ours = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
+    managed = manifest["metadata"].get("managedFields") or ()
+    own = [entry for entry in managed if entry.get("manager") == MANAGER]
+    kept = {**({"annotations": ours} if ours else {}), **({"managedFields": own} if own else {})}
+    said = {name: value for name, value in manifest.items() if name in ("apiVersion", "kind")}
+    return {**said, "metadata": {**metadata, **kept}}
+
+
+def _pod(manifest: Manifest) -> Manifest:
+    metadata = _without(manifest["metadata"], LARGE_METADATA)
+    annotations = manifest["metadata"].get("annotations") or {}
+    ours = {name: text for name, text in annotations.items() if name.startswith(f"{GROUP}/")}
+    spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
+    mounted = [volume for volume in spec.get("volumes") or () if "persistentVolumeClaim" in volume]
+    return {
+        "apiVersion": manifest.get("apiVersion", PODS.api_version),
+        "kind": manifest["kind"],
+        "metadata": {**metadata, **({"annotations": ours} if annotations else {})},
+        "spec": {
+            **_only(spec, POD_SPEC),
+            **({"containers": [_container(each) for each in spec["containers"]]} if "containers" in spec else {}),
+            **({"volumes": mounted} if mounted else {}),
+        },
+        "status": _only(status, POD_STATUS),
+    }
+
+
+def _container(container: Manifest) -> Manifest:
+    """By its arguments a worker knows its image."""
+    image = [each for each in container.get("args") or () if each.startswith("--image=")]
+    return {**_only(container, ("name", "image")), **({"args": image} if image else {})}
+
+
+def _only(content: Manifest, fields: Iterable[str]) -> Manifest:
+    return {name: content[name] for name in fields if name in content}
+
+
+def _without(content: Manifest, fields: Collection[str]) -> Manifest:
+    return {name: value for name, value in content.items() if name not in fields}
 
 
 def _concerns_us(manifest: Manifest) -> bool:

@@ -1,8 +1,8 @@
 """The only module that talks to the Kubernetes API: plain dictionaries in and out, our own errors.
 
-Every write takes its turn in the rate limit and asks for permission, which is where a lost lease stops it
-(`runtime/leader.py`). Each carries what makes a second writer harmless: a create fails on whatever is there, every
-other write names the UID of the object and, but for deletes, its version.
+Every request but those of the Lease takes its turn in the rate limit. Every write asks for permission, which is where a
+lost lease stops it (`runtime/leader.py`), and carries what makes a second writer harmless: a create fails on whatever
+is there, every other write names the UID of the object and, but for deletes, its version.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -38,6 +38,8 @@ from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import ApiCall, Resource, namespace_of, parse_call
 
 READ_TIMEOUT_SECONDS = 30.0
+PAGE_ITEMS = 500
+"""Of a list. A thousand sessions are some 10 MB, which neither side should hold at once."""
 # Kopf reads the token once per login; the kubelet replaces the file long before the token ends.
 WATCH_LOGIN_SECONDS = 600.0
 USER_AGENT = MANAGER
@@ -56,9 +58,12 @@ Query = dict[str, str | None]
 Observe = Callable[[ApiCall, str], None]
 """Hears of each finished request, with its status code or `error`."""
 
-Heard = Callable[[str | None, str, str, Manifest | None], None]
-"""Hears of each list of a kind: the namespace (None: all of them), the kind's plural, the status code or `error`, and
-the list where there is one."""
+Heard = Callable[[str | None, str, str, Manifest | None, bool], None]
+"""Hears of each page of a list of a kind: the namespace (None: all of them), the kind's plural, the status code or
+`error`, the page where there is one, and whether the list begins with it. The last one names none to continue with."""
+
+Turn = Callable[[], Coroutine[Any, Any, None]]
+"""Returns when a read may be sent."""
 
 Permit = Callable[[], float]
 """The seconds that a write may take from now on. Raises NotLeading."""
@@ -80,6 +85,10 @@ class Cluster:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
         """Raises NotFound."""
+        return await self._read(resource.path(namespace, name))
+
+    async def read_lease(self, resource: Resource, namespace: str, name: str) -> Manifest:
+        """Waits for no turn: who leads must not depend on how much there is to do. Raises NotFound."""
         return await self._send("GET", resource.path(namespace, name))
 
     async def list_all(
@@ -87,21 +96,30 @@ class Cluster:
     ) -> tuple[list[Manifest], int]:
         """Everything of the kind that is watched there, or in all namespaces (None); and the version of the list."""
         query: Query = {"labelSelector": resource.label_selector, "fieldSelector": field_selector}
-        return read_list(resource, await self._send("GET", resource.path(namespace), query=query))
+        found: list[Manifest] = []
+        after: str | None = None
+        while True:
+            page = {**query, "limit": str(PAGE_ITEMS), "continue": after}
+            answer = await self._read(resource.path(namespace), page)
+            items, version = read_list(resource, answer)
+            found += items
+            after = next_page(answer)
+            if after is None:
+                return found, version
 
     async def try_list(self, resource: Resource, namespace: str | None) -> None:
         """Asks for one at most, to hear whether all of them could be listed there. Raises NotFound where the kind is
         not known, and Refused.
         """
-        await self._send("GET", resource.path(namespace), query={"limit": "1"})
+        await self._read(resource.path(namespace), {"limit": "1"})
 
     async def kinds_of(self, api_version: str) -> frozenset[str]:
         """The plurals that the API server tells to whoever asks, first for all groups, which kinds there are."""
-        groups = (await self._send("GET", "/apis"))["groups"]
+        groups = (await self._read("/apis"))["groups"]
         told = {str(version["groupVersion"]) for group in groups for version in group["versions"]}
         if api_version not in told:
             return frozenset()
-        answer = await self._send("GET", f"/apis/{api_version}")
+        answer = await self._read(f"/apis/{api_version}")
         return frozenset(str(kind["name"]) for kind in answer["resources"])
 
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
@@ -140,12 +158,16 @@ class Cluster:
         path = resource.path(metadata["namespace"], metadata["name"])
         return await self._write("PATCH", path, patch, content=JSON_PATCH)
 
-    async def merge_metadata(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
-        """Sets fields of the metadata of this very version of this object. Raises Conflict, NotFound."""
+    async def merge(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
+        """Sets fields of this very version of this object, and takes away those that are None. Raises Conflict,
+        NotFound.
+        """
         metadata = manifest["metadata"]
         guard = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
         path = resource.path(metadata["namespace"], metadata["name"])
-        return await self._write("PATCH", path, {"metadata": {**changes, **guard}}, content=MERGE_PATCH)
+        patch = {**changes, "metadata": {**changes.get("metadata", {}), **guard}}
+        query: Query = {"fieldManager": MANAGER}
+        return await self._write("PATCH", path, patch, query=query, content=MERGE_PATCH)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_period_seconds: int | None = None
@@ -164,6 +186,18 @@ class Cluster:
         path = resource.path(metadata["namespace"], metadata["name"] if replaces else None)
         return await self._send("PUT" if replaces else "POST", path, manifest, timeout_seconds=timeout_seconds)
 
+    async def _read(self, path: str, query: Query | None = None) -> Manifest:
+        await self._limit.wait()
+        return await self._throttled(self._send("GET", path, query=query))
+
+    async def _throttled(self, request: Awaitable[Manifest]) -> Manifest:
+        """The API server may ask for less."""
+        try:
+            return await request
+        except Throttled as error:
+            self._limit.hold(error.retry_after_seconds or 1.0)
+            raise
+
     async def _write(
         self,
         method: str,
@@ -176,11 +210,8 @@ class Cluster:
     ) -> Manifest:
         await self._limit.wait(priority)
         timeout_seconds = self._permit()
-        try:
-            return await self._send(method, path, body, query=query, content=content, timeout_seconds=timeout_seconds)
-        except Throttled as error:
-            self._limit.hold(error.retry_after_seconds or 1.0)
-            raise
+        request = self._send(method, path, body, query=query, content=content, timeout_seconds=timeout_seconds)
+        return await self._throttled(request)
 
     async def _send(
         self,
@@ -232,6 +263,11 @@ def read_list(resource: Resource, answer: Manifest) -> tuple[list[Manifest], int
     return named, int(answer["metadata"]["resourceVersion"])
 
 
+def next_page(answer: Manifest) -> str | None:
+    """Where the list goes on; None where this was all."""
+    return answer["metadata"].get("continue") or None
+
+
 def error_of(status: int, body: bytes, retry_after: str | None, what: str) -> ClusterError:
     """The API server's refusal as one of ours."""
     try:
@@ -277,15 +313,23 @@ async def load_configuration() -> Configuration:
     return configuration
 
 
-def trace(observe: Observe, heard: Heard | None = None) -> aiohttp.TraceConfig:
-    """Sees every request of a session. heard: also reads each list, beside whoever asked for it."""
+def trace(observe: Observe, heard: Heard | None = None, turn: Turn | None = None) -> aiohttp.TraceConfig:
+    """Sees every request of a session. heard: also reads each list, beside whoever asked for it.
+
+    turn: what a list waits for before it is sent.
+    """
 
     def finished(url: Any, method: str, code: str) -> ApiCall:
         call = parse_call(method, url.path, url.query.get("watch") == "true")
         observe(call, code)
         if heard is not None and call.verb == "list" and code != "200":
-            heard(namespace_of(url.path), call.resource, code, None)
+            heard(namespace_of(url.path), call.resource, code, None, "continue" not in url.query)
         return call
+
+    async def on_start(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestStartParams) -> None:
+        is_watch = params.url.query.get("watch") == "true"
+        if turn is not None and parse_call(params.method, params.url.path, is_watch).verb == "list":
+            await turn()
 
     async def on_end(_session: Any, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams) -> None:
         call = finished(params.url, params.method, str(params.response.status))
@@ -299,12 +343,14 @@ def trace(observe: Observe, heard: Heard | None = None) -> aiohttp.TraceConfig:
             return
         # What is no list ends the request of whoever asked for it, not this look at it.
         with contextlib.suppress(ValueError):
-            heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk))
+            is_first = "continue" not in params.url.query
+            heard(namespace_of(params.url.path), context.listed, "200", parse_json(params.chunk), is_first)
 
     async def on_error(_session: Any, _context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams) -> None:
         finished(params.url, params.method, "error")
 
     hooks = aiohttp.TraceConfig()
+    hooks.on_request_start.append(on_start)
     hooks.on_request_end.append(on_end)
     hooks.on_response_chunk_received.append(on_body)
     hooks.on_request_exception.append(on_error)
@@ -320,7 +366,7 @@ class WatchSession:
     expires_at: datetime | None
 
 
-async def open_watch_session(observe: Observe, heard: Heard) -> WatchSession:
+async def open_watch_session(observe: Observe, heard: Heard, turn: Turn) -> WatchSession:
     """To be called in the event loop that uses it. Kopf closes it."""
     configuration = await load_configuration()
     token = await configuration.get_api_key_with_prefix("BearerToken")
@@ -330,7 +376,7 @@ async def open_watch_session(observe: Observe, heard: Heard) -> WatchSession:
         headers={"User-Agent": f"{USER_AGENT}-watch", **({"Authorization": token} if token else {})},
         trust_env=True,
         response_class=ReadableResponse,
-        trace_configs=[trace(observe, heard)],
+        trace_configs=[trace(observe, heard, turn)],
     )
     rotates: Final = configuration.refresh_api_key_hook is not None
     expires_at = datetime.now(UTC) + timedelta(seconds=WATCH_LOGIN_SECONDS) if rotates else None

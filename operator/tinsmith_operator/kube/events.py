@@ -46,9 +46,9 @@ class Events:
         try:
             await self._cluster.create(EVENTS, self._manifest(owner, event))
         except AlreadyExists:
-            log.debug("event told before", owner=owner.name, reason=event.reason)
+            log.debug("event told before", reason=event.reason)
         except ClusterError as error:
-            log.warning("event not written", owner=owner.name, reason=event.reason, error=str(error))
+            log.warning("event not written", reason=event.reason, error=str(error))
 
     async def warnings(self, owner: Owner) -> tuple[KubernetesWarning, ...]:
         """Those of the namespace, as read a quarter of a minute ago at most; whose they are is for the reader.
@@ -65,7 +65,7 @@ class Events:
         try:
             found, _ = await self._cluster.list_all(EVENTS, namespace, field_selector="type=Warning")
         except ClusterError as error:
-            log.warning("warnings not read", namespace=namespace, error=str(error))
+            log.warning("warnings not read", error=str(error))
             return known
         warnings = tuple(parse_warning(event) for event in found)
         self._read[namespace] = (now, warnings)

@@ -8,6 +8,7 @@ from urllib.parse import quote, unquote
 
 from tinsmith_operator.api.names import (
     API_VERSION,
+    JOURNAL_VOLUME,
     MANAGED_BY_LABEL,
     MANAGER,
     POOL_KIND,
@@ -104,12 +105,20 @@ class Key(NamedTuple):
 
 
 OWNER_LABELS = (SESSION_LABEL, POOL_LABEL)
-USED_CLAIM = "spec.storage"
-"""As the label of a group: the sessions that name the same claim, said or by default, and the pods that mount it."""
+JOURNAL_CLAIM = "spec.storage"
+"""As the label of a group: the sessions that name the same claim for their journal, said or by default, and the pods
+whose journal is on it."""
+MODEL_CLAIM = "spec.model"
+"""As the label of a group: the sessions and pools that name the same claim for their model, or as its cache."""
+
+
+def is_of_an_owner(manifest: dict[str, Any]) -> bool:
+    """Whether it was made for a session or pool."""
+    return any(label in labels_of(manifest) for label in OWNER_LABELS)
 
 
 class Group(NamedTuple):
-    """All objects of a kind in a namespace with this label, which is one of `OWNER_LABELS` or USED_CLAIM."""
+    """All objects of a kind in a namespace with this label, which is one of `OWNER_LABELS` or names a claim."""
 
     kind: str
     namespace: str
@@ -125,18 +134,29 @@ def groups_of(manifest: dict[str, Any]) -> list[Group]:
     """Every group that it is in."""
     kind, namespace, labels = manifest["kind"], manifest["metadata"]["namespace"], labels_of(manifest)
     groups = [Group(kind, namespace, label, labels[label]) for label in OWNER_LABELS if label in labels]
-    return [*groups, *(Group(kind, namespace, USED_CLAIM, claim) for claim in _claims_of(manifest))]
+    groups += [Group(kind, namespace, JOURNAL_CLAIM, claim) for claim in _journal_claims(manifest)]
+    return [*groups, *(Group(kind, namespace, MODEL_CLAIM, claim) for claim in _model_claims(manifest))]
 
 
-def _claims_of(manifest: dict[str, Any]) -> set[str]:
+def _journal_claims(manifest: dict[str, Any]) -> set[str]:
+    """Not what a pod merely mounts: a model, or a cache of one, stops nobody else's worker."""
     spec = manifest.get("spec") or {}
     if manifest["kind"] == SESSION_KIND:
         storage = spec.get("storage") or {}
         return {str(storage.get("existingClaim") or claim_name(manifest["metadata"]["name"]))}
     if manifest["kind"] == PODS.kind:
-        mounted = (volume.get("persistentVolumeClaim") for volume in spec.get("volumes") or ())
-        return {str(claim["claimName"]) for claim in mounted if claim}
+        journals = (volume for volume in spec.get("volumes") or () if volume.get("name") == JOURNAL_VOLUME)
+        claims = (volume.get("persistentVolumeClaim") for volume in journals)
+        return {str(claim["claimName"]) for claim in claims if claim and not claim.get("readOnly")}
     return set()
+
+
+def _model_claims(manifest: dict[str, Any]) -> set[str]:
+    if manifest["kind"] not in (SESSION_KIND, POOL_KIND):
+        return set()
+    spec = manifest.get("spec") or {}
+    source = ((spec.get("model") or {}).get("source") or {}).get("persistentVolumeClaim")
+    return {str(named["claimName"]) for named in (source, spec.get("modelCache")) if named}
 
 
 def ref_of(manifest: dict[str, Any]) -> Ref:

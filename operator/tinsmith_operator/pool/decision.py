@@ -9,6 +9,7 @@ from datetime import datetime
 from tinsmith_operator.build.deployment import build_budget, build_deployment
 from tinsmith_operator.build.network import build_policy, build_service
 from tinsmith_operator.common.actions import Action, Decision
+from tinsmith_operator.common.bars import certificate_is_anothers
 from tinsmith_operator.common.certificate import ensure_certificate, renewal_time
 from tinsmith_operator.common.drift import ensure_child, still_refused
 from tinsmith_operator.common.observed import ObservedPool
@@ -37,11 +38,17 @@ def decide_pool(observed: ObservedPool, installation: Installation, now: datetim
 def _ensure_children(situation: PoolSituation, installation: Installation) -> tuple[Action, ...]:
     """In the order in which they need each other: pods mount the certificate."""
     pool, observed = situation.pool, situation.observed
+    deployment = build_deployment(pool, situation.replicas, situation.template)
+    if situation.bar is not None:
+        # What it was made from stays as it was: nothing of the spec is written that may not run.
+        return ensure_child(pool, observed.workload, deployment) if observed.workload is not None else ()
+    if observed.workload is None and certificate_is_anothers(observed):
+        return ()
     return (
         *ensure_certificate(observed, pool.uid, situation.now),
         *ensure_child(pool, observed.service, build_service(pool)),
         *ensure_child(pool, observed.policy, build_policy(pool, installation)),
-        *ensure_child(pool, observed.workload, build_deployment(pool, situation.template)),
+        *ensure_child(pool, observed.workload, deployment),
         *ensure_child(pool, observed.budget, build_budget(pool)),
     )
 
@@ -52,5 +59,5 @@ def _moments(situation: PoolSituation) -> Iterator[datetime | None]:
         yield renewal_time(observed.certificate)
     for pod in situation.staying_pods:
         yield from requeue_times_of(pod)
-    if not situation.rollout.is_done(situation.pool.spec.replicas):
+    if not situation.rollout.is_done(situation.replicas):
         yield situation.now + LOOK_FOR_WARNINGS

@@ -35,8 +35,12 @@ def diagnose_pool(situation: PoolSituation) -> PoolDiagnosis:
     refusal, ca_problem = common.refusal(observed), common.ca_problem(observed)
     certificate = common.missing_certificate(observed)
     unfinished = None if rollout.is_done(pool.spec.replicas) else _why_unfinished(situation)
-    is_ready = pool.spec.replicas > 0 and rollout.ready > 0 and conflict is None
-    trouble = None if is_ready else conflict or refusal or _scaled_to_zero(situation) or certificate or unfinished
+    is_ready = situation.replicas > 0 and rollout.ready > 0 and conflict is None
+    trouble = (
+        None
+        if is_ready
+        else situation.bar or conflict or refusal or _scaled_to_zero(situation) or certificate or unfinished
+    )
     return PoolDiagnosis(is_ready, trouble, unfinished, refusal, ca_problem)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.conditions import Finding
 from tinsmith_operator.api.names import (
     CONFIGURATION_ANNOTATION,
     IMAGE_ANNOTATION,
@@ -13,8 +14,9 @@ from tinsmith_operator.api.names import (
     RESTART_REQUEST_ANNOTATION,
 )
 from tinsmith_operator.api.sampler_pool import SamplerPool
-from tinsmith_operator.build.deployment import build_sampler_template
-from tinsmith_operator.common.diagnosis import Evidence
+from tinsmith_operator.build.deployment import build_sampler_template, sampler_hashes_of_the_same
+from tinsmith_operator.common.bars import bar_of
+from tinsmith_operator.common.diagnosis import Evidence, cannot_fetch
 from tinsmith_operator.common.drift import others_hold_content
 from tinsmith_operator.common.observed import ObservedPool
 from tinsmith_operator.common.ownership import foreign_objects, owned_workload
@@ -59,15 +61,18 @@ class PoolSituation:
 
     foreign: an object in the place of one of its children that is not the pool's.
     next_template: of pods that start from now on, if anything starts them anew. template: of the Deployment.
+    bar: why it must have no pods.
     staying_pods: those that count: one that is on its way out, or was evicted, has been replaced.
     """
 
     observed: ObservedPool
+    installation: Installation
     now: datetime
     foreign: Manifest | None
     next_template: Manifest
     template: Manifest
     rollout: Rollout
+    bar: Finding | None
     staying_pods: tuple[Pod, ...]
 
     @property
@@ -75,22 +80,30 @@ class PoolSituation:
         return self.observed.pool
 
     @property
+    def replicas(self) -> int:
+        """Those that are wanted, and may be."""
+        return self.pool.spec.replicas if self.bar is None else 0
+
+    @property
     def evidence(self) -> Evidence:
-        return Evidence(self.observed.warnings, self.now)
+        return Evidence(self.observed.warnings, self.now, self.installation.policy)
 
 
 def assess_pool(observed: ObservedPool, installation: Installation, now: datetime) -> PoolSituation:
     live, foreign = owned_workload(observed), next(foreign_objects(observed), None)
-    built = build_sampler_template(observed.pool, installation, restart_request(observed.pool, live))
-    template, rollout = built, Rollout()
-    if live is not None:
-        # Whatever the controller of one that must be written has come to, it was for another template.
-        must_be_written = _must_be_written(live, built)
-        rollout = replace(read_rollout(live), is_known=False) if must_be_written else read_rollout(live)
-        template = built if must_be_written else live.template
+    restart = restart_request(observed.pool, live)
+    built = build_sampler_template(observed.pool, installation, restart)
+    template, rollout, bar = built, Rollout(), bar_of(observed, installation)
     pods = (Pod(manifest) for manifest in observed.pods)
     staying = tuple(pod for pod in pods if not pod.is_terminating and not pod.has_ended)
-    return PoolSituation(observed, now, foreign, built, template, rollout, staying)
+    if live is not None:
+        # Whatever the controller of one that must be written has come to, it was for another template.
+        pull_secrets = live.template["spec"].get("imagePullSecrets") or ()
+        same = sampler_hashes_of_the_same(observed.pool, installation, restart, pull_secrets)
+        must_be_written = bar is None and _must_be_written(live, built, same, staying)
+        rollout = replace(read_rollout(live), is_known=False) if must_be_written else read_rollout(live)
+        template = built if must_be_written else live.template
+    return PoolSituation(observed, installation, now, foreign, built, template, rollout, bar, staying)
 
 
 def image_of(template: Manifest) -> str:
@@ -102,12 +115,17 @@ def restart_of(template: Manifest) -> str | None:
     return _annotations(template).get(RESTART_REQUEST_ANNOTATION)
 
 
-def _must_be_written(deployment: Workload, built: Manifest) -> bool:
+def _must_be_written(deployment: Workload, built: Manifest, same: frozenset[str], pods: tuple[Pod, ...]) -> bool:
     """The live template stays while it says the same: what another operator, or another default image, would add to it
-    rolls no pods. One that others have written into, or whose seal is broken, does not say what it should."""
+    rolls no pods, nor does another way to the image that they have. One that others have written into, or whose seal is
+    broken, does not say what it should.
+
+    same: the hashes of templates that run the same.
+    """
     said, wanted = _annotations(deployment.template).get(INPUTS_ANNOTATION), _annotations(built)[INPUTS_ANNOTATION]
+    differs = said != wanted and (said not in same or any(cannot_fetch(pod) for pod in pods))
     is_sealed = CONFIGURATION_ANNOTATION in _annotations(deployment.manifest)
-    return said != wanted or not is_sealed or others_hold_content(deployment.manifest)
+    return differs or not is_sealed or others_hold_content(deployment.manifest)
 
 
 def _annotations(manifest: Manifest) -> dict[str, str]:

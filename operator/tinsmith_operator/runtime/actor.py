@@ -104,7 +104,7 @@ class Actor:
             self._note_refusal(owner, ref.kind, error)
             raise
         self._note_success(owner, ref.kind, created)
-        log.info("created", owner=owner.name, kind=ref.kind, name=ref.name)
+        log.info("created", object=f"{ref.kind}/{ref.name}")
 
     async def _apply(self, owner: Owner, manifest: Manifest, uid: str, version: str) -> None:
         resource, ref = BY_KIND[manifest["kind"]], ref_of(manifest)
@@ -120,7 +120,7 @@ class Actor:
             self._note_refusal(owner, ref.kind, error)
             raise
         self._note_success(owner, ref.kind, applied)
-        log.info("applied", owner=owner.name, kind=ref.kind, name=ref.name)
+        log.info("applied", object=f"{ref.kind}/{ref.name}")
 
     async def _own_created_fields(self, ref: Ref, guard: Manifest) -> str:
         """Makes ours what the apply must be able to take away. Returns the version to apply to."""
@@ -146,7 +146,7 @@ class Actor:
 
     async def _delete(self, owner: Owner, action: Delete) -> None:
         resource, namespace = BY_KIND[action.kind], owner.namespace
-        log.info("deleting", owner=owner.name, kind=action.kind, name=action.name, why=action.why)
+        log.info("deleting", object=f"{action.kind}/{action.name}", why=action.why)
         try:
             left = await self._cluster.delete(resource, namespace, action.name, action.uid, action.grace_period_seconds)
         except (NotFound, Conflict):
@@ -172,8 +172,8 @@ class Actor:
 
     async def _write_finalizers(self, round_: _Round, finalizers: tuple[str, ...]) -> None:
         manifest = {"kind": round_.resource.kind, "metadata": {**round_.place, **round_.guard}}
-        changes = {"finalizers": list(finalizers)}
-        await self._write_owner(round_, self._cluster.merge_metadata(round_.resource, manifest, changes))
+        changes = {"metadata": {"finalizers": list(finalizers)}}
+        await self._write_owner(round_, self._cluster.merge(round_.resource, manifest, changes))
 
     async def _write_owner(self, round_: _Round, request: Awaitable[Manifest]) -> None:
         try:

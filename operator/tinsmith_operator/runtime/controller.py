@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tinsmith_operator.api.owner import Unreadable
 from tinsmith_operator.errors import AlreadyExists, Conflict, NotFound, NotLeading, OperatorError, Refused, Unavailable
 from tinsmith_operator.kube.resources import Key
-from tinsmith_operator.logs import get_logger
+from tinsmith_operator.logs import get_logger, in_reconcile
 from tinsmith_operator.metrics import Metrics
 from tinsmith_operator.runtime.reconcile import ReconcileResult
 from tinsmith_operator.runtime.workqueue import WorkQueue
@@ -23,6 +23,9 @@ Reconcile = Callable[[Key], Awaitable[ReconcileResult]]
 
 Asked = Callable[[Key], object]
 """What somebody wants of a session or pool, to be compared with what was wanted before."""
+
+Identify = Callable[[Key], dict[str, object]]
+"""What else a log says of a session or pool."""
 
 log = get_logger(__name__)
 
@@ -39,13 +42,20 @@ class Controller:
     """Works only while `acts` is set."""
 
     def __init__(
-        self, queue: WorkQueue[Key], reconcile: Reconcile, asked: Asked, metrics: Metrics, acts: asyncio.Event
+        self,
+        queue: WorkQueue[Key],
+        reconcile: Reconcile,
+        asked: Asked,
+        metrics: Metrics,
+        acts: asyncio.Event,
+        identify: Identify = lambda _key: {},
     ) -> None:
         self._queue = queue
         self._reconcile = reconcile
         self._asked = asked
         self._metrics = metrics
         self._acts = acts
+        self._identify = identify
         self._rounds: dict[Key, Rounds] = {}
 
     def enqueue(self, key: Key) -> None:
@@ -76,7 +86,8 @@ class Controller:
 
     async def _work(self, key: Key) -> None:
         began = asyncio.get_running_loop().time()
-        result = await self._attempt(key)
+        with in_reconcile(key.namespace, key.kind, key.name, **self._identify(key)):
+            result = await self._attempt(key)
         self._metrics.note_reconcile(result, asyncio.get_running_loop().time() - began)
 
     async def _attempt(self, key: Key) -> str:
@@ -88,13 +99,13 @@ class Controller:
             self._queue.add_after(key, NOT_LEADING_SECONDS)
             return "not_leading"
         except Unreadable as error:
-            log.error("not readable", kind=key.kind, name=key.name, error=str(error))
+            log.error("not readable", error=str(error))
             return "unreadable"
         except OperatorError as error:
             self._put_back(key, error)
             return result_of(error)
         except Exception as error:
-            log.exception("reconcile failed", kind=key.kind, name=key.name)
+            log.exception("reconcile failed")
             self._put_back(key, error)
             return "error"
 
@@ -102,7 +113,7 @@ class Controller:
         asked_seconds = error.retry_after_seconds if isinstance(error, Unavailable) else None
         seconds = self._queue.hold(key) if hold else self._queue.retry(key, asked_seconds or 0.0)
         self._metrics.note_retry()
-        log.info("put back", kind=key.kind, name=key.name, seconds=round(seconds, 2), error=str(error))
+        log.info("put back", seconds=round(seconds, 2), error=str(error))
 
     def _settle(self, key: Key, outcome: ReconcileResult) -> str:
         if not outcome.acted:

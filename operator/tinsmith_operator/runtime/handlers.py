@@ -17,7 +17,7 @@ import kopf
 
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.errors import OperatorError
-from tinsmith_operator.kube.client import Heard, Observe, WatchSession, open_watch_session
+from tinsmith_operator.kube.client import PAGE_ITEMS, Heard, Observe, Turn, WatchSession, open_watch_session
 from tinsmith_operator.kube.resources import WATCHED, Resource
 from tinsmith_operator.scope import Scope
 
@@ -45,8 +45,9 @@ class EndlessBackoff:
 class Watch:
     """Watches these kinds in a scope from `run` to `stop`. Its callbacks run in the event loop that called `run`.
 
-    heard: each list with which the watch of a kind begins anew: what vanished before it is told by no event. In a
-    namespace where that is forbidden it is tried again for ever, beside the others.
+    heard: each page of the list with which the watch of a kind begins anew: what vanished before it is told by no
+    event. In a namespace where that is forbidden it is tried again for ever, beside the others.
+    turn: what each page waits for.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Watch:
         deliver: Deliver,
         heard: Heard,
         observe: Observe,
+        turn: Turn,
         resources: Sequence[Resource] = WATCHED,
     ) -> None:
+        self._turn = turn
         self._scope = scope
         self._resources = resources
         self._deliver = deliver
@@ -136,12 +139,17 @@ class Watch:
             # A login that is refused at once must not become a storm.
             await asyncio.sleep(RELOGIN_PAUSE_SECONDS)
         self._logins += 1
-        session = await open_watch_session(self._observe, lambda *list_: self._tell(self._heard, *list_))
+        session = await open_watch_session(self._observe, lambda *page: self._tell(self._heard, *page), self._take_turn)
         self._sessions = [*(each for each in self._sessions if not each.http.closed), session]
         return kopf.AiohttpSession(server=session.server, aiohttp_session=session.http, expiration=session.expires_at)
 
     async def _take(self, *, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
         self._tell(self._deliver, param, event["type"], dict(event["object"]))
+
+    async def _take_turn(self) -> None:
+        """Lists wait in the same queue as what the operator asks itself, which is in the loop that called `run`."""
+        assert self._home is not None
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._turn(), self._home))
 
     def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Nobody listens any more where the operator ended without waiting for this thread."""
@@ -167,9 +175,9 @@ def watch_settings(resources: Sequence[Resource] = WATCHED) -> kopf.OperatorSett
     settings.process.ultimate_exiting_timeout = None
     settings.networking.error_backoffs = EndlessBackoff()
     settings.networking.request_timeout = 60.0
-    # Each kind is listed whole, by one request: what that lacks is gone.
+    # Each kind is listed whole, in pages: what they lack is gone.
     settings.watching.initial_streaming = False
-    settings.watching.chunk_size = None
+    settings.watching.chunk_size = PAGE_ITEMS
     for resource in resources:
         if resource.label_selector is not None:
             selector = (resource.group, resource.version, resource.plural)

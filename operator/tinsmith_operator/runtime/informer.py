@@ -18,8 +18,8 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import API_VERSION
 from tinsmith_operator.errors import NotFound, OperatorError, Refused, Unavailable
 from tinsmith_operator.kube.cache import Cache
-from tinsmith_operator.kube.client import Cluster, read_list
-from tinsmith_operator.kube.resources import OWNERS, WATCHED, Resource
+from tinsmith_operator.kube.client import Cluster, next_page, read_list
+from tinsmith_operator.kube.resources import OWNERS, WATCHED, Ref, Resource
 from tinsmith_operator.logs import get_logger
 from tinsmith_operator.scope import Scope
 
@@ -62,6 +62,7 @@ class Informer:
         self._states: dict[Place, State] = {
             (part, plural): State.WAITS for part in scope.parts for plural in self._resources
         }
+        self._listed: dict[Place, set[Ref]] = {}
         self.complete = asyncio.Event()
 
     @property
@@ -102,16 +103,25 @@ class Informer:
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
-    def heard(self, namespace: Part, plural: str, code: str, answer: Manifest | None) -> None:
-        """A watch of this kind begins anew: its list was answered with this status."""
+    def heard(self, namespace: Part, plural: str, code: str, answer: Manifest | None, is_first: bool = True) -> None:
+        """A watch of this kind begins anew: a page of its list was answered with this status."""
         place = (namespace, plural)
         if place not in self._states:
             return
         if code == "403":
             self._refuse(place)
         elif answer is not None:
-            resource = self._resources[plural]
-            self._cache.replace(resource, namespace, *read_list(resource, answer))
+            self._take_page(place, answer, is_first=is_first)
+
+    def _take_page(self, place: Place, answer: Manifest, *, is_first: bool) -> None:
+        """Nothing is kept of a page but which objects were in it: what the last one lacks as well is gone."""
+        resource = self._resources[place[1]]
+        items, version = read_list(resource, answer)
+        listed = set() if is_first else self._listed.get(place, set())
+        listed |= self._cache.note_listed(items)
+        self._listed[place] = listed
+        if next_page(answer) is None:
+            self._cache.drop_unlisted(resource, place[0], self._listed.pop(place), version)
             self._accept(place)
 
     async def _can_read(self, part: Part) -> bool:

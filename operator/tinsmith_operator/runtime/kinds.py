@@ -25,6 +25,7 @@ from tinsmith_operator.runtime.actor import Actor
 from tinsmith_operator.runtime.observe import observe_pool, observe_session
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.snapshots import Snapshots
+from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import Target, Workers
 from tinsmith_operator.session.decision import decide
 
@@ -39,6 +40,7 @@ class SessionKind:
     issuer: Issuer
     installation: Installation
     ray_clusters: RayClusterInformer
+    turns: Turns
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def decide(self, key: Key, body: Manifest) -> tuple[TrainingSession, Decision]:
@@ -46,7 +48,9 @@ class SessionKind:
         if not self._is_seen(session):
             return session, Decision(())
         observed = await self._observe(key, session)
-        return session, decide(observed, self.installation, self.clock())
+        decision = decide(observed, self.installation, self.clock())
+        self.turns.note(key, wants=decision.wants_turn)
+        return session, decision
 
     def _is_seen(self, session: TrainingSession) -> bool:
         """Whether its RayCluster has been listed, or why it cannot be; when it is, the session is reconciled again."""
@@ -58,6 +62,7 @@ class SessionKind:
     def forget(self, key: Key) -> None:
         self.workers.forget(key)
         self.snapshots.forget(key)
+        self.turns.forget(key)
 
     async def _observe(self, key: Key, session: TrainingSession) -> Observed:
         children = observe_session(self.cache, key, session, self.issuer.known_fingerprint)
@@ -72,6 +77,7 @@ class SessionKind:
             warnings=await self._warnings(children),
             refusals=self.actor.refusals(key),
             ca_problem=self.issuer.problem,
+            has_turn=self.turns.has(key),
             no_groups=self.ray_clusters.problem(session.namespace) if session.spec.is_group else None,
         )
 

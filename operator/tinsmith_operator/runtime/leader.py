@@ -32,7 +32,10 @@ log = get_logger(__name__)
 
 
 class Leader:
-    """Takes part in one election. `changed` hears when this operator begins and ends to lead."""
+    """Takes part in one election. `changed` hears when this operator begins and ends to lead.
+
+    renew_seconds: between two renewals; None is a fifth of the lease.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class Leader:
         name: str,
         identity: str,
         lease_seconds: int,
+        renew_seconds: float | None = None,
         changed: Callable[[bool], None],
     ) -> None:
         self._read = read
@@ -51,6 +55,7 @@ class Leader:
         self._name = name
         self.identity = identity
         self._lease_seconds = lease_seconds
+        self._renew_seconds = renew_seconds if renew_seconds is not None else lease_seconds * RENEW_SHARE
         self._changed = changed
         self._held: Manifest | None = None
         self._renewed_at = float("-inf")
@@ -112,7 +117,7 @@ class Leader:
     def _seconds_to_next_step(self) -> float:
         """Who waits looks at the moment at which the lease ends: nobody leads from then on."""
         if self._held is not None:
-            return self._lease_seconds * RENEW_SHARE
+            return self._renew_seconds
         look = self._lease_seconds * LOOK_SHARE
         left = self._free_at - _now()
         return left if 0 < left < look else look

@@ -6,7 +6,6 @@ from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import (
     CONVERSION_APPLICATION,
     MEMBER_APPLICATION,
-    SESSION_LABEL,
     certificate_secret_name,
     conversion_name,
     pod_name,
@@ -15,7 +14,8 @@ from tinsmith_operator.api.owner import Owner
 from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.ca.certificates import parse_facts
-from tinsmith_operator.common.observed import CertificateFacts, Observed, ObservedPool
+from tinsmith_operator.common.claim_uses import earlier_reader, journal_holder, journal_of_another
+from tinsmith_operator.common.observed import CertificateFacts, Observed, ObservedPool, ReadJournal
 from tinsmith_operator.common.ownership import controller_of, has_foreign_owner
 from tinsmith_operator.errors import CertificateUnreadable
 from tinsmith_operator.kube.cache import Cache
@@ -24,13 +24,15 @@ from tinsmith_operator.kube.resources import (
     CLAIMS,
     DEPLOYMENTS,
     JOBS,
+    JOURNAL_CLAIM,
+    MODEL_CLAIM,
+    OWNERS,
     PODS,
     POLICIES,
     RAY_CLUSTERS,
     SECRETS,
     SERVICES,
     SESSIONS,
-    USED_CLAIM,
     WORKLOADS,
     Group,
     Key,
@@ -68,9 +70,23 @@ class _Reading:
         owner = self._owner
         return self._cache.read_group(Group(resource.kind, owner.namespace, owner.LABEL, owner.name), self._reader)
 
-    def using(self, claim_name: str, resource: Resource) -> list[Manifest]:
-        """The sessions that name this claim, the owner among them; or the pods that mount it."""
-        return self._cache.read_group(Group(resource.kind, self._owner.namespace, USED_CLAIM, claim_name), self._reader)
+    def with_journal_on(self, claim: str, resource: Resource) -> list[Manifest]:
+        """The sessions that name it for their journal, the owner among them; or the pods that have one on it."""
+        return self._cache.read_group(Group(resource.kind, self._owner.namespace, JOURNAL_CLAIM, claim), self._reader)
+
+    def with_model_on(self, claim: str) -> list[Manifest]:
+        """The sessions and pools that name this claim for their model, the owner among them."""
+        groups = (Group(kind.kind, self._owner.namespace, MODEL_CLAIM, claim) for kind in OWNERS)
+        return [each for group in groups for each in self._cache.read_group(group, self._reader)]
+
+    def journal_for_a_model(self) -> ReadJournal | None:
+        """Of another: a session may have its model on the volume of its own journal."""
+        for field, claim in self._owner.spec.model_claims.items():
+            users = self.with_journal_on(claim, SESSIONS)
+            holder = journal_of_another(self._owner, self.one(CLAIMS, claim), users)
+            if holder is not None:
+                return ReadJournal(field, claim, holder)
+        return None
 
 
 def observe_session(cache: Cache, reader: Key, session: TrainingSession, authority_fingerprint: str | None) -> Observed:
@@ -87,9 +103,14 @@ def observe_session(cache: Cache, reader: Key, session: TrainingSession, authori
         service=reading.one(SERVICES, name),
         policy=reading.one(POLICIES, name),
         claim=claim,
-        claim_holder=_holder(
-            session, claim, reading.using(session.claim_name, SESSIONS), reading.using(session.claim_name, PODS)
+        claim_holder=journal_holder(
+            session,
+            claim,
+            reading.with_journal_on(session.claim_name, SESSIONS),
+            reading.with_journal_on(session.claim_name, PODS),
         ),
+        claim_reader=earlier_reader(session, claim, reading.with_model_on(session.claim_name)),
+        read_journal=reading.journal_for_a_model(),
         certificate_secret=secret,
         conversion=reading.one(JOBS, conversion_name(session.name)),
         converters=tuple(pod for pod in labelled if _is_converter(session, pod)),
@@ -105,6 +126,7 @@ def observe_pool(cache: Cache, reader: Key, pool: SamplerPool, authority_fingerp
     secret = reading.one(SECRETS, certificate_secret_name(name))
     return ObservedPool(
         pool=pool,
+        read_journal=reading.journal_for_a_model(),
         authority_fingerprint=authority_fingerprint,
         workload=reading.one(DEPLOYMENTS, name),
         service=reading.one(SERVICES, name),
@@ -128,29 +150,6 @@ def _facts_of(secret: Manifest) -> CertificateFacts | None:
     except CertificateUnreadable as error:
         log.warning("certificate not read", error=str(error))
         return None
-
-
-def _holder(
-    session: TrainingSession, claim: Manifest | None, users: list[Manifest], pods: list[Manifest]
-) -> str | None:
-    """The one whose worker has the claim, or that was made first, until it is gone, and its pod too."""
-    uid = claim["metadata"]["uid"] if claim is not None else None
-    first = min(users, key=lambda user: _precedence(user, uid), default=None)
-    if first is not None and first["metadata"]["uid"] != session.uid:
-        return str(first["metadata"]["name"])
-    names = {user["metadata"]["name"] for user in users} | {session.name}
-    left = (labels_of(pod).get(SESSION_LABEL) for pod in pods if not _has_ended(pod))
-    return next((name for name in left if name is not None and name not in names), None)
-
-
-def _has_ended(pod: Manifest) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
-def _precedence(user: Manifest, claim_uid: str | None) -> tuple[bool, str, str]:
-    """Times are in whole seconds: of two that were made within one, who has begun decides, and else the UIDs do."""
-    has_begun = claim_uid is not None and (user.get("status") or {}).get("workerId") == claim_uid
-    return not has_begun, str(user["metadata"].get("creationTimestamp")), str(user["metadata"]["uid"])
 
 
 def _pods_of_a_group(session: TrainingSession, labelled: list[Manifest]) -> list[Manifest]:

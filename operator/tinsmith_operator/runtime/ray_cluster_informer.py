@@ -123,9 +123,11 @@ class RayClusterInformer:
             await asyncio.gather(running, return_exceptions=True)
             self._informer = self._new_informer()
 
-    def _hear(self, namespace: str | None, plural: str, code: str, answer: Manifest | None) -> None:
+    def _hear(
+        self, namespace: str | None, plural: str, code: str, answer: Manifest | None, is_first: bool = True
+    ) -> None:
         self._heard.set()
-        self._informer.heard(namespace, plural, code, answer)
+        self._informer.heard(namespace, plural, code, answer, is_first)
         if code == "403":
             self._changed()
 

@@ -55,6 +55,12 @@ class Reconciler:
         requests = (annotations.get(RESTART_REQUEST_ANNOTATION), annotations.get(SNAPSHOT_REQUEST_ANNOTATION))
         return metadata["uid"], metadata.get("generation"), metadata.get("deletionTimestamp"), requests
 
+    def identify(self, key: Key) -> dict[str, object]:
+        """Which object it is now, for the log; nothing when it is gone."""
+        body = self.cache.peek(Ref(key.kind, key.namespace, key.name))
+        said = body["metadata"] if body is not None else {}
+        return {name: said[name] for name in ("uid", "generation") if name in said}
+
     async def reconcile(self, key: Key) -> ReconcileResult:
         """Raises ClusterError, NotLeading and Unreadable."""
         kind = self.kinds[key.kind]

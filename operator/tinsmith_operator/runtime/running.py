@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from tinsmith_operator.api.base import Manifest
@@ -25,6 +25,7 @@ from tinsmith_operator.kube.resources import (
     Key,
     Ref,
     Resource,
+    is_of_an_owner,
     ref_of,
     version_of,
 )
@@ -42,6 +43,7 @@ from tinsmith_operator.runtime.observe import certificate_at
 from tinsmith_operator.runtime.ray_cluster_informer import RayClusterInformer
 from tinsmith_operator.runtime.reconcile import Kind, Reconciler
 from tinsmith_operator.runtime.snapshots import Snapshots
+from tinsmith_operator.runtime.turns import Turns
 from tinsmith_operator.runtime.worker_client import Describe, GrpcDescriber, GrpcSnapshots, TakeSnapshot, Workers
 from tinsmith_operator.runtime.workqueue import WorkQueue
 from tinsmith_operator.settings import Settings
@@ -77,15 +79,17 @@ class Operator:
         self._acts = asyncio.Event()
         self._cache = Cache(self._enqueue)
         self._leader = self._make_leader()
-        limit = RateLimit(settings.max_requests_per_second, settings.burst)
-        self._cluster = Cluster(limit, around_permit(self._leader.permit), self.metrics.note_request)
+        self._limit = RateLimit(settings.max_requests_per_second, settings.burst)
+        self._cluster = Cluster(self._limit, around_permit(self._leader.permit), self.metrics.note_request)
         self._informer = Informer(self._cluster, self._cache, settings.scope, lambda _part: self._enqueue_all())
         self._watch = self._make_watch(self._informer.heard)
         self._ray_clusters = self._make_ray_clusters()
         self._issuer, self._first_api_key = self._make_issuer(), self._make_first_key()
         describe = describe or GrpcDescriber(self._issuer.operator_leaf)
-        self._workers = Workers(describe, settings.describe_seconds, self._enqueue)
-        self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._issuer.operator_leaf), self._enqueue)
+        leads = self._leading.is_set
+        self._workers = Workers(describe, settings.describe_seconds, self._enqueue, leads)
+        self._snapshots = Snapshots(snapshot or GrpcSnapshots(self._issuer.operator_leaf), self._enqueue, leads)
+        self._turns = Turns(settings.restart_policy, self._cache, self._enqueue, lambda: datetime.now(UTC))
         self._controller = self._make_controller()
         self._server = self._make_server()
         self._watch_metrics()
@@ -148,17 +152,18 @@ class Operator:
     def _make_leader(self) -> Leader:
         settings = self._settings
         return Leader(
-            lambda: self._cluster.get(LEASES, settings.namespace, settings.lease),
+            lambda: self._cluster.read_lease(LEASES, settings.namespace, settings.lease),
             lambda lease, seconds: self._cluster.write_lease(LEASES, lease, seconds),
             namespace=settings.namespace,
             name=settings.lease,
             identity=settings.identity,
             lease_seconds=settings.lease_seconds,
+            renew_seconds=settings.lease_renew_seconds,
             changed=self._on_leading,
         )
 
     def _make_watch(self, heard: Heard, resources: Sequence[Resource] = WATCHED) -> Watch:
-        return Watch(self._settings.scope, self._take, heard, self.metrics.note_request, resources)
+        return Watch(self._settings.scope, self._take, heard, self.metrics.note_request, self._limit.wait, resources)
 
     def _make_ray_clusters(self) -> RayClusterInformer:
         return RayClusterInformer(
@@ -177,6 +182,8 @@ class Operator:
             release=self._settings.release,
             authority_secret=self._settings.ca_secret_name,
             api_server_secret=self._settings.api_server_tls_secret_name,
+            leaves=self._leaves,
+            pause_seconds=self._settings.ca_pause_seconds,
         )
 
     def _make_first_key(self) -> FirstApiKey:
@@ -221,11 +228,14 @@ class Operator:
                 self._issuer,
                 installation,
                 self._ray_clusters,
+                self._turns,
             ),
             POOLS.kind: PoolKind(self._cache, actor, events, self._issuer, installation),
         }
         reconciler = Reconciler(self._cache, actor, kinds)
-        return Controller(self._queue, reconciler.reconcile, reconciler.asked, self.metrics, self._acts)
+        return Controller(
+            self._queue, reconciler.reconcile, reconciler.asked, self.metrics, self._acts, reconciler.identify
+        )
 
     async def _ensure_certificates(self) -> None:
         """While leading: certificates first, sessions after; then whenever a Secret of ours changes, or is due.
@@ -293,6 +303,8 @@ class Operator:
         else:
             self._leading.clear()
             self._acts.clear()
+            for background in (self._turns, self._workers, self._snapshots):
+                background.end()
 
     def _take(self, resource: Resource, event_type: str | None, manifest: Manifest) -> None:
         """What a watch showed."""
@@ -316,6 +328,14 @@ class Operator:
             return None
         missing = self._informer.missing
         return "\n".join([*([f"not yet listed: {', '.join(missing)}"] if missing else []), *self._informer.refused])
+
+    def _leaves(self) -> list[tuple[str, str]] | None:
+        """Of sessions and pools, whose and whom it trusts; None before all of them are known."""
+        if not self._informer.complete.is_set():
+            return None
+        refs = (ref_of(secret) for secret in self._cache.of_kind(SECRETS.kind) if is_of_an_owner(secret))
+        known = ((ref, certificate_at(self._cache, ref)) for ref in refs)
+        return [(f"{ref.namespace}/{ref.name}", facts.authority_fingerprint) for ref, facts in known if facts]
 
     def _certificates(self) -> Iterable[tuple[str, str, datetime]]:
         """Who lost the lead does not look at the installation's own any more, and what it knew of them grows old."""

@@ -18,10 +18,10 @@ from tinsmith_operator.ca.certificates import Leaf
 from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.errors import OperatorError
 from tinsmith_operator.kube.resources import Key
-from tinsmith_operator.logs import get_logger
+from tinsmith_operator.logs import get_logger, outside_of_reconciles
 
 DESCRIBE_TIMEOUT_SECONDS = 10.0
-# It waits for the operation that runs.
+# It waits for the turn that runs.
 SNAPSHOT_TIMEOUT_SECONDS = 600.0
 # How a worker answers that does not know the call, or not from us.
 NEVER = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED})
@@ -56,12 +56,19 @@ TakeSnapshot = Callable[[Target], Awaitable[datetime]]
 
 
 class Workers:
-    """Asks each worker that is followed. `heard` is called with whose report is new."""
+    """Asks each worker that is followed, while this operator leads. `heard` is called with whose report is new."""
 
-    def __init__(self, describe: Describe, period_seconds: float, heard: Callable[[Key], None]) -> None:
+    def __init__(
+        self,
+        describe: Describe,
+        period_seconds: float,
+        heard: Callable[[Key], None],
+        leads: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._describe = describe
         self._period_seconds = period_seconds
         self._heard = heard
+        self._leads = leads
         self._followed: dict[Key, tuple[Target, float]] = {}
         self._polls: dict[Key, asyncio.Task[None]] = {}
         self._reports: dict[Key, WorkerReport] = {}
@@ -72,7 +79,8 @@ class Workers:
         closely: somebody waits for what it will say from now on; what it said before is forgotten.
         """
         period_seconds = min(CLOSE_PERIOD_SECONDS, self._period_seconds) if closely else self._period_seconds
-        wanted = (target, period_seconds) if target is not None else None
+        # A reconcile that began before the lead was lost must not begin to ask after it.
+        wanted = (target, period_seconds) if target is not None and self._leads() else None
         if self._followed.get(key) == wanted:
             return
         self._stop(key)
@@ -81,7 +89,9 @@ class Workers:
             self._reports.pop(key, None)
         if wanted is not None:
             self._followed[key] = wanted
-            self._polls[key] = asyncio.create_task(self._poll(key, *wanted), name=f"describe {key.name}")
+            self._polls[key] = asyncio.create_task(
+                self._poll(key, *wanted), name=f"describe {key.name}", context=outside_of_reconciles()
+            )
 
     def report(self, key: Key) -> WorkerReport | None:
         """The latest of the session's worker, if one was ever heard."""
@@ -91,10 +101,15 @@ class Workers:
         self._stop(key)
         self._reports.pop(key, None)
 
+    def end(self) -> None:
+        """Somebody else asks now, and what was said before grows old."""
+        for key in list(self._followed):
+            self._stop(key)
+        self._reports.clear()
+
     async def close(self) -> None:
         polls = list(self._polls.values())
-        for key in list(self._polls):
-            self._stop(key)
+        self.end()
         await asyncio.gather(*polls, return_exceptions=True)
 
     def _stop(self, key: Key) -> None:
@@ -108,10 +123,17 @@ class Workers:
             try:
                 self._reports[key] = await self._describe(target)
             except (Silent, OperatorError) as error:
-                log.info("worker did not answer", session=key.name, address=target.address, error=str(error))
+                log.info(
+                    "worker did not answer",
+                    namespace=key.namespace,
+                    kind=key.kind,
+                    name=key.name,
+                    address=target.address,
+                    error=str(error),
+                )
             except Exception:
                 # Nobody waits for this task: were it to end, the worker would seem to say the same for ever.
-                log.exception("worker not asked", session=key.name, address=target.address)
+                log.exception("worker not asked", **key._asdict(), address=target.address)
             else:
                 self._heard(key)
             await asyncio.sleep(period_seconds)
@@ -175,7 +197,7 @@ def parse_reply(reply: worker_pb2.DescribeReply, pod_uid: str, received_at: date
         received_at=received_at,
         epoch=reply.epoch,
         adapters_used=reply.adapters_used,
-        adapter_slots=reply.capabilities.adapter_slots,
+        model_places=reply.model_places or reply.capabilities.adapter_slots,  # an earlier image parks none
         running_seconds=reply.running_seconds,
         snapshot_seconds=reply.snapshot_seconds,
         last_snapshot_time=datetime.fromtimestamp(snapshot, UTC) if snapshot else None,

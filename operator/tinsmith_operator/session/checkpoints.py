@@ -89,7 +89,7 @@ def _comes_back(situation: Situation) -> bool:
 
 
 def _can_wake(situation: Situation) -> bool:
-    """Whether the volume is this session's and stays for as long as a worker needs it, and pods can be made."""
-    if situation.claim is None or situation.claim_is_terminating:
+    """Whether the volume is this session's and stays for as long as a worker needs it, and pods can and may be made."""
+    if situation.claim is None or situation.claim_is_terminating or situation.bar is not None:
         return False
     return not situation.session.spec.is_group or situation.observed.no_groups is None

@@ -17,12 +17,32 @@ def wanted_conditions(situation: Situation, diagnosis: Diagnosis, *, acts: bool)
     readiness = serves if diagnosis.is_ready else diagnosis.trouble or serves
     progress = _progress_of_a_ready_session(diagnosis, acts=acts) if diagnosis.is_ready else readiness
     standard = standard_conditions(readiness, progress, _degradation(diagnosis))
-    return (*standard, _slots(situation.adapters if diagnosis.is_ready else None), upgrade_state(situation))
+    takes = situation.observed.has_turn and wants_turn(situation, diagnosis)
+    upgrade = taking_turn() if takes else upgrade_state(situation)
+    return (*standard, _slots(situation.adapters if diagnosis.is_ready else None), upgrade)
+
+
+def wants_turn(situation: Situation, diagnosis: Diagnosis) -> bool:
+    """Whether it would restart for what nobody asked of it; and once its turn has come, until it serves again."""
+    if situation.session.spec.suspend:
+        return False
+    return situation.upgrade_waits or (situation.observed.has_turn and diagnosis.trouble is not None)
 
 
 def upgrade_state(situation: Situation) -> ConditionState:
     plan = situation.image_plan
+    if plan.available is None and situation.settings_differ:
+        settings = found(Reason.NEW_SETTINGS, "It runs with what the installation said of pods before.")
+        return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, settings)
     return upgrade_available(plan.pins.image.reference, plan.available or plan.pins.image.reference)
+
+
+def taking_turn() -> ConditionState:
+    """Also read back, by an operator that takes over: whose turn it is stands nowhere else."""
+    turn = found(
+        Reason.TAKING_ITS_TURN, "Its turn has come: it restarts, and the next one waits until it serves again."
+    )
+    return ConditionState(ConditionType.UPGRADE_AVAILABLE, Truth.TRUE, turn)
 
 
 def _progress_of_a_ready_session(diagnosis: Diagnosis, *, acts: bool) -> Finding:
@@ -51,10 +71,10 @@ def _volume_on_lost_node(diagnosis: Diagnosis) -> Finding | None:
 
 def _slots(adapters: AdapterUsage | None) -> ConditionState:
     if adapters is None:
-        unknown = found(Reason.NOT_REPORTED, "The worker has not said how many slots are used.")
+        unknown = found(Reason.NOT_REPORTED, "The worker has not said how many places are taken.")
         return ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.UNKNOWN, unknown)
     if adapters.used < adapters.capacity:
-        free = found(Reason.SLOTS_FREE, f"{adapters.capacity - adapters.used} of {adapters.capacity} slots are free.")
+        free = found(Reason.SLOTS_FREE, f"{adapters.capacity - adapters.used} of {adapters.capacity} places are free.")
         return ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.TRUE, free)
-    used = found(Reason.ALL_SLOTS_USED, f"All {adapters.capacity} slots are used.")
+    used = found(Reason.ALL_SLOTS_USED, f"All {adapters.capacity} places are taken.")
     return ConditionState(ConditionType.SLOTS_AVAILABLE, Truth.FALSE, used)

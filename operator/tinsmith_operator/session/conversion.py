@@ -14,12 +14,14 @@ from tinsmith_operator.common.diagnosis import (
     POD_CREATION_WARNINGS,
     WORKER_REASONS,
     found,
-    quoted,
+    queued,
     why_pod_does_not_run,
     why_pods_are_missing,
 )
+from tinsmith_operator.common.last_words import last_words, quoted, where_its_log_is
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.session.conversion_job import ConversionJob
+from tinsmith_operator.session.restart import is_reason_to_restart
 from tinsmith_operator.session.situation import Situation
 
 
@@ -36,10 +38,10 @@ def ensure_conversion(situation: Situation) -> tuple[Action, ...]:
     return _delete(job, why)
 
 
-def end_conversion(situation: Situation) -> tuple[Delete, ...]:
-    """Of a session that is being deleted."""
+def end_conversion(situation: Situation, why: str) -> tuple[Delete, ...]:
+    """Of a session that is being deleted, or must have no pods."""
     job = situation.conversion
-    return _delete(job, "its session is being deleted") if job is not None else ()
+    return _delete(job, why) if job is not None else ()
 
 
 def _why_delete(job: ConversionJob, situation: Situation, worker: WorkerPlan) -> str | None:
@@ -51,7 +53,10 @@ def _why_delete(job: ConversionJob, situation: Situation, worker: WorkerPlan) ->
         return None
     if not situation.awaits_conversion:
         return "nothing waits for it now"
-    return None if job.inputs == situation.inputs else "it was begun with something else than the spec says now"
+    found = situation.difference_of(job.template)
+    if is_reason_to_restart(found, job.tries, has_turn=True):
+        return "it was begun with something else than is wanted now"
+    return None
 
 
 def _delete(job: ConversionJob, why: str) -> tuple[Delete, ...]:
@@ -66,7 +71,9 @@ def why_not_converted(situation: Situation) -> Finding | None:
     if job is None or job.is_terminating:
         return found(Reason.CREATING_OBJECTS, "The Job that converts the model is being created.")
     if (gave_up := job.failure) is not None:
-        words = next((_last_words(each) for each in reversed(job.tries) if each.has_failed), quoted(gave_up))
+        words = next(
+            (_how_it_ended(each, situation) for each in reversed(job.tries) if each.has_failed), quoted(gave_up)
+        )
         return found(Reason.CONVERSION_FAILED, f"{_name(job)} gave up: {words}.")
     return _of_a_try(job, situation)
 
@@ -74,7 +81,7 @@ def why_not_converted(situation: Situation) -> Finding | None:
 def _of_a_try(job: ConversionJob, situation: Situation) -> Finding:
     failed = [each for each in job.tries if each.has_failed]
     pod = next((each for each in job.tries if not each.has_ended), None)
-    before = _failed_try(job, failed) if failed else None
+    before = _failed_try(job, failed, situation) if failed else None
     if pod is None:
         return before or _without_pod(job, situation)
     if trouble := why_pod_does_not_run(pod, situation.evidence):
@@ -88,31 +95,30 @@ def _of_a_try(job: ConversionJob, situation: Situation) -> Finding:
 
 def _without_pod(job: ConversionJob, situation: Situation) -> Finding:
     if job.is_suspended:
-        return found(Reason.CONVERTING_MODEL, f"{_name(job)} is suspended, and goes on when whoever did that lets it.")
+        return queued(job.manifest)
     warning = situation.evidence.latest(job.uid, POD_CREATION_WARNINGS)
     return why_pods_are_missing(warning.message if warning is not None else None)
 
 
-def _failed_try(job: ConversionJob, failed: Sequence[Pod]) -> Finding:
+def _failed_try(job: ConversionJob, failed: Sequence[Pod], situation: Situation) -> Finding:
     """The next one follows by itself."""
     latest = failed[-1]
     record = latest.latest_ending.record if latest.latest_ending is not None else None
     reason = WORKER_REASONS.get(record.reason) if record is not None else None
-    said = f"Try {len(failed)} of {_name(job)} failed, and another one follows: {_last_words(latest)}."
+    said = f"Try {len(failed)} of {_name(job)} failed, and another one follows: {_how_it_ended(latest, situation)}."
     return found(reason or Reason.CONVERTING_MODEL, said)
 
 
-def _last_words(pod: Pod) -> str:
+def _how_it_ended(pod: Pod, situation: Situation) -> str:
     ending = pod.latest_ending
     if ending is None:
         return f"pod {pod.name} was ended from outside"
-    if ending.record is not None:
-        return quoted(ending.record.message)
-    if ending.out_of_memory:
+    if ending.out_of_memory and ending.record is None:
         return "it was killed for want of memory; it gets as much as spec.resources says of each of the session's pods"
-    if ending.words:
-        return f"it ended with status {ending.exit_code} and said: {quoted(ending.words)}"
-    return f"it ended with status {ending.exit_code}; read kubectl logs {pod.name}"
+    words = last_words(pod, ending, situation.installation.policy)
+    if words is None:
+        return f"it ended with status {ending.exit_code}; {where_its_log_is(pod)}"
+    return words if ending.record is not None else f"it ended with status {ending.exit_code} and said: {words}"
 
 
 def _name(job: ConversionJob) -> str:

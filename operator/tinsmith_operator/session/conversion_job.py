@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import CONVERSION_ANNOTATION, INPUTS_ANNOTATION
+from tinsmith_operator.api.names import CONVERSION_ANNOTATION
 from tinsmith_operator.build.conversion import conversion_digest
 from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.common.observed import Observed
@@ -48,9 +48,9 @@ class ConversionJob:
         return str(failed.get("message", "")) if failed is not None else None
 
     @property
-    def inputs(self) -> str | None:
-        inputs: str | None = self._annotations.get(INPUTS_ANNOTATION)
-        return inputs
+    def template(self) -> Manifest:
+        template: Manifest = self.manifest["spec"]["template"]
+        return template
 
     @property
     def result(self) -> str | None:

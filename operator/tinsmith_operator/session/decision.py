@@ -12,14 +12,14 @@ from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.requeue import LOOK_FOR_WARNINGS, requeue_after, requeue_times_of
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.session.claim import ensure_claim, grow_claim
-from tinsmith_operator.session.conditions import wanted_conditions
+from tinsmith_operator.session.conditions import wanted_conditions, wants_turn
 from tinsmith_operator.session.conversion import ensure_conversion
 from tinsmith_operator.session.deletion import decide_deletion, ensure_finalizer
 from tinsmith_operator.session.diagnosis import Diagnosis, diagnose
 from tinsmith_operator.session.group import stop_left_behind
 from tinsmith_operator.session.situation import Situation, assess
 from tinsmith_operator.session.status import write_status
-from tinsmith_operator.session.workload import ensure_access, ensure_workload, replace_pod, stop_the_unadopted
+from tinsmith_operator.session.workload import ensure_access, ensure_workload, replace_pod, stop_all, stop_the_unadopted
 
 
 def decide(observed: Observed, installation: Installation, now: datetime) -> Decision:
@@ -38,12 +38,15 @@ def decide(observed: Observed, installation: Installation, now: datetime) -> Dec
     diagnosis = diagnose(situation)
     conditions = wanted_conditions(situation, diagnosis, acts=bool(children))
     # The status comes first: what the API server refuses below must not keep it from being said.
-    return Decision((*write_status(situation, conditions), *children), seconds_until_next_look(situation, diagnosis))
+    actions = (*write_status(situation, conditions), *children)
+    return Decision(actions, seconds_until_next_look(situation, diagnosis), wants_turn(situation, diagnosis))
 
 
 def ensure_children(situation: Situation) -> tuple[Action, ...]:
     """In the order in which they need each other: the claim names the worker, the pod mounts the certificate, and its
     model is converted before. A pod is replaced only once its workload would start the right one."""
+    if situation.bar is not None:
+        return stop_all(situation)
     before = (*ensure_claim(situation), *ensure_access(situation), *ensure_conversion(situation))
     workload = ensure_workload(situation)
     replaced = replace_pod(situation) if not workload else ()

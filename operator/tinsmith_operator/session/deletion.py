@@ -39,7 +39,7 @@ def decide_deletion(situation: Situation) -> Decision:
         return Decision(())
     if not session.spec.storage.deletes_claim:
         return Decision((RemoveFinalizer(CLAIM_FINALIZER),))
-    if ended := end_conversion(situation):
+    if ended := end_conversion(situation, "its session is being deleted"):
         return Decision(ended)
     if waits_for_checkpoints(situation):
         return _report(situation, wake(situation), waits=True)
@@ -73,10 +73,11 @@ def _waiting_words(situation: Situation) -> Finding:
 
 
 def _let_go(situation: Situation) -> tuple[Action, ...]:
-    """The claim goes if the session could use it. One from before that it could not is as much its user's as ever."""
+    """The claim goes if the session could use it. One from before that it could not is as much its user's as ever, and
+    from one that may have no worker nothing was saved."""
     claim = situation.claim
     release = RemoveFinalizer(CLAIM_FINALIZER)
-    if claim is None or situation.claim_is_terminating or situation.owned.claim is None:
+    if claim is None or situation.claim_is_terminating or situation.owned.claim is None or situation.bar is not None:
         return (release,)
     metadata = claim["metadata"]
     why = "its session is being deleted with spec.storage.retentionPolicy.whenDeleted: Delete"

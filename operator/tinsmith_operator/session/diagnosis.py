@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from tinsmith_operator.api.conditions import ConditionType, Finding
 from tinsmith_operator.api.reasons import Progress, Reason
 from tinsmith_operator.common import diagnosis as common
+from tinsmith_operator.common.bars import CLAIM
 from tinsmith_operator.common.diagnosis import (
     POD_CREATION_WARNINGS,
     found,
+    queued,
     why_pod_is_not_ready,
     why_pods_are_missing,
 )
@@ -22,8 +24,6 @@ from tinsmith_operator.common.workload_state import RAY_CLUSTER, STATEFUL_SET
 from tinsmith_operator.session.conversion import why_not_converted
 from tinsmith_operator.session.group import waiting_for_members
 from tinsmith_operator.session.situation import Situation, claim_mismatch
-
-CLAIM = "PersistentVolumeClaim"
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,14 @@ def diagnose(situation: Situation) -> Diagnosis:
     refusal, ca_problem = common.refusal(observed), common.ca_problem(observed)
     lost, terminating, refused_image = lost_node(situation), _terminating_claim(situation), _refused_image(situation)
     is_ready = observed.claim_holder is None and pod is not None and pod.is_ready and conflict is None
-    stops = situation.session.spec.suspend or plan.stop_first or situation.must_restart or situation.is_hung
-    trouble = None if is_ready and not stops else conflict or lost or _why_not_ready(situation)
+    stops = (
+        situation.bar is not None
+        or situation.session.spec.suspend
+        or plan.stop_first
+        or situation.must_restart
+        or situation.is_hung
+    )
+    trouble = None if is_ready and not stops else situation.bar or conflict or lost or _why_not_ready(situation)
     return Diagnosis(is_ready, trouble, refusal, ca_problem, lost, terminating, _full_volume(situation), refused_image)
 
 
@@ -75,6 +81,7 @@ def _why_not_ready(situation: Situation) -> Finding:
         _refusal,
         _missing_certificate,
         why_not_converted,
+        _queue,
         _missing_pod,
         _replacement,
     )
@@ -163,6 +170,13 @@ def _suspension(situation: Situation) -> Finding | None:
     if _converting(situation):
         return found(Reason.SUSPENDING, "The conversion of the model stops.")
     return found(Reason.SUSPENDED, "The worker is stopped, and its volume keeps everything.")
+
+
+def _queue(situation: Situation) -> Finding | None:
+    live = situation.owned.workload
+    if live is None or not live.is_held or not live.is_suspended:
+        return None
+    return queued(live.manifest)
 
 
 def _no_groups(situation: Situation) -> Finding | None:

@@ -7,21 +7,24 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.conditions import ConditionType
+from tinsmith_operator.api.conditions import ConditionType, Finding
 from tinsmith_operator.api.reasons import Reason
 from tinsmith_operator.api.status import AdapterUsage
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.volumes import build_claim, build_claim_annotations
-from tinsmith_operator.build.worker import WorkerPlan, inputs_hash
+from tinsmith_operator.build.worker import WorkerPlan
 from tinsmith_operator.build.workload import build_workload
-from tinsmith_operator.common.diagnosis import Evidence
-from tinsmith_operator.common.observed import Observed, WorkerReport
+from tinsmith_operator.common.bars import CLAIM, bar_of
+from tinsmith_operator.common.diagnosis import Evidence, found
+from tinsmith_operator.common.last_words import is_vouched_for, told
+from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
 from tinsmith_operator.common.ownership import OwnedObjects, owned_objects
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.requests import restart_request
 from tinsmith_operator.installation import Installation
 from tinsmith_operator.session.conversion_job import ConversionJob, awaits_conversion, read_job
 from tinsmith_operator.session.image_pins import Pins, read_pins
+from tinsmith_operator.session.restart import Difference, difference, is_reason_to_restart
 from tinsmith_operator.session.upgrade import ImagePlan, plan_image
 
 
@@ -33,10 +36,10 @@ class Situation:
     claim: the one with the journal, if it may be used. desired_claim: as it should be; of somebody else's, as far as we
         write into it.
     worker: how it should be started; None until there is a claim.
-    inputs: the hash of what was said of the worker, in the spec and the settings; None where worker is.
     desired: the StatefulSet or RayCluster as it should be; None while none can be made.
     conversion: the session's Job. converters: the pods that convert its model or have done so, the latest last.
     awaits_conversion: whether it starts as soon as its model is converted, and not before.
+    bar: why it must have no pods.
     """
 
     observed: Observed
@@ -48,11 +51,11 @@ class Situation:
     claim: Manifest | None
     desired_claim: Manifest
     worker: WorkerPlan | None
-    inputs: str | None
     desired: Manifest | None
     conversion: ConversionJob | None
     converters: tuple[Pod, ...]
     awaits_conversion: bool
+    bar: Finding | None
 
     @property
     def session(self) -> TrainingSession:
@@ -71,7 +74,16 @@ class Situation:
     @property
     def evidence(self) -> Evidence:
         claim_uid = self.claim["metadata"]["uid"] if self.claim is not None else None
-        return Evidence(self.observed.warnings, self.now, claim_uid)
+        return Evidence(self.observed.warnings, self.now, self.installation.policy, claim_uid)
+
+    @property
+    def snapshot(self) -> SnapshotAnswer | None:
+        """What the worker answered to a request for one, as far as its words are for others."""
+        answer = self.observed.snapshot
+        if answer is None or answer.problem is None:
+            return answer
+        is_ours = self.pod is not None and is_vouched_for(self.pod, self.installation.policy)
+        return replace(answer, problem=told(answer.problem) if is_ours else "the worker's log says why")
 
     @property
     def claim_is_terminating(self) -> bool:
@@ -90,7 +102,7 @@ class Situation:
         report = self.report
         if report is None:
             return self.session.status.adapters
-        used, capacity = report.adapters_used, report.adapter_slots
+        used, capacity = report.adapters_used, report.model_places
         return AdapterUsage(used=used, capacity=capacity, summary=f"{used}/{capacity}")
 
     @property
@@ -104,10 +116,32 @@ class Situation:
 
     @property
     def must_restart(self) -> bool:
-        """Whether the pod was started with something else than what is wanted now."""
+        """Whether the pod was started with something else than is wanted now, by somebody whose word counts at once."""
         if self.pod is None or self.worker is None or self.worker.replicas == 0:
             return False
-        return self.pod.inputs != self.inputs
+        return self.calls_for_restart(self.pod.manifest)
+
+    def calls_for_restart(self, live: Manifest) -> bool:
+        """live: the pod, or the template of the next one."""
+        pods = (*([self.pod] if self.pod is not None else []), *self.members)
+        return is_reason_to_restart(self.difference_of(live), pods, has_turn=self.observed.has_turn)
+
+    def difference_of(self, live: Manifest) -> Difference:
+        if self.worker is None:
+            return Difference.NONE
+        return difference(live, self.session, self.installation, self.worker)
+
+    @property
+    def settings_differ(self) -> bool:
+        """Whether the pod runs with what the installation said before, and would not after a restart."""
+        if self.pod is None or self.worker is None or self.worker.replicas == 0:
+            return False
+        return self.difference_of(self.pod.manifest) is Difference.SETTINGS
+
+    @property
+    def upgrade_waits(self) -> bool:
+        """Whether a restart would bring something that nobody asked it for."""
+        return self.image_plan.available is not None or self.settings_differ
 
     @property
     def is_hung(self) -> bool:
@@ -124,13 +158,12 @@ def assess(observed: Observed, installation: Installation, now: datetime) -> Sit
     claim = _usable_claim(observed, owned)
     converters = _in_order(observed.converters)
     conversion = read_job(owned.conversion, converters) if owned.conversion is not None else None
-    worker, inputs, desired, awaits = None, None, None, False
+    worker, desired, awaits = None, None, False
     if claim is not None:
         runs = not session.spec.suspend and not image_plan.stop_first
         worker = WorkerPlan(claim["metadata"]["uid"], image_plan.pins.image, 1 if runs else 0, restart)
         awaits = awaits_conversion(observed, owned, conversion, worker)
         worker = replace(worker, replicas=0) if awaits else worker
-        inputs = inputs_hash(session, installation, worker)
         if not session.spec.is_group or observed.no_groups is None:
             desired = build_workload(session, installation, worker)
     return Situation(
@@ -143,11 +176,20 @@ def assess(observed: Observed, installation: Installation, now: datetime) -> Sit
         claim=claim,
         desired_claim=build_claim(session, annotations) or build_claim_annotations(session, annotations),
         worker=worker,
-        inputs=inputs,
         desired=desired,
         conversion=conversion,
         converters=converters,
         awaits_conversion=awaits,
+        bar=_bar_of(observed, installation, image_plan.pins.image.reference),
+    )
+
+
+def _bar_of(observed: Observed, installation: Installation, image: str) -> Finding | None:
+    if observed.claim_reader is None:
+        return bar_of(observed, installation, image)
+    return found(
+        Reason.CLAIM_IS_READ,
+        f"{CLAIM} {observed.session.claim_name} (spec.storage.existingClaim) has the model of {observed.claim_reader}.",
     )
 
 
@@ -168,7 +210,7 @@ def claim_mismatch(session: TrainingSession, claim: Manifest) -> str | None:
 
 def _usable_claim(observed: Observed, owned: OwnedObjects) -> Manifest | None:
     session, claim = observed.session, observed.claim
-    if observed.claim_holder is not None:
+    if observed.claim_holder is not None or observed.claim_reader is not None:
         return None
     if claim is None or session.spec.storage.existing_claim is not None:
         return claim

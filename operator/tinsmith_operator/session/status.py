@@ -21,7 +21,7 @@ def write_status(situation: Situation, conditions: tuple[ConditionState, ...]) -
     """Nothing when it reads so already."""
     after = build_status(situation, conditions)
     changes = status_changes(situation.session.status, after)
-    requests = request_events(situation.session, after.requests, situation.observed.snapshot)
+    requests = request_events(situation.session, after.requests, situation.snapshot)
     return (*changes, *requests) if changes else ()
 
 

@@ -6,21 +6,24 @@ If it finds that it has not, it refuses; the old image then runs until it is rea
 upgrade is tried once more.
 
 Another default of the installation stops nobody: a worker goes on with its image until it is stopped for a reason of
-its own. What the spec names is wanted at once.
+its own, or has its turn to take the default. What the spec names is wanted at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tinsmith_operator.api.names import INPUTS_ANNOTATION
-from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, inputs_hash
+from tinsmith_operator.api.images import repository_of
+from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
+from tinsmith_operator.common.last_words import is_vouched_for
 from tinsmith_operator.common.observed import Observed
 from tinsmith_operator.common.ownership import OwnedObjects
 from tinsmith_operator.common.pod import Pod
 from tinsmith_operator.common.workload_state import Workload
 from tinsmith_operator.installation import Installation
+from tinsmith_operator.policy import Policy
 from tinsmith_operator.session.image_pins import Pins
+from tinsmith_operator.session.restart import difference, is_reason_to_restart
 
 MOST_REFUSALS = 2
 """By the second one the old image was ready, and stopped without a snapshot all the same: more tries change nothing."""
@@ -57,7 +60,7 @@ def plan_image(
     pod, named = owned.pod, observed.session.spec.pod.image
     if pins is None:
         return _first_plan(named, installation, pod)
-    if (fallen_back := _after_refusal(pins, pod)) is not None:
+    if (fallen_back := _after_refusal(pins, pod, installation)) is not None:
         return ImagePlan(fallen_back, named or installation.trainer_image)
     if named is None and _stays_on_image(pins, observed, owned, installation, restart):
         same = _arrived(_with_digest(pins, pod), pod)
@@ -99,7 +102,7 @@ def _stays_on_image(
     """Whether only the installation's default is another one, and nothing stops the worker for a reason of its own.
     An upgrade that has begun, and was refused once, goes on.
     """
-    if pins.by_session or installation.trainer_image in (pins.image.reference, pins.refused):
+    if pins.by_session or installation.trainer_image in (pins.image.reference, pins.refused) or observed.has_turn:
         return False
     if observed.session.spec.suspend or _is_being_stopped(owned.workload) or _is_new(observed, pins):
         return False
@@ -128,8 +131,8 @@ def _restarts_anyway(
         answered = observed.session.status.requests
         return restart is not None and (answered is None or answered.restart != restart)
     same = WorkerPlan(observed.claim["metadata"]["uid"], pins.image, 1, restart)
-    said = live["metadata"].get("annotations") or {}
-    return bool(said.get(INPUTS_ANNOTATION) != inputs_hash(observed.session, installation, same))
+    found = difference(live, observed.session, installation, same)
+    return is_reason_to_restart(found, (), has_turn=observed.has_turn)
 
 
 def has_stopped(observed: Observed, owned: OwnedObjects) -> bool:
@@ -137,13 +140,15 @@ def has_stopped(observed: Observed, owned: OwnedObjects) -> bool:
     return observed.pod is None and (owned.workload is None or owned.workload.has_stopped)
 
 
-def _after_refusal(pins: Pins, pod: Pod | None) -> Pins | None:
+def _after_refusal(pins: Pins, pod: Pod | None, installation: Installation) -> Pins | None:
     """The pins with the image that the journal needs in front, when the pinned one has just refused it."""
     ending = pod.latest_ending if pod is not None else None
     record = ending.record if ending is not None else None
     if pod is None or pod.is_ready or record is None or record.reason != "ImageChanged" or record.image is None:
         return None
     if record.image == pins.image.reference or not runs(pod, pins.image):
+        return None
+    if not _is_believed(record.image, pins, pod, installation.policy):
         return None
     known = pins.previous if pins.previous is not None and pins.previous.reference == record.image else None
     again = pins.refused == pins.image.reference
@@ -153,6 +158,12 @@ def _after_refusal(pins: Pins, pod: Pod | None) -> Pins | None:
         refused=pins.image.reference,
         refusals=pins.refusals + 1 if again else 1,
     )
+
+
+def _is_believed(image: str, pins: Pins, pod: Pod, policy: Policy) -> bool:
+    """Whatever runs in the pod says it, and could say anything: what it names is pulled, and shown in the status."""
+    is_known = pins.previous is not None and pins.previous.reference == image
+    return is_known or policy.vouches_for(image) or (is_vouched_for(pod, policy) and policy.allows_image(image))
 
 
 def runs(pod: Pod, image: PinnedImage) -> bool:
@@ -181,16 +192,3 @@ def _with_digest(pins: Pins, pod: Pod | None) -> Pins:
     if not digest.startswith("sha256:") or repository != repository_of(pins.image.reference):
         return pins
     return replace(pins, image=PinnedImage(pins.image.reference, pod.image_id))
-
-
-def repository_of(reference: str) -> str:
-    """Without tag and digest, in full: `tinsmith/trainer:1` is `docker.io/tinsmith/trainer`."""
-    name = reference.partition("@")[0]
-    head, slash, last = name.rpartition("/")
-    name = f"{head}{slash}{last.partition(':')[0]}"
-    first, slash, rest = name.partition("/")
-    is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
-    if is_host and first != "docker.io":
-        return name
-    path = rest if is_host else name
-    return f"docker.io/{path}" if "/" in path else f"docker.io/library/{path}"

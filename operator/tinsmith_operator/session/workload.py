@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import pod_name
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import grace_seconds
 from tinsmith_operator.common.actions import Action, Delete
+from tinsmith_operator.common.bars import certificate_is_anothers
 from tinsmith_operator.common.certificate import ensure_certificate
 from tinsmith_operator.common.drift import ensure_child
+from tinsmith_operator.common.queue import as_held, holder_words
 from tinsmith_operator.common.workload_state import Workload
+from tinsmith_operator.session.conversion import end_conversion
 from tinsmith_operator.session.situation import Situation
 
 
@@ -20,9 +24,29 @@ def ensure_workload(situation: Situation) -> tuple[Action, ...]:
         return delete_workload(owned.workload, "its claim is in use by another session")
     if desired is None:
         return ()
-    if observed.workload is None and (situation.awaits_conversion or owned.has_pod_of_another_kind):
-        return ()
+    if observed.workload is None:
+        return _begin(situation, desired)
+    if owned.workload is not None and owned.workload.is_held:
+        return _ensure_held(situation, owned.workload, desired)
     return ensure_child(situation.session, observed.workload, desired)
+
+
+def _begin(situation: Situation, desired: Manifest) -> tuple[Action, ...]:
+    observed = situation.observed
+    if situation.awaits_conversion or situation.owned.has_pod_of_another_kind or certificate_is_anothers(observed):
+        return ()
+    # Never suspended from the start: a queue would take it, and start it. What shall not run is not there.
+    runs = situation.worker is not None and situation.worker.replicas > 0
+    return ensure_child(situation.session, None, desired) if runs or not situation.session.spec.is_group else ()
+
+
+def _ensure_held(situation: Situation, live: Workload, desired: Manifest) -> tuple[Action, ...]:
+    """What a queue has admitted, or is about to, is not changed under it: what is to run otherwise queues anew."""
+    if situation.worker is None or situation.worker.replicas == 0:
+        return delete_workload(live, f"it shall not run, and whether it does is up to {holder_words(live.manifest)}")
+    if situation.calls_for_restart(live.template):
+        return delete_workload(live, "it is to run with something else, for which it has to queue anew")
+    return ensure_child(situation.session, live.manifest, as_held(live.manifest, desired))
 
 
 def ensure_access(situation: Situation) -> tuple[Action, ...]:
@@ -31,6 +55,16 @@ def ensure_access(situation: Situation) -> tuple[Action, ...]:
         *ensure_certificate(observed, worker.worker_id if worker is not None else None, situation.now),
         *ensure_child(session, observed.service, build_service(session)),
         *ensure_child(session, observed.policy, build_session_policy(session, situation.installation)),
+    )
+
+
+def stop_all(situation: Situation) -> tuple[Delete, ...]:
+    """Of a session that must have no pods: they stop in their own time, with a snapshot."""
+    why = "the session must have no pods"
+    return (
+        *end_conversion(situation, why),
+        *delete_workload(situation.owned.workload, why),
+        *stop_orphans(situation),
     )
 
 

@@ -71,6 +71,8 @@ class Network:
         self._inside(node, "ip", "link", "set", "eth0", "up")
         self._inside(node, "ip", "route", "add", "default", "via", self.host_address)
         self._inside(node, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        # Who is refused hears of it each time, and not once a second.
+        self._inside(node, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/icmp_ratelimit")
         self._fence(node)
         # To the host a pod speaks with its node's address: the host knows no way back to a pod.
         rule = ["-s", POD_RANGE, "!", "-d", POD_RANGE, "-o", "eth0", "-j", "MASQUERADE"]

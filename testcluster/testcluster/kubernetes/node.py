@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from testcluster.kubernetes.containerd import Containerd
 from testcluster.kubernetes.control_plane import ControlPlane
 from testcluster.kubernetes.network import POD_RANGE, Network
 from testcluster.places import Places
+from testcluster.policies import plugin
 from testcluster.processes import ProcessTable, end
 from testcluster.programs.archives import PAUSE_IMAGE
 
 DNS_SERVICE_ADDRESS = "10.96.0.10"
 CNI_PROGRAMS = Path("/usr/lib/cni")
+_POLICIES = "tinsmith-policies"
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Node:
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / "cni").mkdir(exist_ok=True)
         _write_json(self.directory / "cni" / "10-pods.conflist", self._cni_settings())
+        self._gather_cni_programs()
         settings = self.directory / "containerd.toml"
         settings.write_text(self._containerd_settings())
         cgroups.create(self.cgroup)
@@ -178,8 +182,19 @@ class Node:
         plugins = [
             {"type": "ptp", "ipam": addresses},
             {"type": "portmap", "capabilities": {"portMappings": True}},
+            {"type": _POLICIES, "socket": str(self.places.policies_socket)},
         ]
         return {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
+
+    def _gather_cni_programs(self) -> None:
+        """containerd takes them from one folder: those of the machine, and ours."""
+        programs = self.directory / "cni-programs"
+        programs.mkdir(exist_ok=True)
+        for program in CNI_PROGRAMS.iterdir():
+            (programs / program.name).symlink_to(program)
+        ours = programs / _POLICIES
+        ours.write_text(f"#!/bin/sh\nexec '{sys.executable}' -I -S '{plugin.__file__}'\n")
+        ours.chmod(0o755)
 
     def _containerd_settings(self) -> str:
         # restrict_oom_score_adj: without CAP_SYS_RESOURCE every pod would fail to start.
@@ -201,7 +216,7 @@ disabled_plugins = [
   netns_mounts_under_state_dir = true
   stream_server_address = "127.0.0.1"
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI_PROGRAMS}"
+    bin_dir = "{self.directory / "cni-programs"}"
     conf_dir = "{self.directory / "cni"}"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"

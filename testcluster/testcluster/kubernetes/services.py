@@ -1,8 +1,9 @@
-"""What a cluster has beside Kubernetes: DNS, an Ingress controller, storage classes. Processes, not pods."""
+"""What a cluster has beside Kubernetes, as processes: DNS, ingress, storage classes, enforced NetworkPolicies."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,10 +81,19 @@ class Services:
         environment = {"PYTHONPATH": str(_IMPORT_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         self._table.start("provisioner", command, environment=environment)
 
+    def start_policies(self, nodes: Sequence[Node]) -> None:
+        """Before the kubelets: a pod starts when its policies are in force."""
+        module = [sys.executable, "-m", "testcluster.policies.enforcer"]
+        namespaces = [_namespace(node) for node in nodes]
+        command: list[str | Path] = [*module, self.places.kubeconfig, self.places.policies_socket, *namespaces]
+        environment = {"PYTHONPATH": str(_IMPORT_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        self._table.start("policies", command, environment=environment)
+
     def wait_until_ready(self, node: Node) -> None:
-        """Returns when names resolve and an Ingress would be served."""
+        """Returns when names resolve, an Ingress would be served, and pods would be isolated."""
         for name, address in (("coredns", "127.0.0.1:8181/ready"), ("traefik", "127.0.0.1:8082/ping")):
             self._table.wait_until(f"{name} is ready", partial(_answers, node, address), needs=[name])
+        self._table.wait_until("policies are enforced", self.places.policies_socket.exists, needs=["policies"])
 
 
 def _namespace(node: Node) -> Path:

@@ -7,41 +7,17 @@ from pathlib import Path
 
 import pytest
 from support.kubernetes.fixtures import Cluster
-from testcluster.programs.archives import write_archive
-from testcluster.programs.builds import HELLO, built
+from support.kubernetes.hello import hello_pod, load_hello
 
-IMAGE = "docker.io/tinsmith/test-hello:1"
 FIRST, SECOND = "node-1", "node-2"
-
-
-def hello_pod(node: str) -> dict[str, object]:
-    security = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
-    container = {
-        "name": "hello",
-        "image": IMAGE,
-        "imagePullPolicy": "Never",
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"on-{node}"},
-        "spec": {
-            "nodeName": node,
-            "terminationGracePeriodSeconds": 1,
-            "securityContext": security,
-            "containers": [container],
-        },
-    }
 
 
 @pytest.fixture
 def inside(two_node_cluster: Cluster, namespace: str, tmp_path: Path) -> str:
     """A namespace with a pod on each node."""
-    two_node_cluster.load_image(write_archive(tmp_path / "hello.tar", IMAGE, built(HELLO) / "hello"))
+    load_hello(two_node_cluster, tmp_path)
     for node in two_node_cluster.nodes:
-        pod = json.dumps(hello_pod(node))
+        pod = json.dumps(hello_pod(f"on-{node}", node=node))
         two_node_cluster.kubectl(f"--namespace={namespace}", "apply", "--filename=-", stdin=pod)
     ready = ["wait", "pods", "--all", "--for=condition=Ready", "--timeout=180s"]
     two_node_cluster.kubectl(f"--namespace={namespace}", *ready)

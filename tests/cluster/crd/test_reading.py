@@ -83,4 +83,4 @@ def test_kubectl_waits_for_it(ready_session: Kubectl) -> None:
 
 
 def test_kubectl_explains_its_fields(kubectl: Kubectl) -> None:
-    assert "How many adapters fit at a time." in kubectl("explain", "trainingsession.spec.adapters.slots")
+    assert "How many adapters are in memory at a time." in kubectl("explain", "trainingsession.spec.adapters.slots")

@@ -36,6 +36,18 @@ def hub(repository: str) -> Manifest:
     return {"type": "Hub", "hub": {"repository": repository}}
 
 
+def hub_with(secret: str) -> Manifest:
+    return {"type": "Hub", "hub": {"repository": "a/b", "tokenSecretRef": {"name": secret, "key": "key"}}}
+
+
+def on_claim(name: str) -> Manifest:
+    return {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": name}}
+
+
+def secret_variable(secret: str) -> Manifest:
+    return {"name": "A", "valueFrom": {"secretKeyRef": {"name": secret, "key": "k"}}}
+
+
 NEMO_RL: Manifest = {"engine": "nemo-rl", "pod": {"image": "tinsmith/trainer-nemo-rl:0.1.0"}}
 NEMO_RL_ON_GPUS: Manifest = {**NEMO_RL, "sampling": "None"}
 
@@ -51,6 +63,7 @@ GOOD = {
     "numbers as quantities": session(resources={"requests": {"cpu": 2}}, storage={"size": 10737418240}),
     "the longest name": session("a" * 52),
     "a path of several folders": session(source=on_path("family/..model/v1..2")),
+    "as many places as slots": session(adapters={"slots": 4, "modelPlaces": 4}),
     "an existing claim": session(storage={"existingClaim": "mine"}),
     "a sampler beside a model on the CPU": session(**NEMO_RL, sampling="Colocated"),
     "a sampler beside a whole model on a GPU": session(sampling="Colocated", resources=gpus(1)),
@@ -107,6 +120,11 @@ BAD = {
         "divisible by spec.parallelism.expert",
     ),
     "no slots": (session(adapters={"slots": 0}), "greater than or equal to 1"),
+    "fewer places than slots": (
+        session(adapters={"slots": 8, "modelPlaces": 7}),
+        "must be spec.adapters.slots or more",
+    ),
+    "fewer places than slots by default": (session(adapters={"modelPlaces": 7}), "must be spec.adapters.slots or more"),
     "too high a rank": (session(adapters={"maxRank": 513}), "less than or equal to 512"),
     "too short a length": (session(maxSequenceLength=15), "greater than or equal to 16"),
     "no quantity": (session(resources={"limits": {"memory": "lots"}}), "must be a quantity that is not negative"),
@@ -131,6 +149,28 @@ BAD = {
     "a variable with two values": (
         session(pod={"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}),
         "either value or valueFrom",
+    ),
+    "a worker's certificate": (
+        session(pod={"env": [secret_variable("victim-tls")]}),
+        "not for sessions and pools to read",
+    ),
+    "the authority's key": (session(pod={"env": [secret_variable("tinsmith-ca")]}), "name a Secret of your own"),
+    "Helm's record of the values": (
+        session(pod={"env": [secret_variable("sh.helm.release.v1.tinsmith.v1")]}),
+        "Secrets of the installation",
+    ),
+    "the first key for a token": (session(source=hub_with("tinsmith-api-key")), "name a Secret of your own"),
+    "a model on the checkpoints": (
+        session(source=on_claim("tinsmith-checkpoints")),
+        "claims of the installation itself",
+    ),
+    "a journal in the store": (
+        session(storage={"existingClaim": "blue-api-server-data"}),
+        "claims of the installation itself",
+    ),
+    "a cache on the checkpoints": (
+        session(**NEMO_RL, modelCache={"claimName": "tinsmith-checkpoints"}),
+        "name a claim of your own",
     ),
     "a variable from nowhere": (session(pod={"env": [{"name": "A", "valueFrom": {}}]}), "exactly one of secretKeyRef"),
     "no time to stop": (session(pod={"terminationGracePeriodSeconds": 1}), "greater than or equal to 30"),

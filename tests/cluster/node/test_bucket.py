@@ -16,7 +16,8 @@ from cluster.node.conftest import EXAMPLES, MODEL, SESSION
 from support.client.pipelined_program import Ending, checkpoint_run_folder, run_program
 from support.client.sampling_load import sampling_load, wait_for_more
 from support.kubernetes.installation import Installation, Object, wait_for
-from support.kubernetes.services import BUCKET, STORAGE_SECRET, s3, s3_environment
+from support.kubernetes.reach import DNS, Place, address
+from support.kubernetes.services import BUCKET, S3_PORT, STORAGE_SECRET, s3, s3_environment
 from testcluster.cluster import Cluster
 
 NAMESPACE = "tinsmith-bucket"
@@ -93,6 +94,33 @@ def test_a_program_trains_and_samples_with_its_checkpoints_in_a_bucket(
 def test_nothing_is_on_a_volume_but_journals_and_the_store(in_bucket: Installation) -> None:
     claims = in_bucket.kubectl("get", "persistentvolumeclaims", "--output=jsonpath={.items[*].metadata.name}")
     assert set(claims.split()) == {"models", f"{SESSION}-journal", f"{in_bucket.release}-api-server-data"}
+
+
+@pytest.mark.parametrize("pod", [f"{SESSION}-0", POOL])
+def test_workers_and_samplers_reach_the_bucket_and_names_and_nothing_else(pod: str, in_bucket: Installation) -> None:
+    name = pod if pod != POOL else in_bucket.list("pod", f"tinsmith.dev/pool={POOL}")[0]["metadata"]["name"]
+    place = Place(in_bucket.cluster, NAMESPACE, name)
+    server = in_bucket.an_api_server()
+    assert server is not None
+    targets = {
+        "bucket": f"s3.{NAMESPACE}.svc.cluster.local:{S3_PORT}",
+        "names": DNS,
+        "API server": f"{address(in_bucket.cluster, NAMESPACE, server)}:8000",
+        "Kubernetes API": "kubernetes.default.svc.cluster.local:443",
+    }
+    assert place.reaches(targets) == {"bucket", "names"}
+
+
+def test_api_servers_reach_no_worker_of_another_installation(
+    installation: Installation, in_bucket: Installation, session: str
+) -> None:
+    server = in_bucket.an_api_server()
+    assert server is not None
+    workers = {
+        one.namespace: f"{address(one.cluster, one.namespace, f'{session}-0')}:7443"
+        for one in (installation, in_bucket)
+    }
+    assert Place(in_bucket.cluster, NAMESPACE, server).reaches(workers) == {NAMESPACE}
 
 
 def small_pool() -> Object:

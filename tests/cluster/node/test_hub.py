@@ -1,4 +1,6 @@
-"""A session whose model comes from a hub, by a token in a Secret: it says what is wrong, and mended it serves."""
+"""A session whose model comes from a hub, by a token in a Secret: it says what is wrong, and mended it serves.
+
+The hub is a mirror on a port of its own, so workers reach it by a policy beside theirs."""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def hub(installation: Installation) -> Iterator[Installation]:
         installation.apply(manifest)
     installation.kubectl("wait", f"pod/{HUB}", "--for=condition=Ready", "--timeout=120s")
     yield installation
-    installation.kubectl("delete", "pod,service,configmap,secret", "--selector=app=test-hub", "--grace-period=1")
+    installation.kubectl(
+        "delete", "pod,service,configmap,secret,networkpolicy", "--selector=app=test-hub", "--grace-period=1"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +106,18 @@ def hub_manifests() -> list[Object]:
         {**metadata("v1", "ConfigMap"), "data": {program.name: program.read_text()}},
         {**metadata("v1", "Service"), "spec": {"selector": {"app": HUB}, "ports": ports}},
         {**metadata("v1", "Pod"), "spec": hub_pod(program.name)},
+        {**metadata("networking.k8s.io/v1", "NetworkPolicy"), "spec": to_the_hub()},
     ]
+
+
+def to_the_hub() -> Object:
+    """What workers may reach more than by their own policy: policies add up."""
+    peer = {"podSelector": {"matchLabels": {"app": HUB}}}
+    return {
+        "podSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "tinsmith-operator"}},
+        "policyTypes": ["Egress"],
+        "egress": [{"to": [peer], "ports": [{"port": PORT}]}],
+    }
 
 
 def hub_pod(program: str) -> Object:

@@ -13,6 +13,7 @@ from support.client.pipelined_program import Ending
 from support.client.sampling_load import Answers, Open, sampling_load, wait_for_more
 from support.client.sdk import adam, next_token_datum
 from support.kubernetes.installation import Installation, Object, wait_for
+from testcluster.errors import ClusterError
 
 A, B = "tiny-a", "tiny-b"
 POOL_LABEL = "tinsmith.dev/pool"
@@ -81,6 +82,16 @@ def roll_a_pool(installation: Installation) -> None:
     wait_replicas(installation, A, 2)
 
 
+def evict_a_replica(installation: Installation) -> None:
+    """As a drain of its node does, which waits with the second one until the first is back."""
+    first, second = (pod["metadata"]["name"] for pod in pods_of(installation, A))
+    installation.evict(first)
+    with pytest.raises(ClusterError, match="disruption budget"):
+        installation.evict(second)
+    wait_for(lambda: len(pods_of(installation, A)) == 2, 120, lambda: f"{first} has no successor")
+    wait_replicas(installation, A, 2)
+
+
 def scale_down(installation: Installation) -> None:
     installation.kubectl("scale", "samplerpool", A, "--replicas=1")
     wait_for(lambda: len(pods_of(installation, A)) == 1, 90, lambda: f"pool {A} has {len(pods_of(installation, A))}")
@@ -98,6 +109,7 @@ DISTURBANCES: list[Callable[[Installation], None]] = [
     scale_up,
     kill_a_replica,
     roll_a_pool,
+    evict_a_replica,
     kill_an_api_server,
     scale_down,
     kill_the_worker,

@@ -147,9 +147,8 @@ async def normalised(hands: KubectlUser) -> str:
     text = text.replace(hands.namespace, "the-namespace")
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "uid of what is gone", text)
     # Hashes are of manifests that name UIDs.
-    text = re.sub(
-        r'"(tinsmith.dev/configuration|tinsmith.dev/inputs|controller-revision-hash)": "[^"]+"', r'"\1": "a hash"', text
-    )
+    hashes = "tinsmith.dev/asked|tinsmith.dev/configuration|tinsmith.dev/inputs|controller-revision-hash"
+    text = re.sub(rf'"({hashes})": "[^"]+"', r'"\1": "a hash"', text)
     return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "some time", text)
 
 

@@ -5,6 +5,7 @@ KubeRay makes the pods, and the tests' kubelet lets them be ready. That ranks fi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from support.operator.operators import (
     WAIT_SECONDS,
     WRITES,
     comes_to_rest,
+    condition_of,
     eventually,
     operator_program,
     running,
@@ -27,7 +29,7 @@ from support.operator.operators import (
     settings_for,
 )
 from testcluster.addons.kuberay import install_kuberay_kinds, kuberay_operator
-from tinsmith_operator.kube.resources import PODS, RAY_CLUSTERS, SERVICES, SESSIONS, Resource
+from tinsmith_operator.kube.resources import JOBS, PODS, RAY_CLUSTERS, SERVICES, SESSIONS, Resource
 
 GROUP: dict[str, Any] = {**NEMO_RL, "parallelism": {"nodes": 3}, "modelCache": {"claimName": "models"}}
 SLOW_SECONDS = 2 * WAIT_SECONDS
@@ -123,6 +125,122 @@ async def test_what_kuberay_adds_is_no_change_that_the_operator_undoes(
     written = {call.resource for call in proxy.calls[calls:] if call.verb in WRITES}
     assert "services" in written
     assert written.isdisjoint({"rayclusters", "pods", "networkpolicies"})
+
+
+QUEUE_LABELS = {"kueue.x-k8s.io/queue-name": "gpus"}
+FLAVOUR = {"example.com/gpu": "h200"}
+
+
+class Queue:
+    """Kueue's part, as it writes: its webhook into the operator's own request, its controller under its own name."""
+
+    def __init__(self, hands: KubectlUser) -> None:
+        self._hands = hands
+
+    async def takes(self, resource: Resource, name: str) -> None:
+        suspended = {"spec": {"suspend": True}}
+        await self._hands.patch(resource, name, suspended, manager="tinsmith-operator")
+
+    async def admits(self) -> None:
+        cluster = await self._hands.get(RAY_CLUSTERS, "tiny")
+        assert cluster is not None
+        spec = cluster["spec"]
+        for template in (spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][0]["template"]):
+            template["spec"]["nodeSelector"] = FLAVOUR
+            template["spec"]["tolerations"] = [{"key": "gpus", "operator": "Exists"}]
+        await self._hands.patch(RAY_CLUSTERS, "tiny", {"spec": {**spec, "suspend": False}}, manager="kueue")
+
+    async def preempts(self) -> None:
+        await self._hands.patch(RAY_CLUSTERS, "tiny", {"spec": {"suspend": True}}, manager="kueue")
+
+
+@pytest.mark.timeout(600)
+async def test_a_queue_says_when_a_group_runs_and_neither_it_nor_the_operator_undoes_the_other(
+    api_cluster: Cluster, hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, tmp_path: Path
+) -> None:
+    install_kuberay_kinds(api_cluster.kubectl)
+    queue = Queue(hands)
+    async with running(settings_for(hands.namespace, ray_cluster_labels=QUEUE_LABELS)):
+        await hands.create(SESSIONS, session_manifest(**GROUP))
+        await eventually(there(hands, RAY_CLUSTERS, "tiny"), "the RayCluster is there", SLOW_SECONDS)
+        # Kueue's webhook does it in the same request, before KubeRay has seen anything.
+        await queue.takes(RAY_CLUSTERS, "tiny")
+        with kuberay_operator(api_cluster.kubeconfig, hands.namespace, tmp_path / "kuberay.log"):
+            await _says_queued(hands)
+            await _nobody_writes(proxy)
+            await queue.admits()
+            await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
+            await _nobody_writes(proxy)
+            head, members = await pods_of(hands)
+            for pod in (head, *members):
+                assert FLAVOUR.items() <= pod["spec"]["nodeSelector"].items()
+            await queue.preempts()
+            await eventually(no_pods(hands), "the pods are gone", SLOW_SECONDS)
+            await _says_queued(hands)
+            await queue.admits()
+            await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
+            # What an upgrade of the operator writes takes nothing back that the queue has said.
+            before = {"metadata": {"annotations": {"tinsmith.dev/configuration": "old"}}}
+            await hands.patch(RAY_CLUSTERS, "tiny", before)
+            await _nobody_writes(proxy)
+            cluster = await hands.get(RAY_CLUSTERS, "tiny")
+    assert cluster is not None
+    assert cluster["metadata"]["annotations"]["tinsmith.dev/configuration"] != "old"
+    assert cluster["spec"]["suspend"] is False
+    assert cluster["spec"]["headGroupSpec"]["template"]["spec"]["nodeSelector"] == FLAVOUR
+
+
+async def test_a_queue_says_when_a_conversion_runs(
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy, api_cluster: Cluster
+) -> None:
+    install_kuberay_kinds(api_cluster.kubectl)
+    kubelet.idle = True
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest(**GROUP))
+        await eventually(there(hands, JOBS, "tiny-conversion"), "the Job is there", SLOW_SECONDS)
+        await Queue(hands).takes(JOBS, "tiny-conversion")
+        await _says_queued(hands)
+        await _nobody_writes(proxy)
+        await hands.patch(JOBS, "tiny-conversion", {"spec": {"suspend": False}}, manager="kueue")
+        kubelet.idle = False
+        await eventually(there(hands, RAY_CLUSTERS, "tiny"), "the conversion is done", SLOW_SECONDS)
+
+
+def no_pods(hands: KubectlUser) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return not await group_of(hands)
+
+    return look
+
+
+def there(hands: KubectlUser, resource: Resource, name: str) -> Callable[[], Awaitable[bool]]:
+    async def look() -> bool:
+        return await hands.get(resource, name) is not None
+
+    return look
+
+
+async def _says_queued(hands: KubectlUser) -> None:
+    async def look() -> bool:
+        ready = condition_of(await hands.get(SESSIONS, "tiny"), "Ready")
+        return (ready.get("status"), ready.get("reason")) == ("False", "Queued")
+
+    await eventually(look, "it says that its queue keeps it waiting", SLOW_SECONDS)
+
+
+async def _nobody_writes(proxy: ApiProxy) -> None:
+    """Three seconds in a row, in which what is there stays as it is."""
+
+    async def look() -> bool:
+        before = len(written(proxy))
+        await asyncio.sleep(3)
+        return len(written(proxy)) == before
+
+    await eventually(look, "the operator is at rest", SLOW_SECONDS)
+
+
+def written(proxy: ApiProxy) -> list[Any]:
+    return [call for call in proxy.calls if call.verb in WRITES and call.resource not in ("leases", "events")]
 
 
 async def _check_pods(hands: KubectlUser) -> None:

@@ -13,8 +13,28 @@ import pytest
 from support.kubernetes.api_proxy import ApiProxy
 from support.kubernetes.fixtures import Cluster
 from support.kubernetes.kubectl import KubectlUser, Kubelet
-from support.operator.operators import WAIT_SECONDS, comes_to_rest, eventually, running, session_manifest, settings_for
-from tinsmith_operator.kube.resources import CLAIMS, PODS, SECRETS, SERVICES, SESSIONS, WORKLOADS, Resource
+from support.operator.operators import (
+    WAIT_SECONDS,
+    comes_to_rest,
+    eventually,
+    pool_manifest,
+    running,
+    session_manifest,
+    settings_for,
+)
+from tinsmith_operator.build.container import SECURITY
+from tinsmith_operator.build.pod import POD_SECURITY
+from tinsmith_operator.kube.resources import (
+    CLAIMS,
+    DEPLOYMENTS,
+    PODS,
+    POOLS,
+    SECRETS,
+    SERVICES,
+    SESSIONS,
+    WORKLOADS,
+    Resource,
+)
 
 WRITES = ("create", "patch", "update", "delete")
 RESTARTED = "kubectl.kubernetes.io/restartedAt"
@@ -223,6 +243,45 @@ async def test_of_two_sessions_that_name_one_claim_the_later_waits_until_the_oth
     assert claim is not None
     assert later is not None
     assert later["status"]["workerId"] == claim["metadata"]["uid"]
+
+
+def reading(claim: str) -> dict[str, Any]:
+    source = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": claim}}
+    return {"model": {"name": "tiny/model", "source": source}}
+
+
+async def test_whoever_mounts_the_claim_of_anothers_journal_is_refused_and_the_others_worker_stays(
+    hands: KubectlUser, kubelet: Kubelet, proxy: ApiProxy
+) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, session_manifest("victim"))
+        await comes_to_rest(hands, "WorkerReady", name="victim")
+        before = await hands.get(WORKLOADS, "victim"), await hands.get(PODS, "victim-0")
+        thief, pool = session_manifest("thief"), pool_manifest("thief")
+        for resource, manifest in ((SESSIONS, thief), (POOLS, pool)):
+            manifest["spec"] |= reading("victim-journal")
+            await hands.create(resource, manifest)
+            await comes_to_rest(hands, "ClaimIsJournal", name="thief", resource=resource)
+        volumes = [{"name": "journal", "persistentVolumeClaim": {"claimName": "victim-journal"}}]
+        container = {"name": "worker", "image": "busybox", "securityContext": SECURITY}
+        labels = {"app.kubernetes.io/managed-by": "tinsmith-operator", "tinsmith.dev/session": "thief"}
+        stranger = {"metadata": {"name": "stranger", "labels": labels}, "spec": {"containers": [container]}}
+        stranger["spec"] |= {"volumes": volumes, "securityContext": POD_SECURITY}
+        await hands.create(PODS, {"apiVersion": "v1", "kind": "Pod", **stranger})
+        await hands.patch(SESSIONS, "victim", {"metadata": {"annotations": {"example.com/look": "again"}}})
+        await rests(proxy)
+        assert await hands.get(WORKLOADS, "thief") is None
+        assert await hands.get(DEPLOYMENTS, "thief-sampler") is None
+        after = await hands.get(WORKLOADS, "victim"), await hands.get(PODS, "victim-0")
+        for one, other in zip(before, after, strict=True):
+            assert one is not None
+            assert other is not None
+            assert one["metadata"]["uid"] == other["metadata"]["uid"]
+            assert "deletionTimestamp" not in other["metadata"]
+        await hands.delete(SESSIONS, "victim")
+        # Of itself, once the claim is nobody's journal.
+        await comes_to_rest(hands, "WorkerReady", name="thief")
+        await comes_to_rest(hands, "ReplicasReady", name="thief", resource=POOLS)
 
 
 async def is_stopping(hands: KubectlUser, pod: str) -> bool:

@@ -24,7 +24,7 @@ class Served(Protocol):
 @contextmanager
 def service_client(server: Served, **options: Any) -> Iterator[tinker.ServiceClient]:
     """A session of its own; finished at the end."""
-    client = tinker.ServiceClient(base_url=server.url, api_key=API_KEY, **options)
+    client = tinker.ServiceClient(**({"base_url": server.url, "api_key": API_KEY} | options))
     try:
         yield client
     finally:

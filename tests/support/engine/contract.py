@@ -15,9 +15,21 @@ from numpy.typing import NDArray
 from support.engine.reference import ReferenceEngine
 from support.requirements import require
 from support.tiny_models import TIED, tiny_directory, tiny_model
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, Engine, LoraSpec, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.base import (
+    AdamParams,
+    AdapterState,
+    Call,
+    Computer,
+    Datum,
+    Engine,
+    LoraSpec,
+    LossSpec,
+    Outcome,
+    Work,
+)
 from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.parity.run import compute
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 
 CROSS_ENTROPY = LossSpec("cross_entropy")
@@ -61,18 +73,27 @@ def spec(engine: Engine, *, rank: int = 4, seed: int = 1) -> LoraSpec:
 
 
 def forward_backward(
-    engine: Engine, datums: Sequence[Datum], *, adapter: str = "a", loss: LossSpec = CROSS_ENTROPY
+    engine: Computer, datums: Sequence[Datum], *, adapter: str = "a", loss: LossSpec = CROSS_ENTROPY
 ) -> Outcome:
     """One adapter's call, which must not fail."""
-    outcome = engine.forward_backward([Work(adapter, datums, loss)])[0]
-    assert outcome.error is None, outcome.error
-    return outcome
+    return compute(engine, Work(adapter, datums, loss))
 
 
-def forward(engine: Engine, datums: Sequence[Datum], *, adapter: str = "a") -> Outcome:
-    outcome = engine.forward_backward([Work(adapter, datums, CROSS_ENTROPY, forward_only=True)])[0]
-    assert outcome.error is None, outcome.error
-    return outcome
+def forward(engine: Computer, datums: Sequence[Datum], *, adapter: str = "a") -> Outcome:
+    return compute(engine, Work(adapter, datums, CROSS_ENTROPY, forward_only=True))
+
+
+def compute_together(engine: Computer, works: Sequence[Work]) -> list[Outcome]:
+    """Calls that are under way at once, and share what they can. None may fail."""
+    calls = [engine.start(work) for work in works]
+    advance_all(engine, calls)
+    return [engine.finish(call) for call in calls]
+
+
+def advance_all(engine: Computer, calls: Sequence[Call]) -> None:
+    """Until nothing is left but to finish them."""
+    while pending := [call for call in calls if call.next_tokens]:
+        engine.advance(engine.together(pending))
 
 
 def train(engine: Engine, datums: Sequence[Datum], steps: int = 1, *, adapter: str = "a") -> None:
@@ -100,7 +121,6 @@ def state_bits(state: AdapterState) -> str:
 
 
 def bits(outcome: Outcome) -> str:
-    assert outcome.error is None, outcome.error
     return repr([output["logprobs"].tolist() for output in outcome.outputs])
 
 

@@ -1,6 +1,6 @@
 """The reference engine, with calls that end their process.
 
-What ends it is in the request: a datum that begins with one of the tokens below, a seed, a learning rate. Where
+What ends it is in the request: a microbatch that begins with one of the tokens below, a seed, a learning rate. Where
 `TINSMITH_TEST_DEADLY` names a folder, what a file in it names ends the process, too, until the file is gone. While one
 is called `hangs`, calls hang; while one is called `bad-disk`, no file is kept that has its text in the path.
 """
@@ -13,10 +13,10 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from support.engine.reference import ReferenceEngine
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, Outcome, Work
+from support.engine.reference import ReferenceCall, ReferenceEngine
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Call, LoraSpec
 from tinsmith_trainer.process_exit import end_process
 from typing_extensions import override
 
@@ -39,8 +39,8 @@ class DeadlyEngine(ReferenceEngine):
         _die(lora.seed == DEADLY_SEED)
 
     @override
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
-        first = int(work[0].datums[0].tokens[0])
+    def advance(self, calls: Sequence[Call]) -> None:
+        first = int(cast("ReferenceCall", calls[0]).microbatch[0].tokens[0])
         _die(first == KILLS or _is_deadly(f"forward_backward-{first}"))
         while _is_deadly(HANGS):
             Path(os.environ[FOLDER_VARIABLE], HUNG).touch()
@@ -49,7 +49,7 @@ class DeadlyEngine(ReferenceEngine):
             _end_with_a_sign()
         if first == EXITS:
             raise SystemExit(1)
-        return super().forward_backward(work)
+        super().advance(calls)
 
     @override
     def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The reference engine behind gates that a test opens: loading waits at one, each forward_backward at another.
+"""The reference engine behind gates that a test opens: loading waits at one, each microbatch at another.
 
 A gate is a FIFO in the folder that `TINSMITH_TEST_GATES` names. It is passed when somebody opens it for
 writing; where it does not exist, there is no gate. A file beside it, called like it and `.reached`,
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.engine.reference import ReferenceEngine
-from tinsmith_trainer.engines.base import Outcome, Work
+from tinsmith_trainer.engines.base import Call
 from typing_extensions import override
 
 FOLDER_VARIABLE = "TINSMITH_TEST_GATES"
@@ -23,9 +23,9 @@ LOADING, COMPUTING = "loading", "computing"
 
 class GatedEngine(ReferenceEngine):
     @override
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
+    def advance(self, calls: Sequence[Call]) -> None:
         _pass(COMPUTING)
-        return super().forward_backward(work)
+        super().advance(calls)
 
 
 def build_gated(options: Any) -> tuple[GatedEngine, None]:

@@ -1,7 +1,7 @@
 """A real engine in numpy alone: one linear layer with LoRA, exact gradients, AdamW.
 
 It starts in a tenth of a second, so grids of crashes can run it in subprocesses, and it keeps the
-same contract suite as the torch engine. `TINSMITH_REFERENCE_DELAY_SECONDS` makes every call last,
+same contract suite as the torch engine. `TINSMITH_REFERENCE_DELAY_SECONDS` makes every microbatch last,
 so that a test can kill a worker in the middle of one.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
     BaseModelInfo,
+    Call,
     Datum,
     EngineCapabilities,
     ExportLayout,
@@ -34,6 +35,7 @@ VOCAB_SIZE = 32
 HIDDEN_SIZE = 8
 MAX_SEQUENCE_LENGTH = 64
 LOSSES = ("cross_entropy", "importance_sampling")
+MICROBATCH_DATUMS = 8
 MODULE = "model.layers.0.self_attn.q_proj"
 
 Floats = NDArray[np.float32]
@@ -47,6 +49,22 @@ class _Adapter:
     exp_avg_sq: dict[str, Floats]
     step: int = 0
     gradients: dict[str, Floats] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class ReferenceCall(Call):
+    work: Work
+    scratch: dict[str, Floats]
+    results: list[tuple[Floats, float]] = field(default_factory=list)
+
+    @property
+    def microbatch(self) -> Sequence[Datum]:
+        """The next one."""
+        return self.work.datums[len(self.results) : len(self.results) + MICROBATCH_DATUMS]
+
+    @property
+    def next_tokens(self) -> int:
+        return max(1, sum(datum.length for datum in self.microbatch)) if self.microbatch else 0
 
 
 class ReferenceEngine:
@@ -88,22 +106,28 @@ class ReferenceEngine:
         }
         self._adapters[adapter_id] = _Adapter(lora, weights, _zeros(weights), _zeros(weights))
 
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
-        time.sleep(float(os.environ.get("TINSMITH_REFERENCE_DELAY_SECONDS", "0")))
-        return [self._run(item) for item in work]
+    def start(self, work: Work) -> Call:
+        for index, datum in enumerate(work.datums):
+            _check(index, datum, work.loss.name)
+        return ReferenceCall(work, _zeros(self._adapters[work.adapter_id].weights))
 
-    def _run(self, work: Work) -> Outcome:
+    def together(self, calls: Sequence[Call]) -> Sequence[Call]:
+        return calls
+
+    def advance(self, calls: Sequence[Call]) -> None:
+        time.sleep(float(os.environ.get("TINSMITH_REFERENCE_DELAY_SECONDS", "0")))
+        for call in cast("Sequence[ReferenceCall]", calls):
+            work = call.work
+            adapter = self._adapters[work.adapter_id]
+            call.results += [self._datum(adapter, datum, work.loss.name, call.scratch) for datum in call.microbatch]
+
+    def finish(self, call: Call) -> Outcome:
+        mine = cast("ReferenceCall", call)
+        work, results = mine.work, mine.results
         adapter = self._adapters[work.adapter_id]
-        try:
-            for index, datum in enumerate(work.datums):
-                _check(index, datum, work.loss.name)
-        except UserError as error:
-            return Outcome(error=error)
-        scratch = _zeros(adapter.weights)
-        results = [self._datum(adapter, datum, work.loss.name, scratch) for datum in work.datums]
         if not work.forward_only:
             gradients = adapter.gradients or _zeros(adapter.weights)
-            adapter.gradients = {name: gradients[name] + scratch[name] for name in scratch}
+            adapter.gradients = {name: gradients[name] + mine.scratch[name] for name in mine.scratch}
         return Outcome(
             outputs=[{"logprobs": logprobs} for logprobs, _ in results],
             metrics={"loss:sum": float(sum(loss for _, loss in results))},

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from support.engine.reference import ReferenceEngine
-from tinsmith_trainer.engines.base import AdamParams, LoraSpec, Outcome, Work
+from tinsmith_trainer.engines.base import AdamParams, Call, LoraSpec, Outcome, Work
 from typing_extensions import override
 
 _alive: weakref.WeakSet[ReferenceEngine] = weakref.WeakSet()
@@ -30,21 +29,18 @@ class StartsElsewhere(ReferenceEngine):
 
 class RoundsLogprobs(ReferenceEngine):
     @override
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
-        return [
-            replace(one, outputs=[{"logprobs": np.round(output["logprobs"], 2)} for output in one.outputs])
-            for one in super().forward_backward(work)
-        ]
+    def finish(self, call: Call) -> Outcome:
+        outcome = super().finish(call)
+        return replace(outcome, outputs=[{"logprobs": np.round(one["logprobs"], 2)} for one in outcome.outputs])
 
 
 class ForgetsTheFirstCall(ReferenceEngine):
     """As one that does not add up."""
 
     @override
-    def forward_backward(self, work: Sequence[Work]) -> Sequence[Outcome]:
-        for one in work:
-            self.clear_gradients(one.adapter_id)
-        return super().forward_backward(work)
+    def start(self, work: Work) -> Call:
+        self.clear_gradients(work.adapter_id)
+        return super().start(work)
 
 
 def steps_too_far(options: Any) -> tuple[ReferenceEngine, None]:

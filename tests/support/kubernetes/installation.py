@@ -93,6 +93,12 @@ class Installation:
     def patch(self, kind: str, name: str, patch: Object) -> None:
         self.kubectl("patch", kind, name, "--type", "merge", "--patch", json.dumps(patch))
 
+    def evict(self, pod: str) -> None:
+        """As a drain does; raises ClusterError where a budget keeps the pod."""
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
+        self.cluster.kubectl("create", f"--raw={path}", "--filename=-", stdin=json.dumps(eviction))
+
     def key_in(self, secret: str) -> str:
         """An API key that nobody gave, in the Secret where it was put."""
         encoded = self.kubectl("get", "secret", secret, "--output=jsonpath={.data.key}")

@@ -53,9 +53,15 @@ class KubectlUser:
     async def create(self, resource: Resource, manifest: Manifest) -> Manifest:
         return await self._send("POST", resource.path(self.namespace), manifest)
 
-    async def patch(self, resource: Resource, name: str, patch: Any, subresource: str | None = None) -> Manifest:
-        """A merge patch."""
-        return await self._send("PATCH", resource.path(self.namespace, name, subresource), patch, MERGE_PATCH)
+    async def post_to(self, resource: Resource, name: str, subresource: str, manifest: Manifest) -> Manifest:
+        return await self._send("POST", resource.path(self.namespace, name, subresource), manifest)
+
+    async def patch(
+        self, resource: Resource, name: str, patch: Any, subresource: str | None = None, manager: str | None = None
+    ) -> Manifest:
+        """A merge patch, booked as that field manager's."""
+        path = resource.path(self.namespace, name, subresource)
+        return await self._send("PATCH", path, patch, MERGE_PATCH, manager)
 
     async def delete(self, resource: Resource, name: str, **options: Any) -> None:
         await self._send("DELETE", resource.path(self.namespace, name), options or None)
@@ -63,13 +69,15 @@ class KubectlUser:
     async def raw(self, path: str) -> str:
         return (await self._call("GET", path, None, "application/json")).decode()
 
-    async def _send(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Manifest:
-        answer: Manifest = json.loads(await self._call(method, path, body, content))
+    async def _send(
+        self, method: str, path: str, body: Any = None, content: str = "application/json", manager: str | None = None
+    ) -> Manifest:
+        answer: Manifest = json.loads(await self._call(method, path, body, content, manager))
         return answer
 
-    async def _call(self, method: str, path: str, body: Any, content: str) -> bytes:
-        headers = {"Content-Type": content}
-        request = await self._client.param_serialize(method, path, None, [], headers, body)
+    async def _call(self, method: str, path: str, body: Any, content: str, manager: str | None = None) -> bytes:
+        headers, query = {"Content-Type": content}, [("fieldManager", manager)] if manager is not None else []
+        request = await self._client.param_serialize(method, path, None, query, headers, body)
         response = await self._client.call_api(*request, _request_timeout=TIMEOUT_SECONDS)
         answer: bytes = await response.read()  # type: ignore[no-untyped-call]
         if response.status >= 400:

@@ -67,7 +67,7 @@ class BuiltPool:
             build_certificate_secret(pool),
             build_service(pool),
             build_policy(pool, installation),
-            build_deployment(pool, build_sampler_template(pool, installation, self.restart)),
+            build_deployment(pool, pool.spec.replicas, build_sampler_template(pool, installation, self.restart)),
             build_budget(pool),
         ]
 

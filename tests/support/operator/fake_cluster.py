@@ -34,6 +34,9 @@ class FakeCluster:
         self._begin("get", resource.kind, name)
         return copy.deepcopy(self._live(Ref(resource.kind, namespace, name)))
 
+    async def read_lease(self, resource: Resource, namespace: str, name: str) -> Manifest:
+        return await self.get(resource, namespace, name)
+
     async def list_all(
         self, resource: Resource, namespace: str | None, field_selector: str | None = None
     ) -> tuple[list[Manifest], int]:
@@ -81,10 +84,10 @@ class FakeCluster:
             {**live, "metadata": {**live["metadata"], "managedFields": managed, "annotations": unsealed}}
         )
 
-    async def merge_metadata(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
+    async def merge(self, resource: Resource, manifest: Manifest, changes: Manifest) -> Manifest:
         self._begin("merge", resource.kind, manifest["metadata"]["name"])
         live = self._guarded(resource, manifest["metadata"])
-        return self._store({**live, "metadata": {**live["metadata"], **changes}})
+        return self._store(_merged(live, changes))
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, grace_period_seconds: int | None = None
@@ -120,3 +123,14 @@ class FakeCluster:
         metadata = stored["metadata"]
         self.objects[Ref(stored["kind"], metadata["namespace"], metadata["name"])] = stored
         return copy.deepcopy(stored)
+
+
+def _merged(live: Manifest, changes: Manifest) -> Manifest:
+    """As RFC 7386 has it."""
+    merged = {name: value for name, value in live.items() if changes.get(name, "") is not None}
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            merged[name] = _merged(merged.get(name) or {}, value)
+        elif value is not None:
+            merged[name] = value
+    return merged

@@ -13,8 +13,12 @@ from dataclasses import replace
 from support.operator.model_cluster import Place
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest, format_time
-from tinsmith_operator.api.names import MEMBER_APPLICATION
+from tinsmith_operator.api.names import MEMBER_APPLICATION, QUEUE_LABEL
 from tinsmith_operator.common.observed import Observed
+
+FLAVOUR = {"example.com/gpu": "h200"}
+TOLERATION = {"key": "gpus", "operator": "Exists"}
+"""Of the nodes on which the queue finds room."""
 
 Run = tuple[str, int]
 """Of the head: its pod's UID, and the restarts of its container."""
@@ -49,7 +53,7 @@ class GroupWorld(World):
         cluster = self.objects.get(("RayCluster", self.name))
         if cluster is None or "deletionTimestamp" in cluster["metadata"]:
             return
-        if cluster["spec"]["suspend"]:
+        if cluster["spec"].get("suspend"):
             self._suspend(cluster)
         elif _is_suspended(cluster):
             _say_suspended(cluster, "False")
@@ -89,14 +93,54 @@ class GroupWorld(World):
             del self.objects["Pod", member["metadata"]["name"]]
             self.container_ends(exit_code=1)
 
+    def queue_takes(self) -> None:
+        """As Kueue's webhook does with what carries a queue's label: it waits."""
+        cluster = self.objects.get(("RayCluster", self.name))
+        if cluster is not None and QUEUE_LABEL not in cluster["metadata"]["labels"]:
+            cluster["metadata"]["labels"][QUEUE_LABEL] = "gpus"
+            self._queue_writes(cluster, suspend=True)
+
+    def queue_admits(self) -> None:
+        """On the nodes of a flavour. What it adds to templates is booked as its own."""
+        cluster = self.objects.get(("RayCluster", self.name))
+        if cluster is None or not cluster["spec"].get("suspend") or QUEUE_LABEL not in cluster["metadata"]["labels"]:
+            return
+        for template in _templates(cluster):
+            template["spec"]["nodeSelector"] = {**template["spec"].get("nodeSelector", {}), **FLAVOUR}
+            template["spec"]["tolerations"] = [*template["spec"].get("tolerations", []), TOLERATION]
+            template["metadata"]["labels"]["kueue.x-k8s.io/podset"] = "some"
+        self._queue_writes(cluster, suspend=False)
+
+    def queue_preempts(self) -> None:
+        cluster = self.objects.get(("RayCluster", self.name))
+        if cluster is not None and QUEUE_LABEL in cluster["metadata"]["labels"]:
+            self._queue_writes(cluster, suspend=True)
+
     def someone_edits(self, place: Place) -> None:
         super().someone_edits(place)
         live = self.objects.get(place)
         if live is not None and place[0] == "RayCluster":
-            live["spec"]["suspend"] = not live["spec"]["suspend"]
+            live["spec"]["suspend"] = not live["spec"].get("suspend")
             live["spec"]["workerGroupSpecs"][0]["replicas"] = 7
 
     # ---
+
+    def _queue_writes(self, cluster: Manifest, *, suspend: bool) -> None:
+        cluster["spec"]["suspend"] = suspend
+        fields = {"f:spec": {"f:suspend": {}, "f:headGroupSpec": {}, "f:workerGroupSpecs": {}}}
+        cluster["metadata"]["managedFields"] = [{"manager": "kueue", "operation": "Update", "fieldsV1": fields}]
+        cluster["metadata"]["resourceVersion"] = self._version()
+
+    def _apply(self, manifest: Manifest, uid: str, resource_version: str) -> None:
+        """What the apply does not name stays with whoever else has written it."""
+        live = self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
+        if live is None or live["kind"] != "RayCluster" or "suspend" in manifest["spec"]:
+            super()._apply(manifest, uid, resource_version)
+            return
+        labels, suspend = live["metadata"]["labels"], live["spec"].get("suspend", False)
+        super()._apply(manifest, uid, resource_version)
+        live["metadata"]["labels"] = {**labels, **live["metadata"]["labels"]}
+        self._queue_writes(live, suspend=suspend)
 
     def _suspend(self, cluster: Manifest) -> None:
         pods = [pod for pod in self._of_kind("Pod") if self._controls(cluster, pod)]
@@ -122,6 +166,11 @@ class GroupWorld(World):
 
     def _living_members(self) -> list[Manifest]:
         return [member for member in self.members() if "deletionTimestamp" not in member["metadata"]]
+
+
+def _templates(cluster: Manifest) -> list[Manifest]:
+    spec = cluster["spec"]
+    return [spec["headGroupSpec"]["template"], *(group["template"] for group in spec["workerGroupSpecs"])]
 
 
 def _is_suspended(cluster: Manifest) -> bool:

@@ -71,7 +71,7 @@ async def content_worker(target: Target) -> WorkerReport:
         received_at=datetime.now(UTC),
         epoch=1,
         adapters_used=0,
-        adapter_slots=8,
+        model_places=8,
         running_seconds=0.0,
         snapshot_seconds=1.0,
         last_snapshot_time=None,
@@ -152,6 +152,10 @@ class OperatorProgram:
         self.lines: list[str] = []
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return "\n".join(self.lines)
 
@@ -175,8 +179,8 @@ class OperatorProgram:
 async def operator_program(settings: Settings, **environment: str) -> AsyncIterator[OperatorProgram]:
     """Killed at the end of the block if it still runs then."""
     given = {
-        f"TINSMITH_OPERATOR_{name.upper()}": json.dumps(value) if isinstance(value, dict) else str(value)
-        for name, value in settings.model_dump(exclude_none=True).items()
+        f"TINSMITH_OPERATOR_{name.upper()}": json.dumps(value) if isinstance(value, dict | list) else str(value)
+        for name, value in settings.model_dump(exclude_none=True, by_alias=True).items()
         if value != ""
     }
     process = await asyncio.create_subprocess_exec(

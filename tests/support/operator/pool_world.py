@@ -12,7 +12,7 @@ from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import certificate_secret_name
 from tinsmith_operator.api.sampler_pool import parse_pool
 from tinsmith_operator.common.actions import Decision
-from tinsmith_operator.common.observed import ObservedPool
+from tinsmith_operator.common.observed import ObservedPool, ReadJournal
 from tinsmith_operator.pool.decision import decide_pool
 
 
@@ -22,6 +22,7 @@ class PoolWorld(ModelCluster):
     def __init__(self, pool: Manifest) -> None:
         super().__init__(pool)
         self.child = f"{self.name}-sampler"
+        self.read_journal: ReadJournal | None = None  # its model is on a session's journal
         self.broken_images: set[str] = set()  # no node can pull them
         self.quota: int | None = None  # pods that the namespace may have
         self.templates: list[Manifest] = []  # every one that pods were made from
@@ -36,6 +37,7 @@ class PoolWorld(ModelCluster):
             authority_fingerprint=AUTHORITY,
             workload=self.get("Deployment", self.child),
             service=self.get("Service", self.child),
+            read_journal=self.read_journal,
             policy=self.get("NetworkPolicy", self.child),
             budget=self.get("PodDisruptionBudget", self.child),
             certificate_secret=secret,

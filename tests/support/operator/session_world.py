@@ -11,12 +11,12 @@ from typing import Any
 
 from support.operator.model_cluster import AUTHORITY, ModelCluster, Place
 from tinsmith_operator.api.base import Manifest, format_time
+from tinsmith_operator.api.images import repository_of
 from tinsmith_operator.api.names import certificate_secret_name, conversion_name, pod_name
 from tinsmith_operator.api.training_session import parse_session
 from tinsmith_operator.common.actions import Decision
-from tinsmith_operator.common.observed import Observed, SnapshotAnswer, WorkerReport
+from tinsmith_operator.common.observed import Observed, ReadJournal, SnapshotAnswer, WorkerReport
 from tinsmith_operator.session.decision import decide
-from tinsmith_operator.session.upgrade import repository_of
 
 
 class World(ModelCluster):
@@ -26,10 +26,13 @@ class World(ModelCluster):
         super().__init__(session)
         self.workload_kind = "StatefulSet"
         self.claim_holder: str | None = None  # an earlier session that names the same claim
+        self.claim_reader: str | None = None  # an earlier session or pool that has its model there
+        self.read_journal: ReadJournal | None = None  # its own model is on another session's journal
         self.pod_name = pod_name(self.name)
         self.report: WorkerReport | None = None
         self.snapshot: SnapshotAnswer | None = None
         self.converted_with: set[str] = set()  # images of Jobs that succeeded
+        self.has_turn = False
         self.refused_images: dict[str, str] = {}  # image -> the one that its journal needs first
 
     @property
@@ -54,6 +57,8 @@ class World(ModelCluster):
             policy=self.get("NetworkPolicy", self.name),
             claim=self.get("PersistentVolumeClaim", session.claim_name),
             claim_holder=self.claim_holder,
+            claim_reader=self.claim_reader,
+            read_journal=self.read_journal,
             certificate_secret=secret,
             conversion=self.get("Job", conversion_name(self.name)),
             converters=tuple(copy.deepcopy(self.converters())),
@@ -62,6 +67,7 @@ class World(ModelCluster):
             report=self.report,
             snapshot=self.snapshot,
             warnings=tuple(self.warnings),
+            has_turn=self.has_turn,
         )
 
     def decide(self) -> Decision:
@@ -146,6 +152,11 @@ class World(ModelCluster):
         status = pod["status"]["containerStatuses"][0]
         status["restartCount"] = restarts + 1
         status["lastState"] = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
+
+    def image_cannot_be_fetched(self) -> None:
+        pod = self._worker_pod()
+        if pod is not None:
+            self._set_container(pod, {"waiting": {"reason": "ErrImageNeverPull"}}, ready=False)
 
     def worker_reports(
         self, *, adapters_used: int = 0, running_seconds: float = 0.0, volume_full: bool = False

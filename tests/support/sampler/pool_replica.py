@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from support.tiny_models import tiny_directory
 from support.worker.pod_process import PodProcess
 from support.worker.process import RECONNECTS, START_SECONDS
-from tinsmith_rpc import wire_pb2, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
 from tinsmith_trainer.errors import ServerError, TrainerError, UserError
@@ -96,7 +96,8 @@ class RemoteSampler(Sampler):
     @override
     def submit(self, job: SampleJob, done: Callable[[SampleOutcome], None]) -> None:
         request_id = self._ids[job.request_id] = f"{job.request_id}-{next(_numbers)}"
-        self._stub.Sample(sample_request(replace(job, request_id=request_id), self._adapters[job.adapter_key]))
+        request = sample_request(replace(job, request_id=request_id), self._adapters[job.adapter_key])
+        self._stub.Sample(request, metadata=metadata_of(job.tenant))
         threading.Thread(target=lambda: done(self._outcome(request_id)), daemon=True).start()
 
     @override
@@ -126,6 +127,11 @@ class RemoteSampler(Sampler):
         if reply.HasField("result"):
             return decode_outcome(reply.result.payload)
         return SampleOutcome(error=_error(reply.failure))
+
+
+def metadata_of(tenant: str) -> tuple[tuple[str, bytes], ...]:
+    """As a server sends it."""
+    return ((TENANT_METADATA, tenant.encode()),)
 
 
 def sample_request(job: SampleJob, adapter: worker_pb2.AdapterRef | None = None) -> worker_pb2.SampleRequest:

@@ -63,6 +63,19 @@ ASSUMPTIONS = (
     ),
     Assumption(
         "vllm",
+        "a step has at most --max-num-seqs sequences; others wait in the order in which they came. The default follows "
+        "from the GPU, 256 or 1024",
+        "documented",
+        VLLM_ARGUMENTS,
+    ),
+    Assumption(
+        "sglang",
+        "without --max-running-requests a step has as many as memory has room for, up to thousands; others wait",
+        "general knowledge",
+        SGLANG_SOURCE,
+    ),
+    Assumption(
+        "vllm",
         "--max-cpu-loras must not be less than --max-loras; the adapter used longest ago is read again from its folder",
         "read in the source",
         f"{VLLM_SOURCE}: vllm/config/lora.py",

@@ -56,6 +56,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-loras", type=int, default=1)
     parser.add_argument("--max-cpu-loras", type=int, default=1)
     parser.add_argument("--max-lora-rank", type=int, choices=RANKS, default=16)

@@ -10,6 +10,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.service import WorkerParts, WorkerService
 from tinsmith_trainer.worker.volume import Volume
@@ -23,6 +24,8 @@ class Worker:
         folder: Path,
         *,
         slots: int = 8,
+        places: int | None = None,
+        residency: ResidencyRules | None = None,
         max_rank: int = 16,
         reserved_bytes: int = 0,
         seed: int = 0,
@@ -38,11 +41,13 @@ class Worker:
             checkpoints=CheckpointRoot(checkpoints or f"file://{folder / 'checkpoints'}"),
             volume=Volume(folder / "volume", reserved_bytes=reserved_bytes),
             policy=policy or SnapshotPolicy(),
+            model_places=places,
+            residency=residency or ResidencyRules(),
             journal_vfs=journal_vfs,
         )
         self.service = WorkerService(parts)
 
-    async def submit(self, *calls: Call, rejection: str | None = None) -> None:
+    async def submit(self, *calls: Call, rejection: str | None = None, tenant: str = "") -> None:
         for call in calls:
             request = worker_pb2.SubmitRequest(
                 epoch=self.service.epoch,
@@ -53,7 +58,7 @@ class Worker:
             )
             if rejection is not None:
                 request.rejection.category, request.rejection.message = worker_pb2.USER, rejection
-            await self.service.submit(request)
+            await self.service.submit(request, tenant)
 
     async def finished(self, seq_id: int, model_id: str = MODEL) -> OperationResult:
         result = await self.service.wait_for(model_id, seq_id, AWAIT_SECONDS)

@@ -29,6 +29,8 @@ RECONNECTS = (
 )
 """By default the pauses grow to many seconds while a process starts, and a new channel takes over the connection that
 another had to the same address: to the process before."""
+TOKENS_OF_MANY = 4
+"""Of each datum of `train_many`."""
 Kind = worker_pb2.OperationKind.ValueType
 
 
@@ -50,6 +52,21 @@ def create(seed: int = 7, model_id: str = MODEL) -> Call:
 def train(seq_id: int, tokens: Sequence[int] = (3, 1, 4, 1, 5), *, forward_only: bool = False) -> Call:
     body = forward_backward([next_token_datum(tokens)], model_id=MODEL, seq_id=seq_id, forward_only=forward_only)
     return Call(seq_id, worker_pb2.FORWARD_BACKWARD, body)
+
+
+def train_many(
+    seq_id: int,
+    datums: int,
+    model_id: str = MODEL,
+    *,
+    forward_only: bool = False,
+    last: Sequence[int] | None = None,
+) -> Call:
+    """Of so many datums, of which few are equal, and perhaps one more."""
+    tokens = [(number % 29, number // 29 % 29, 4, 1, 5) for number in range(datums)]
+    bodies = [next_token_datum(each) for each in (*tokens, *([last] if last else ()))]
+    body = forward_backward(bodies, model_id=model_id, seq_id=seq_id, forward_only=forward_only)
+    return Call(seq_id, worker_pb2.FORWARD_BACKWARD, body, model_id)
 
 
 def broken_train(seq_id: int) -> Call:

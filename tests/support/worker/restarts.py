@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,13 @@ class Lives:
             await self.across(lambda call=call: self.worker.submit(call))  # type: ignore[misc]
         for call in calls:
             await self.across(lambda call=call: self._ask(call))  # type: ignore[misc]
+
+    async def run_beside(self, calls: Sequence[Call], others: Sequence[Call]) -> None:
+        """The first of `calls` is under way, and pending, when any of the others is submitted."""
+        await self.across(lambda: self.worker.submit(calls[0]))
+        while not (await self.worker.describe()).running_seconds:
+            await asyncio.sleep(0)
+        await self.run([*others, *calls])
 
     async def _ask(self, call: Call) -> None:
         reply = await self.worker.result(call.seq_id, call.model_id)

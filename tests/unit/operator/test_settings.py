@@ -107,3 +107,24 @@ def test_the_program_names_what_is_missing_and_ends() -> None:
     assert "TINSMITH_OPERATOR_TRAINER_IMAGE: Field required" in ended.stderr
     assert "TINSMITH_OPERATOR_BURST: " in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(("lease", "renew"), [(15, 5.1), (3, 2)])
+def test_a_lease_that_would_be_renewed_too_late_is_refused(lease: int, renew: float) -> None:
+    with pytest.raises(ValidationError, match="renew it at least three times in its duration"):
+        make(lease_seconds=lease, lease_renew_seconds=renew)
+    assert make(lease_seconds=15, lease_renew_seconds=5).lease_renew_seconds == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"restart_budget": "0"}, "no budget of restarts"), ({"restart_window": "nights"}, "no window for restarts")],
+)
+def test_restarts_that_cannot_be_paced_are_refused(changes: dict[str, str], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        make(**changes)
+
+
+def test_restarts_that_nobody_asked_for_are_off_until_they_are_turned_on() -> None:
+    assert not make().restart_policy.automatic
+    assert make(restart_automatically=True, restart_budget="20%").restart_policy.most(30) == 6

@@ -16,11 +16,12 @@ from tinsmith_operator.api.sampler_pool import SamplerPoolSpec
 from tinsmith_operator.api.serving_spec import ServingSpec
 from tinsmith_operator.api.status import OwnerStatus, SamplerPoolStatus, TrainingSessionStatus
 from tinsmith_operator.api.training_session import TrainingSessionSpec
+from tinsmith_operator.policy import CLAIM_PATTERN, SECRET_PATTERN
 
 
 @dataclass(frozen=True)
 class Crd:
-    """filled: fields of the spec that have a default."""
+    """filled: fields of the spec that have a default. claims: those that name a claim."""
 
     file: Path
     kind: str
@@ -28,6 +29,7 @@ class Crd:
     spec: type[ServingSpec]
     status: type[OwnerStatus]
     filled: frozenset[str]
+    claims: frozenset[str]
 
     @property
     def fields(self) -> list[tuple[str, Schema]]:
@@ -41,6 +43,7 @@ SESSION = Crd(
     TrainingSessionSpec,
     TrainingSessionStatus,
     frozenset({"engine", "adapters", "sampling", "storage", "suspend", "pod"}),
+    frozenset({"model.source.persistentVolumeClaim.claimName", "modelCache.claimName", "storage.existingClaim"}),
 )
 POOL = Crd(
     POOL_CRD_FILE,
@@ -49,7 +52,9 @@ POOL = Crd(
     SamplerPoolSpec,
     SamplerPoolStatus,
     frozenset({"engine", "replicas", "adapters", "pod"}),
+    frozenset({"model.source.persistentVolumeClaim.claimName"}),
 )
+READ_SECRETS = ("model.source.hub.tokenSecretRef", "pod.env[].valueFrom.secretKeyRef")
 CRDS = pytest.mark.parametrize("crd", [SESSION, POOL], ids=lambda crd: crd.kind)
 ALL_FIELDS = [
     pytest.param(place, field, id=f"{crd.kind}.{place}") for crd in (SESSION, POOL) for place, field in crd.fields
@@ -60,6 +65,14 @@ ALL_RULES = [
     for _, field in [("", root_schema(crd.file)), *crd.fields]
     for rule in field.get("x-kubernetes-validations", ())
 ]
+
+
+@CRDS
+def test_the_crds_refuse_the_names_that_the_operator_knows_before_it_is_told_any(crd: Crd) -> None:
+    rules = [rule["rule"] for _, field in crd.fields for rule in field.get("x-kubernetes-validations", ())]
+    secrets, claims = (f"r'^({pattern.pattern})$'" for pattern in (SECRET_PATTERN, CLAIM_PATTERN))
+    assert len([rule for rule in rules if secrets in rule]) == len(READ_SECRETS)
+    assert len([rule for rule in rules if claims in rule]) == len(crd.claims)
 
 
 def fields_of(model: type[BaseModel], path: str) -> set[str]:

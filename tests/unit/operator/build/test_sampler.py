@@ -63,7 +63,7 @@ def test_a_pool_and_a_session_of_one_name_share_no_name() -> None:
 
 
 def test_a_new_sampler_is_ready_before_an_old_one_goes() -> None:
-    strategy = build_deployment(make_pool(), {})["spec"]["strategy"]
+    strategy = build_deployment(make_pool(), 1, {})["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
@@ -75,7 +75,7 @@ def test_a_spread_is_about_the_pods_of_this_pool() -> None:
 
 def test_the_loading_of_a_large_model_is_not_taken_for_a_failed_roll() -> None:
     pool = make_pool(pod={"startupTimeoutSeconds": 7200})
-    assert build_deployment(pool, {})["spec"]["progressDeadlineSeconds"] > 7200
+    assert build_deployment(pool, 1, {})["spec"]["progressDeadlineSeconds"] > 7200
 
 
 def test_a_sampler_reaches_what_its_worker_would() -> None:

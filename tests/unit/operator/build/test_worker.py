@@ -33,6 +33,12 @@ def measured(seconds: int | None, **spec: Any) -> TrainingSession:
     return replace(make_session(**spec), status=TrainingSessionStatus(snapshot_seconds=seconds))
 
 
+def test_a_worker_hears_of_places_only_where_somebody_said_how_many() -> None:
+    """It knows how many suit its slots, and one of an earlier image would not know the flag."""
+    assert not [word for word in worker(make_session())["args"] if word.startswith("--model-places")]
+    assert "--model-places=24" in worker(make_session(adapters={"slots": 4, "modelPlaces": 24}))["args"]
+
+
 @every_session
 def test_a_pod_keeps_to_the_restricted_standard(built: Built) -> None:
     spec = pod_template(built.session)["spec"]

@@ -137,3 +137,21 @@ def test_what_controllers_write_into_a_claim_stays_theirs() -> None:
 def test_a_subresource_of_somebody_else_is_no_content() -> None:
     scaled = entry("kubectl", "Update", {"f:spec": {"f:replicas": {}}}, subresource="scale")
     assert not others_hold_content(manifest(entry(OURS, "Apply", PORTS), scaled))
+
+
+SUSPEND = {"f:spec": {"f:suspend": {}}}
+
+
+def test_what_says_when_it_runs_stays_with_whoever_wrote_it() -> None:
+    queue = entry("kueue", "Update", {"f:spec": {"f:suspend": {}, "f:headGroupSpec": {}}})
+    live = manifest(entry(OURS, "Update", SELECTOR), queue, kind="RayCluster")
+    assert not others_hold_content(live)
+    assert taken_over(live) == [entry(OURS, "Apply", SELECTOR), queue]
+
+
+def test_a_field_that_a_queues_webhook_put_into_our_own_request_is_let_go_and_not_taken_away() -> None:
+    both = {"f:spec": {**SELECTOR["f:spec"], **SUSPEND["f:spec"]}}
+    live = manifest(entry(OURS, "Update", both), kind="RayCluster")
+    assert taken_over(live) == [entry(OURS, "Apply", both)]
+    live["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    assert taken_over(live) == [entry(OURS, "Apply", SELECTOR)]

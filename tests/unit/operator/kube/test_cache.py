@@ -27,6 +27,11 @@ from tinsmith_operator.kube.resources import (
 KEY = Key("tin", "tiny", "TrainingSession")
 
 
+def listed(cache: Cache, resource: Resource, shown: list[dict[str, Any]], version: int) -> None:
+    """A whole list of the namespace, in one page."""
+    cache.drop_unlisted(resource, "tin", cache.note_listed(shown), version)
+
+
 def manifest(
     resource: Resource, name: str = "tiny", *, uid: str = "u1", version: int = 1, **labels: str
 ) -> dict[str, Any]:
@@ -103,7 +108,7 @@ def test_what_a_newer_list_lacks_is_gone_and_is_told(cache: Cache, enqueued: lis
     cache.note(manifest(SERVICES, version=5))
     cache.note(manifest(SERVICES, "kept", uid="u2", version=6))
     cache.read(place(SERVICES), KEY)
-    cache.replace(SERVICES, "tin", [manifest(SERVICES, "kept", uid="u2", version=6)], list_version=20)
+    listed(cache, SERVICES, [manifest(SERVICES, "kept", uid="u2", version=6)], 20)
     assert cache.peek(place(SERVICES)) is None
     assert cache.peek(place(SERVICES, "kept")) is not None
     assert enqueued == [KEY]
@@ -111,13 +116,13 @@ def test_what_a_newer_list_lacks_is_gone_and_is_told(cache: Cache, enqueued: lis
 
 def test_what_was_written_after_the_list_was_made_stays(cache: Cache) -> None:
     cache.note(manifest(SERVICES, version=21))
-    cache.replace(SERVICES, "tin", [], list_version=20)
+    listed(cache, SERVICES, [], 20)
     assert cache.peek(place(SERVICES)) is not None
 
 
 def test_a_list_of_one_kind_leaves_the_others_alone(cache: Cache) -> None:
     cache.note(manifest(SERVICES, version=5))
-    cache.replace(SECRETS, "tin", [], list_version=20)
+    listed(cache, SECRETS, [], 20)
     assert cache.peek(place(SERVICES)) is not None
 
 
@@ -131,7 +136,7 @@ def test_an_object_that_lost_the_label_we_watch_can_be_read_in_again(cache: Cach
 def test_what_no_watch_shows_is_kept_through_a_list_and_dropped_when_asked(cache: Cache, enqueued: list[Key]) -> None:
     cache.note(manifest(SECRETS, version=5))
     cache.read(place(SECRETS), KEY)
-    cache.replace(SECRETS, "tin", [], list_version=20)
+    listed(cache, SECRETS, [], 20)
     assert cache.peek(place(SECRETS)) is not None
     cache.drop_if_unwatched(place(SECRETS))
     assert cache.peek(place(SECRETS)) is None
@@ -221,7 +226,7 @@ def test_a_group_is_what_a_look_at_everything_would_find(changes: list[tuple[str
             case "end":
                 cache.note_end(ref, name, version)
             case "replace":
-                cache.replace(resource, "tin", [shown], version)
+                listed(cache, resource, [shown], version)
             case "drop":
                 cache.drop_if_unwatched(ref)
         for kind in (PODS.kind, SERVICES.kind):
@@ -259,10 +264,58 @@ def test_of_a_foreign_object_only_whose_it_is_is_kept(cache: Cache, kind: str) -
     assert kept["metadata"] == {name: it for name, it in theirs["metadata"].items() if name not in large_ones}
 
 
-@pytest.mark.parametrize("resource", [CLAIMS, SESSIONS, POOLS], ids=lambda resource: resource.kind)
-def test_claims_sessions_and_pools_are_kept_whole_whoever_made_them(cache: Cache, resource: Resource) -> None:
+@pytest.mark.parametrize("resource", [SESSIONS, POOLS], ids=lambda resource: resource.kind)
+def test_sessions_and_pools_are_kept_but_for_who_wrote_which_field(cache: Cache, resource: Resource) -> None:
     cache.note(large(resource))
-    assert cache.peek(place(resource)) == large(resource)
+    whole = large(resource)
+    del whole["metadata"]["managedFields"]
+    assert cache.peek(place(resource)) == whole
+
+
+def test_of_somebodys_claim_is_kept_what_the_operator_has_written_on_it(cache: Cache) -> None:
+    """A session may keep its journal there, and the claim remembers the image."""
+    theirs = large(CLAIMS)
+    theirs["metadata"]["annotations"]["tinsmith.dev/image"] = "trainer:1"
+    ours = {"manager": MANAGER, "operation": "Apply", "fieldsV1": {"f:metadata": {}}}
+    theirs["metadata"]["managedFields"].append(ours)
+    cache.note(theirs)
+    kept = cache.peek(place(CLAIMS))
+    assert kept is not None
+    assert kept["metadata"]["annotations"] == {"tinsmith.dev/image": "trainer:1"}
+    assert kept["metadata"]["managedFields"] == [ours]
+    assert kept["metadata"]["uid"] == theirs["metadata"]["uid"]
+
+
+def test_a_claim_of_ours_is_kept_whole(cache: Cache) -> None:
+    cache.note(large(CLAIMS, **{MANAGED_BY_LABEL: MANAGER}))
+    assert cache.peek(place(CLAIMS)) == large(CLAIMS, **{MANAGED_BY_LABEL: MANAGER})
+
+
+def test_of_a_pod_is_kept_what_its_worker_was_told_and_how_it_is(cache: Cache) -> None:
+    pod = large(PODS)
+    pod["metadata"]["annotations"]["tinsmith.dev/inputs"] = "abc"
+    journal = {"name": "journal", "persistentVolumeClaim": {"claimName": "tiny-journal"}}
+    container = {"name": "worker", "image": "trainer:1", "args": ["--volume=/journal", "--image=trainer:1"]}
+    secrets = [{"name": "registry"}]
+    pod["spec"] |= {
+        "nodeName": "node-1",
+        "imagePullSecrets": secrets,
+        "containers": [{**container, "env": [{"name": "TOKEN", "value": "x" * 10_000}]}],
+        "volumes": [journal, {"name": "tmp", "emptyDir": {}}],
+    }
+    pod["status"] = {"phase": "Running", "conditions": [], "containerStatuses": [{"name": "worker"}], "podIPs": []}
+    cache.note(pod)
+    kept = cache.peek(place(PODS))
+    assert kept is not None
+    assert kept["metadata"]["annotations"] == {"tinsmith.dev/inputs": "abc"}
+    assert "managedFields" not in kept["metadata"]
+    assert kept["spec"] == {
+        "nodeName": "node-1",
+        "imagePullSecrets": secrets,
+        "containers": [{"name": "worker", "image": "trainer:1", "args": ["--image=trainer:1"]}],
+        "volumes": [journal],
+    }
+    assert kept["status"] == {"phase": "Running", "conditions": [], "containerStatuses": [{"name": "worker"}]}
 
 
 def test_a_child_that_lost_our_label_or_its_owner_is_kept_whole(cache: Cache) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -20,8 +20,9 @@ from tinsmith_operator.errors import (
     Unavailable,
 )
 from tinsmith_operator.kube.client import Cluster, error_of, load_configuration, open_watch_session
-from tinsmith_operator.kube.rate_limit import RateLimit
+from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import LEASES, SECRETS, SERVICES, SESSIONS, ApiCall, parse_call
+from typing_extensions import override
 
 
 class Wire:
@@ -33,13 +34,14 @@ class Wire:
         self.answer: dict[str, Any] = {"metadata": {"resourceVersion": "7"}, "items": []}
         self.headers: dict[str, str] = {}
         self.tokens: list[str | None] = []
+        self.answers: Callable[[web.Request], dict[str, Any]] = lambda _request: self.answer
 
     async def take(self, request: web.Request) -> web.Response:
         body = await request.read()
         sent = json.loads(body) if body else None
         self.requests.append((request.method, request.path, dict(request.query), request.content_type, sent))
         self.tokens.append(request.headers.get("Authorization"))
-        return web.json_response(self.answer, status=self.status, headers=self.headers)
+        return web.json_response(self.answers(request), status=self.status, headers=self.headers)
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ async def test_a_delete_names_the_uid(cluster: Cluster, wire: Wire) -> None:
 
 async def test_finalizers_are_set_on_this_very_version(cluster: Cluster, wire: Wire) -> None:
     manifest = {"metadata": {"name": "tiny", "namespace": "tin", **GUARD}}
-    await cluster.merge_metadata(SESSIONS, manifest, {"finalizers": ["tinsmith.dev/claim"]})
+    await cluster.merge(SESSIONS, manifest, {"metadata": {"finalizers": ["tinsmith.dev/claim"]}})
     [(method, _, _, content, body)] = wire.requests
     assert (method, content) == ("PATCH", "application/merge-patch+json")
     assert body == {"metadata": {"finalizers": ["tinsmith.dev/claim"], **GUARD}}
@@ -155,9 +157,67 @@ async def test_finalizers_are_set_on_this_very_version(cluster: Cluster, wire: W
 async def test_a_list_asks_for_what_is_watched_and_names_the_kind_of_each_item(cluster: Cluster, wire: Wire) -> None:
     wire.answer = {"metadata": {"resourceVersion": "99"}, "items": [{"metadata": {"name": "a"}}]}
     items, version = await cluster.list_all(SECRETS, "tin")
-    assert wire.requests[0][2] == {"labelSelector": "app.kubernetes.io/managed-by=tinsmith-operator"}
+    assert wire.requests[0][2] == {"labelSelector": "app.kubernetes.io/managed-by=tinsmith-operator", "limit": "500"}
     assert items == [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "a"}}]
     assert version == 99
+
+
+async def test_a_list_is_read_page_by_page(cluster: Cluster, wire: Wire) -> None:
+    def answer(request: web.Request) -> dict[str, Any]:
+        number = int(request.query.get("continue", "0"))
+        after = {"continue": str(number + 1)} if number < 2 else {}
+        return {"metadata": {"resourceVersion": "99", **after}, "items": [{"metadata": {"name": f"s{number}"}}]}
+
+    wire.answers = answer
+    items, version = await cluster.list_all(SECRETS, "tin")
+    assert ([item["metadata"]["name"] for item in items], version) == (["s0", "s1", "s2"], 99)
+    assert [request[2].get("continue") for request in wire.requests] == [None, "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("read", "waits"),
+    [
+        (lambda cluster: cluster.get(SECRETS, "tin", "one"), True),
+        (lambda cluster: cluster.list_all(SECRETS, "tin"), True),
+        (lambda cluster: cluster.try_list(SECRETS, "tin"), True),
+        (lambda cluster: cluster.read_lease(LEASES, "tin", "lease"), False),
+    ],
+    ids=["get", "list", "try", "lease"],
+)
+async def test_a_read_waits_for_its_turn_like_a_write_and_the_lease_waits_for_nobody(
+    wire: Wire, read: Callable[[Cluster], Awaitable[Any]], waits: bool
+) -> None:
+    limit = CountedLimit()
+    cluster = Cluster(limit, lambda: 10.0, lambda *_: None)
+    await read(cluster)
+    assert limit.turns == (1 if waits else 0)
+    await cluster.close()
+
+
+async def test_a_read_that_is_told_to_ask_for_less_holds_up_the_next_one(wire: Wire) -> None:
+    limit = CountedLimit()
+    cluster = Cluster(limit, lambda: 10.0, lambda *_: None)
+    wire.status, wire.headers = 429, {"Retry-After": "36"}
+    with pytest.raises(Throttled):
+        await cluster.get(SECRETS, "tin", "one")
+    assert limit.held == [36.0]
+    await cluster.close()
+
+
+class CountedLimit(RateLimit):
+    def __init__(self) -> None:
+        super().__init__(per_second=1000.0, burst=10)
+        self.turns = 0
+        self.held: list[float] = []
+
+    @override
+    async def wait(self, priority: Priority = Priority.ORDINARY) -> None:
+        self.turns += 1
+        await super().wait(priority)
+
+    @override
+    def hold(self, seconds: float) -> None:
+        self.held.append(seconds)
 
 
 async def test_without_permission_nothing_is_written(cluster: Cluster, wire: Wire, permission: Permission) -> None:
@@ -305,21 +365,30 @@ async def test_no_credentials_at_all_is_said_with_the_cure(monkeypatch: pytest.M
 
 async def test_a_list_that_the_watch_asks_for_is_read_beside_it(wire: Wire) -> None:
     """So nobody has to ask for it a second time."""
-    heard: list[tuple[str | None, str, str, Any]] = []
-    session = await open_watch_session(lambda *_: None, lambda *list_: heard.append(list_))
+    heard: list[tuple[str | None, str, str, Any, bool]] = []
+    turns: list[str] = []
+
+    async def turn() -> None:
+        turns.append("taken")
+
+    session = await open_watch_session(lambda *_: None, lambda *page: heard.append(page), turn)
     async with session.http as http:
         for path in ("/api/v1/namespaces/tin/secrets", "/api/v1/pods", "/api/v1/namespaces/tin/secrets/one"):
             async with http.get(session.server + path) as response:
                 assert await response.json() == wire.answer
         async with http.get(f"{session.server}/api/v1/pods?watch=true") as response:
             assert [part async for part in response.content] != []
+        assert len(turns) == 2, "a watch waits for none, nor does what is asked once"
+        async with http.get(f"{session.server}/api/v1/pods?limit=500&continue=next") as response:
+            await response.read()
         wire.status = 403
         async with http.get(f"{session.server}/api/v1/pods") as response:
             await response.read()
     assert heard == [
-        ("tin", "secrets", "200", wire.answer),
-        (None, "pods", "200", wire.answer),
-        (None, "pods", "403", None),
+        ("tin", "secrets", "200", wire.answer, True),
+        (None, "pods", "200", wire.answer, True),
+        (None, "pods", "200", wire.answer, False),
+        (None, "pods", "403", None, True),
     ]
 
 

@@ -16,7 +16,6 @@ from support.operator.histories import (
     a_foreign_object,
     come_to_rest_with_and_without_a_death,
     decides_alike_and_changes_nothing,
-    live_through,
     step,
     tells_nothing_more,
 )
@@ -24,8 +23,10 @@ from support.operator.pool_world import PoolWorld
 from support.operator.resources import pool_manifest
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.common.observed import ReadJournal
 
 SETTINGS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+ON_A_JOURNAL = ReadJournal("spec.model.source.persistentVolumeClaim.claimName", "models", "ada")
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 
 CHILDREN = [
@@ -57,6 +58,8 @@ def steps() -> st.SearchStrategy[Step]:
         step("node lost", lambda world: world.a_node_is_lost()),
         step("day", lambda world: world.time_passes(timedelta(days=1))),
         step("month", lambda world: world.time_passes(timedelta(days=31))),
+        step("its model is on a journal", lambda world: setattr(world, "read_journal", ON_A_JOURNAL)),
+        step("on no journal", lambda world: setattr(world, "read_journal", None)),
         step("another default", lambda world: world.change_installation(trainer_image=NEW_IMAGE)),
     ]
     asking = st.integers(1, 3).map(lambda day: step(f"restart {day}", lambda world: ask_for_restart(world, day)))
@@ -69,6 +72,11 @@ def ask_for_restart(world: PoolWorld, day: int) -> None:
 
 def a_world(spec: Manifest | None = None) -> PoolWorld:
     return PoolWorld(pool_manifest(**(spec or {})))
+
+
+def live_through(world: PoolWorld, life: list[Step]) -> None:
+    histories.live_through(world, life)
+    world.read_journal = None
 
 
 def essence(world: PoolWorld) -> Manifest:
@@ -105,6 +113,22 @@ def test_it_comes_to_rest_from_wherever_it_was(life: list[Step]) -> None:
     live_through(world, life)
     world.settle()
     assert world.decide().actions == ()
+
+
+@given(life=st.lists(steps(), max_size=30))
+@SETTINGS
+def test_while_its_model_is_on_a_journal_it_rests_without_a_pod_and_then_goes_on(life: list[Step]) -> None:
+    world = a_world()
+    live_through(world, life)
+    world.user_sets(replicas=2)
+    world.read_journal = ON_A_JOURNAL
+    world.settle()
+    assert (world.decide().actions, world.pods()) == ((), [])
+    assert world.owner is not None
+    assert world.owner["status"]["conditions"][0]["reason"] == "ClaimIsJournal"
+    world.read_journal = None
+    world.settle()
+    assert len(world.pods()) == 2
 
 
 @given(life=st.lists(steps(), max_size=30), last=specs, restart=st.just(7))

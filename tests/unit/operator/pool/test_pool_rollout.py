@@ -185,3 +185,34 @@ def test_a_pool_is_named_in_its_certificate_by_its_uid_which_its_samplers_are_to
     assert facts.dns_names == ("pool-uid.worker.tinsmith.internal",)
     [pod] = world.pods()
     assert "--worker-id=pool-uid" in pod["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"imagePullPolicy": "Always"}),
+        ({"imagePullPolicy": "Always"}, {}),
+        ({}, {"imagePullSecrets": [{"name": "registry"}]}),
+        ({"imagePullSecrets": [{"name": "registry"}]}, {"imagePullSecrets": [{"name": "other"}]}),
+    ],
+    ids=str,
+)
+def test_another_way_to_the_image_that_they_have_rolls_no_samplers(before: Manifest, after: Manifest) -> None:
+    world = settled_world(pod=before)
+    pods = names(world)
+    world.user_sets(pod=after)
+    world.settle()
+    assert names(world) == pods
+
+
+def test_samplers_that_cannot_get_their_image_take_another_way_at_once() -> None:
+    world = settled_world()
+    world.broken_images.add(IMAGE)
+    world.user_sets(replicas=4)
+    for _ in range(10):
+        world.operate()
+        world.cluster_works()
+    world.broken_images.clear()
+    world.user_sets(pod={"imagePullSecrets": [{"name": "registry"}]})
+    world.settle()
+    assert {str(pod["spec"].get("imagePullSecrets")) for pod in world.pods()} == {"[{'name': 'registry'}]"}

@@ -3,14 +3,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 from support.simulated_time import now, simulated_time
 from tinsmith_operator.api.owner import Unreadable
 from tinsmith_operator.errors import Conflict, NotLeading, Refused, Throttled, Unavailable
 from tinsmith_operator.kube.resources import Key
+from tinsmith_operator.logs import in_reconcile, outside_of_reconciles
 from tinsmith_operator.metrics import Metrics
-from tinsmith_operator.runtime.controller import ROUNDS_AT_ONCE, Controller
+from tinsmith_operator.runtime.controller import ROUNDS_AT_ONCE, Controller, Identify
 from tinsmith_operator.runtime.reconcile import ReconcileResult
 from tinsmith_operator.runtime.workqueue import WorkQueue
 
@@ -265,3 +269,51 @@ async def test_a_poisoned_session_holds_up_no_other(error: Exception) -> None:
     await asyncio.sleep(0.01)
     task.cancel()
     assert seen == ["poisoned", "tiny", "small"]
+
+
+def lines_of(run: Run, identify: Identify, seconds: float = 0.05) -> list[dict[str, Any]]:
+    """As they are written, but for the time and the logger."""
+
+    said: list[dict[str, Any]] = []
+
+    @simulated_time
+    async def live() -> None:
+        run.controller = Controller(run.queue, run.reconcile, lambda _: "once", run.metrics, run.acts, identify)
+        with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+            await run.go(seconds)
+        said.extend(dict(line) for line in lines)
+
+    live()
+    return said
+
+
+def test_every_line_of_a_reconcile_says_of_whom_it_is_and_of_which_one() -> None:
+    run = Run(RuntimeError("a bug"), SETTLED)
+    generation = iter([1, 2])
+    first, second = lines_of(run, lambda _: {"uid": "u-1", "generation": next(generation)}, 0.03)
+    assert (first["event"], second["event"]) == ("reconcile failed", "put back")
+    for line in (first, second):
+        said = [line[name] for name in ("namespace", "kind", "name", "uid", "generation")]
+        assert said == ["tin", "TrainingSession", "tiny", "u-1", 1]
+    assert first["reconcile"] == second["reconcile"]
+    assert structlog.contextvars.get_contextvars() == {}
+
+
+def test_the_next_reconcile_has_another_id() -> None:
+    lines = lines_of(Run(Conflict("changed"), Conflict("changed"), SETTLED), lambda _: {}, 1.0)
+    assert len({line["reconcile"] for line in lines}) == len(lines) == 2
+
+
+def test_what_a_reconcile_begins_and_outlives_it_is_of_no_reconcile() -> None:
+    said: list[dict[str, Any]] = []
+
+    async def background() -> None:
+        said.append(structlog.contextvars.get_contextvars())
+
+    @simulated_time
+    async def live() -> None:
+        with in_reconcile("tin", "TrainingSession", "tiny"):
+            await asyncio.create_task(background(), context=outside_of_reconciles())
+
+    live()
+    assert said == [{}]

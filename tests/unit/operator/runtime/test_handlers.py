@@ -50,6 +50,10 @@ def test_an_api_server_that_is_away_for_long_is_asked_for_ever() -> None:
     assert max(first) == LONGEST_BACKOFF_SECONDS
 
 
+async def no_turn() -> None:
+    """Nobody else asks for anything."""
+
+
 async def test_a_session_that_kopf_was_stopped_from_taking_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[WatchSession] = []
 
@@ -67,7 +71,7 @@ async def test_a_session_that_kopf_was_stopped_from_taking_is_closed(monkeypatch
     monkeypatch.setattr(doors, "open_watch_session", open_session)
     monkeypatch.setattr(doors.kopf, "spawn_tasks", spawn_tasks)
     monkeypatch.setattr(doors.kopf, "run_tasks", run_tasks)
-    watch = Watch(Scope(("team",)), lambda *_: None, lambda *_: None, lambda *_: None)
+    watch = Watch(Scope(("team",)), lambda *_: None, lambda *_: None, lambda *_: None, no_turn)
     await watch.run()
     await watch.stop()
     assert [session.http.closed for session in opened] == [True]

@@ -227,3 +227,31 @@ async def test_the_list_of_one_namespace_says_nothing_of_another() -> None:
     house.cache.note(house.cluster.put(SERVICE))
     await house.watch("a")
     assert house.cache.peek(PLACE) is not None
+
+
+def page(*names: str, after: str | None = None, version: int = 50) -> dict[str, Any]:
+    items = [{"metadata": {"name": name, "namespace": "tin", "uid": name, "resourceVersion": "5"}} for name in names]
+    return {"items": items, "metadata": {"resourceVersion": str(version), **({"continue": after} if after else {})}}
+
+
+async def test_a_list_of_several_pages_is_known_with_its_last_one_and_not_before() -> None:
+    house = House()
+    for resource in WATCHED:
+        if resource is not SERVICES:
+            await house.watch_one("tin", resource)
+    house.cache.note({**SERVICE, "metadata": {**SERVICE["metadata"], "uid": "gone", "resourceVersion": "4"}})
+    house.informer.heard("tin", SERVICES.plural, "200", page("a", "b", after="next"), True)
+    assert not house.informer.knows("tin")
+    assert house.cache.peek(PLACE) is not None, "it may be on the next page"
+    house.informer.heard("tin", SERVICES.plural, "200", page("c"), False)
+    assert house.informer.knows("tin")
+    assert house.cache.peek(PLACE) is None
+    assert [house.cache.peek(Ref("Service", "tin", name)) is not None for name in "abc"] == [True] * 3
+
+
+async def test_a_list_that_breaks_off_and_begins_anew_forgets_what_it_had_seen() -> None:
+    house = House()
+    house.informer.heard("tin", SERVICES.plural, "200", page("a", after="next"), True)
+    house.informer.heard("tin", SERVICES.plural, "200", page("b", after="next", version=60), True)
+    house.informer.heard("tin", SERVICES.plural, "200", page("c", version=60), False)
+    assert house.cache.peek(Ref("Service", "tin", "a")) is None

@@ -54,7 +54,7 @@ class LeaseServer:
 
 
 class Candidate:
-    def __init__(self, server: LeaseServer, identity: str) -> None:
+    def __init__(self, server: LeaseServer, identity: str, renew_seconds: float | None = None) -> None:
         self.changes: list[tuple[float, bool]] = []
         read, write = server.ends_for(identity)
         self.leader = Leader(
@@ -64,6 +64,7 @@ class Candidate:
             name="tinsmith-operator",
             identity=identity,
             lease_seconds=LEASE_SECONDS,
+            renew_seconds=renew_seconds,
             changed=lambda leads: self.changes.append((now(), leads)),
         )
         self.task = asyncio.create_task(self.leader.run())
@@ -239,3 +240,15 @@ async def test_a_lease_without_a_word_in_it_is_free() -> None:
     await asyncio.sleep(1)
     assert candidate.leader.is_leading
     await candidate.die()
+
+
+@simulated_time
+@pytest.mark.parametrize(("renew_seconds", "writes"), [(None, 11), (1.0, 31), (5.0, 7)])
+async def test_it_is_renewed_as_often_as_is_said_or_five_times_in_its_duration(
+    renew_seconds: float | None, writes: int
+) -> None:
+    server = LeaseServer()
+    one = Candidate(server, "one", renew_seconds)
+    await asyncio.sleep(2 * LEASE_SECONDS + 0.5)
+    assert server.writes == writes
+    await one.die()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.operator.built_sessions import NEMO_RL
-from support.operator.resources import make_pool, make_session
-from tinsmith_operator.kube.cache import Cache
+from support.operator.resources import NOW, make_pool, make_session
+from tinsmith_operator.api.base import format_time
+from tinsmith_operator.api.sampler_pool import SamplerPool
+from tinsmith_operator.api.training_session import TrainingSession
+from tinsmith_operator.common.observed import ReadJournal
+from tinsmith_operator.kube.cache import Cache, trimmed
 from tinsmith_operator.kube.resources import (
     BUDGETS,
     CLAIMS,
     DEPLOYMENTS,
     JOBS,
     PODS,
+    POOLS,
     RAY_CLUSTERS,
     SERVICES,
     SESSIONS,
@@ -25,6 +31,7 @@ from tinsmith_operator.kube.resources import (
 from tinsmith_operator.runtime.observe import observe_pool, observe_session
 
 KEY = Key("research", "qwen", "SamplerPool")
+WORKER = {"app.kubernetes.io/name": "tinsmith-worker"}
 POOL_LABEL = {"tinsmith.dev/pool": "qwen"}
 
 
@@ -122,15 +129,160 @@ def test_a_pod_that_outlives_its_session_keeps_the_claim(cache: Cache, enqueued:
     """It stops in its own time, or runs on where a node is silent: a second one must not write beside it."""
     cache.note(by_default("2026-01-02T00:00:00Z"))
     own, left = numbered_pod(), numbered_pod()
-    left["metadata"] |= {"name": "ada-0", "uid": "uid-ada-0", "labels": {"tinsmith.dev/session": "ada"}}
+    left["metadata"] |= {"name": "ada-0", "uid": "uid-ada-0", "labels": WORKER | {"tinsmith.dev/session": "ada"}}
+    left["metadata"]["ownerReferences"][0]["name"] = "ada"
     for pod in (own, left):
-        pod["spec"] = {"volumes": [{"emptyDir": {}}, {"persistentVolumeClaim": {"claimName": "qwen-journal"}}]}
-        cache.note(pod)
+        cache.note(pod | mounting("journal", "qwen-journal"))
     assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder == "ada"
     enqueued.clear()
     cache.note_end(Ref(PODS.kind, "research", "ada-0"), "uid-ada-0", 2)
     assert SESSION_KEY in enqueued
     assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder is None
+
+
+def mounting(volume: str, claim: str, **how: Any) -> dict[str, Any]:
+    """As the spec of a pod."""
+    source = {"claimName": claim, **how}
+    return {"spec": {"volumes": [{"name": "tmp", "emptyDir": {}}, {"name": volume, "persistentVolumeClaim": source}]}}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        mounting("models", "qwen-journal", readOnly=True),
+        mounting("model-cache", "qwen-journal"),
+        mounting("checkpoints", "qwen-journal"),
+        mounting("journal", "qwen-journal", readOnly=True),
+    ],
+    ids=["a model", "a cache", "checkpoints", "a model under a borrowed name"],
+)
+def test_a_pod_that_merely_mounts_the_claim_of_a_journal_stops_nobody(cache: Cache, others: dict[str, Any]) -> None:
+    cache.note(by_default("2026-01-02T00:00:00Z"))
+    theirs = numbered_pod()
+    theirs["metadata"] |= {"name": "ada-0", "uid": "uid-ada-0", "labels": WORKER | {"tinsmith.dev/session": "ada"}}
+    theirs["metadata"]["ownerReferences"][0]["name"] = "ada"
+    cache.note(theirs | others)
+    assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"labels": {"tinsmith.dev/session": "ada", "app.kubernetes.io/name": "tinsmith-conversion"}},
+        {"labels": WORKER | {"tinsmith.dev/session": "ada"}, "ownerReferences": [{"kind": "Job", "name": "ada"}]},
+        {"labels": WORKER | {"tinsmith.dev/session": "ada"}, "ownerReferences": [{"kind": "StatefulSet", "name": "x"}]},
+        {"labels": {"app": "theirs"}},
+    ],
+    ids=["a conversion", "a job with our labels", "another StatefulSet with our labels", "a stranger"],
+)
+def test_a_pod_that_ran_no_worker_stops_nobody_whatever_it_calls_its_volume(
+    cache: Cache, metadata: dict[str, Any]
+) -> None:
+    cache.note(by_default("2026-01-02T00:00:00Z"))
+    for owner in metadata.get("ownerReferences", ()):
+        owner |= {"uid": "theirs", "controller": True}
+    cache.note(manifest(PODS, "theirs", "uid-theirs", **metadata) | mounting("journal", "qwen-journal"))
+    assert observe_session(cache, SESSION_KEY, ONE_POD, None).claim_holder is None
+
+
+def reading(kind: Resource, name: str, made_at: str, **spec: Any) -> dict[str, Any]:
+    owner = manifest(kind, name, f"uid-{name}", creationTimestamp=made_at)
+    return owner | {"spec": {"model": {"source": {"type": "Hub"}}, **spec}}
+
+
+def on_claim(claim: str) -> dict[str, Any]:
+    return {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": claim}}
+
+
+ON_DATA = on_claim("data")
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"
+READERS = [
+    (SESSIONS, {"model": {"source": ON_DATA}}),
+    (SESSIONS, {"modelCache": {"claimName": "data"}}),
+    (POOLS, {"model": {"source": ON_DATA}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec"), READERS, ids=["model", "cache", "pool"])
+@pytest.mark.parametrize("made_at", [EARLY, LATE])
+def test_who_reads_from_a_claim_stops_no_worker_that_has_begun_and_keeps_nobody_from_a_claim_of_its_own(
+    cache: Cache, kind: Resource, spec: dict[str, Any], made_at: str
+) -> None:
+    cache.note(manifest(CLAIMS, "data", "uid-data"))
+    begun = make_session(storage={"existingClaim": "data"})
+    begun = replace(begun, status=begun.status.model_copy(update={"worker_id": "uid-data"}))
+    own = replace(ONE_POD, name="data")
+    cache.note(reading(kind, "ada", made_at, **spec))
+    observed = observe_session(cache, SESSION_KEY, begun, None)
+    assert (observed.claim_holder, observed.claim_reader) == (None, None)
+    cache.note(reading(kind, "eve", made_at, model={"source": on_claim("data-journal")}))
+    observed = observe_session(cache, SESSION_KEY, own, None)
+    assert (observed.claim_holder, observed.claim_reader) == (None, None)
+
+
+@pytest.mark.parametrize(("kind", "spec"), READERS, ids=["model", "cache", "pool"])
+def test_a_claim_that_others_read_from_already_is_no_place_for_a_new_journal(
+    cache: Cache, enqueued: list[Key], kind: Resource, spec: dict[str, Any]
+) -> None:
+    """Else whoever names the volume of everybody's models for a journal would stop them all."""
+    session = make_session(storage={"existingClaim": "data"})
+    cache.note(reading(kind, "ada", LATE, **spec))
+    assert observe_session(cache, SESSION_KEY, session, None).claim_reader is None
+    cache.note(reading(kind, "eve", EARLY, **spec))
+    assert enqueued.count(SESSION_KEY) > 0
+    noun = "pool" if kind is POOLS else "session"
+    assert observe_session(cache, SESSION_KEY, session, None).claim_reader == f"{noun} eve"
+
+
+FIELD = "spec.model.source.persistentVolumeClaim.claimName"
+
+
+def read_journal_of(cache: Cache, owner: TrainingSession | SamplerPool) -> ReadJournal | None:
+    if isinstance(owner, SamplerPool):
+        return observe_pool(cache, KEY, owner, None).read_journal
+    return observe_session(cache, SESSION_KEY, owner, None).read_journal
+
+
+@pytest.mark.parametrize("owner", [make_session(source=ON_DATA), make_pool(source=ON_DATA)], ids=["session", "pool"])
+def test_a_model_on_the_journal_of_an_earlier_session_is_seen_until_that_is_gone(
+    cache: Cache, enqueued: list[Key], owner: TrainingSession | SamplerPool
+) -> None:
+    cache.note(using("data", "ada", EARLY))
+    assert read_journal_of(cache, owner) == ReadJournal(FIELD, "data", "ada")
+    enqueued.clear()
+    cache.note_end(Ref(SESSIONS.kind, "research", "ada"), "uid-ada", 2)
+    assert (KEY if isinstance(owner, SamplerPool) else SESSION_KEY) in enqueued
+    assert read_journal_of(cache, owner) is None
+
+
+def test_a_model_cache_on_the_journal_of_an_earlier_session_is_seen(cache: Cache) -> None:
+    cache.note(using("models", "ada", EARLY))
+    session = replace(GROUP, spec=GROUP.spec.model_copy(update={"model": make_session(source=ON_DATA).spec.model}))
+    assert read_journal_of(cache, session) == ReadJournal("spec.modelCache.claimName", "models", "ada")
+
+
+def test_a_later_session_takes_nobodys_model_away_by_naming_its_volume_for_a_journal(cache: Cache) -> None:
+    cache.note(using("data", "eve", LATE))
+    assert read_journal_of(cache, make_session(source=ON_DATA)) is None
+
+
+def test_what_a_journal_of_its_own_holds_a_session_may_read(cache: Cache) -> None:
+    session = make_session(source=ON_DATA, storage={"existingClaim": "data"})
+    cache.note(using("data", "qwen", EARLY))
+    assert read_journal_of(cache, session) is None
+
+
+def test_of_two_sessions_that_have_each_the_others_journal_for_a_model_the_first_goes_on(cache: Cache) -> None:
+    first = make_session("first", source=on_claim("second-data"), storage={"existingClaim": "first-data"})
+    second = make_session("second", source=on_claim("first-data"), storage={"existingClaim": "second-data"})
+    first, second = replace(first, uid="uid-first"), replace(second, uid="uid-second")
+    for name, other in (("first", "second"), ("second", "first")):
+        spec = {"storage": {"existingClaim": f"{name}-data"}, "model": {"source": on_claim(f"{other}-data")}}
+        cache.note(reading(SESSIONS, name, format_time(NOW), **spec))
+    seen = observe_session(cache, Key("research", "first", "TrainingSession"), first, None)
+    assert (seen.claim_reader, seen.read_journal) == (None, None)
+    seen = observe_session(cache, Key("research", "second", "TrainingSession"), second, None)
+    assert (seen.claim_reader, seen.read_journal) == ("session first", ReadJournal(FIELD, "first-data", "first"))
 
 
 def test_the_end_of_the_session_that_holds_the_claim_brings_the_next_one_back_into_the_queue(
@@ -205,7 +357,7 @@ def test_the_worker_of_an_earlier_session_that_ran_otherwise_is_seen_while_it_is
 ) -> None:
     assert observe_session(cache, SESSION_KEY, session, None).pod is None
     cache.note(earlier)
-    assert observe_session(cache, SESSION_KEY, session, None).pod == earlier
+    assert observe_session(cache, SESSION_KEY, session, None).pod == trimmed(earlier)
 
 
 def test_a_foreign_pod_of_the_name_that_a_stateful_set_would_use_is_nothing_to_a_group(cache: Cache) -> None:

@@ -14,15 +14,18 @@ import pytest
 import structlog
 from support.operator.fake_cluster import FakeCluster
 from support.operator.odd_certificates import odd_leaves
-from support.operator.operators import settings_for
+from support.operator.operators import session_manifest, settings_for
 from support.simulated_time import simulated_time
+from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER, SESSION_LABEL, SNAPSHOT_REQUEST_ANNOTATION
 from tinsmith_operator.ca.certificates import Use, new_authority, parse_facts
 from tinsmith_operator.ca.issuer import LOOK_AGAIN_SECONDS
+from tinsmith_operator.common.observed import WorkerReport
 from tinsmith_operator.errors import Unavailable
 from tinsmith_operator.kube.client import Heard
 from tinsmith_operator.kube.resources import Ref, Resource
 from tinsmith_operator.runtime import observe, running
 from tinsmith_operator.runtime.running import UNWATCHED_LOOK_SECONDS, Operator
+from tinsmith_operator.runtime.worker_client import Silent, Target
 from tinsmith_operator.scope import Scope
 from tinsmith_operator.settings import Settings
 
@@ -59,6 +62,7 @@ class ListingWatch:
         _deliver: object,
         heard: Heard,
         _observe: object,
+        _turn: object,
         resources: Sequence[Resource],
     ) -> None:
         self._cluster = cluster
@@ -78,12 +82,12 @@ class ListingWatch:
 
 @asynccontextmanager
 async def operator_over(
-    cluster: LeasingCluster, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    cluster: LeasingCluster, settings: Settings, monkeypatch: pytest.MonkeyPatch, **asks: Any
 ) -> AsyncIterator[Operator]:
-    """It leads, and has found out how its certificates are."""
+    """It leads, and has found out how its certificates are. asks: how it asks workers."""
     monkeypatch.setattr(running, "Cluster", lambda *_: cluster)
     monkeypatch.setattr(running, "Watch", partial(ListingWatch, cluster))
-    operator, stop = Operator(settings), asyncio.Event()
+    operator, stop = Operator(settings, **asks), asyncio.Event()
     task = asyncio.create_task(operator.run(stop))
     await asyncio.sleep(1)
     try:
@@ -236,5 +240,54 @@ def test_an_odd_authority_stops_no_operator_and_certificates_are_not_kept(
         async with operator_over(cluster, settings_for("tin", lease_seconds=15), monkeypatch) as operator:
             await asyncio.sleep(60)
             assert told(operator, KEPT) == [f"{KEPT} 0.0"]
+
+    live()
+
+
+def a_started_worker(cluster: LeasingCluster) -> None:
+    """Of a session that somebody wants a snapshot of."""
+    asked = {SNAPSHOT_REQUEST_ANNOTATION: "2026-02-01T12:00:00Z"}
+    session = session_manifest("tiny")
+    cluster.put({**session, "metadata": {"name": "tiny", "namespace": "tin", "generation": 1, "annotations": asked}})
+    labels = {MANAGED_BY_LABEL: MANAGER, SESSION_LABEL: "tiny"}
+    size = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
+    claim = {"name": "tiny-journal", "namespace": "tin", "labels": labels}
+    cluster.put({"kind": "PersistentVolumeClaim", "metadata": claim, "spec": size})
+    started = {"containerStatuses": [{"name": "worker", "started": True}]}
+    cluster.put(
+        {"kind": "Pod", "metadata": {"name": "tiny-0", "namespace": "tin", "labels": labels}, "status": started}
+    )
+
+
+def test_who_lost_the_lead_asks_no_worker_for_anything(
+    cluster: LeasingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever leads asks them, and an old report or a second snapshot at the same time helps nobody."""
+    asked: list[str] = []
+
+    async def describe(_target: Target) -> WorkerReport:
+        asked.append("describe")
+        raise Silent("busy")
+
+    async def snapshot(_target: Target) -> datetime:
+        asked.append("snapshot")
+        raise Silent("busy")
+
+    a_started_worker(cluster)
+    settings = settings_for("tin", lease_seconds=15)
+
+    @simulated_time
+    async def live() -> None:
+        async with operator_over(cluster, settings, monkeypatch, describe=describe, snapshot=snapshot):
+            await asyncio.sleep(30)
+            assert {"describe", "snapshot"} <= set(asked)
+            cluster.lease_is_away = True
+            await asyncio.sleep(15)
+            asked.clear()
+            await asyncio.sleep(600)
+            assert asked == []
+            cluster.lease_is_away = False
+            await asyncio.sleep(60)
+            assert {"describe", "snapshot"} <= set(asked)
 
     live()

@@ -24,7 +24,8 @@ class Worker:
         self.failures = list(failures)
         self.seconds = seconds
         self.heard: list[Key] = []
-        self.snapshots = Snapshots(self.take, self.heard.append)
+        self.leads = True
+        self.snapshots = Snapshots(self.take, self.heard.append, lambda: self.leads)
 
     async def take(self, target: Target) -> datetime:
         self.asked.append((now(), target.pod_uid))
@@ -108,3 +109,19 @@ async def test_a_session_that_is_gone_is_forgotten() -> None:
     await worker.snapshots.close()
     await asyncio.sleep(100)
     assert worker.snapshots.answer(KEY) is None
+
+
+@simulated_time
+async def test_who_has_lost_the_lead_asks_for_nothing_more_and_hears_of_nothing() -> None:
+    worker = Worker(Silent("away"), seconds=1.0)
+    worker.snapshots.want(KEY, TARGET, FIRST)
+    await asyncio.sleep(2)
+    worker.leads = False
+    worker.snapshots.end()
+    worker.snapshots.want(KEY, TARGET, FIRST)  # by a reconcile that was under way
+    await asyncio.sleep(10 * RETRY_SECONDS)
+    assert (worker.asked, worker.heard) == ([(0, "pod-1")], [])
+    worker.leads = True
+    worker.snapshots.want(KEY, TARGET, FIRST)
+    await asyncio.sleep(2)
+    assert worker.heard == [KEY]

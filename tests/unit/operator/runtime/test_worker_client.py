@@ -43,7 +43,8 @@ class Asked:
         self.heard: list[Key] = []
         self.silent = False
         self.seconds = 0.0
-        self.workers = Workers(self.describe, PERIOD_SECONDS, self.heard.append)
+        self.leads = True
+        self.workers = Workers(self.describe, PERIOD_SECONDS, self.heard.append, lambda: self.leads)
 
     async def describe(self, target: Target) -> WorkerReport:
         self.calls.append((now(), target.pod_uid))
@@ -64,6 +65,25 @@ async def test_a_worker_is_asked_at_once_and_then_once_a_minute_however_often_it
     report = asked.workers.report(KEY)
     assert report is not None
     assert (report.pod_uid, report.epoch, report.adapters_used) == ("pod-1", 7, 3)
+    await asked.workers.close()
+
+
+@simulated_time
+async def test_no_worker_is_asked_once_the_lead_is_lost_and_all_are_when_it_is_back() -> None:
+    asked = Asked()
+    asked.seconds = 5
+    asked.workers.follow(KEY, TARGET)
+    await asyncio.sleep(62)
+    asked.leads = False
+    asked.workers.end()
+    asked.workers.follow(KEY, TARGET)  # by a reconcile that was under way
+    await asyncio.sleep(200)
+    assert (asked.calls, asked.heard) == ([(0, "pod-1")], [KEY])
+    assert asked.workers.report(KEY) is None
+    asked.leads = True
+    asked.workers.follow(KEY, TARGET)
+    await asyncio.sleep(6)
+    assert asked.calls == [(0, "pod-1"), (262, "pod-1")]
     await asked.workers.close()
 
 
@@ -166,6 +186,7 @@ def test_a_reply_is_read_with_its_units_and_absences() -> None:
         last_snapshot_time=1_700_000_000,
         volume_full=True,
         capabilities=worker_pb2.EngineCapabilities(adapter_slots=8),
+        model_places=64,
     )
     at = datetime(2026, 3, 1, tzinfo=UTC)
     assert parse_reply(reply, "pod-1", at) == WorkerReport(
@@ -173,13 +194,18 @@ def test_a_reply_is_read_with_its_units_and_absences() -> None:
         received_at=at,
         epoch=4,
         adapters_used=2,
-        adapter_slots=8,
+        model_places=64,
         running_seconds=12.5,
         snapshot_seconds=3.5,
         last_snapshot_time=datetime.fromtimestamp(1_700_000_000, UTC),
         volume_full=True,
     )
     assert parse_reply(worker_pb2.DescribeReply(), "pod-1", at).last_snapshot_time is None
+
+
+def test_a_worker_of_an_image_that_parks_nothing_has_as_many_places_as_slots() -> None:
+    reply = worker_pb2.DescribeReply(capabilities=worker_pb2.EngineCapabilities(adapter_slots=8))
+    assert parse_reply(reply, "pod-1", datetime(2026, 3, 1, tzinfo=UTC)).model_places == 8
 
 
 # ---- over a real connection

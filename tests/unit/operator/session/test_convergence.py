@@ -24,11 +24,18 @@ from support.operator.histories import (
 from support.operator.resources import session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import IMAGE_ANNOTATION
+from tinsmith_operator.api.names import (
+    ASKED_ANNOTATION,
+    CONFIGURATION_ANNOTATION,
+    IMAGE_ANNOTATION,
+    INPUTS_ANNOTATION,
+)
+from tinsmith_operator.common.observed import ReadJournal
 from tinsmith_operator.session.image_pins import PIN_ANNOTATIONS
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+ON_A_JOURNAL = ReadJournal("spec.model.source.persistentVolumeClaim.claimName", "models", "ada")
 OLD_IMAGE = "docker.io/tinsmith/trainer:0.1.0"
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 
@@ -71,6 +78,10 @@ def steps(*, refusals: bool = False) -> st.SearchStrategy[Step]:
         step("month", lambda world: world.time_passes(timedelta(days=31))),
         step("another session has the claim", lambda world: setattr(world, "claim_holder", "ada")),
         step("it is gone", lambda world: setattr(world, "claim_holder", None)),
+        step("its model is on a journal", lambda world: setattr(world, "read_journal", ON_A_JOURNAL)),
+        step("on no journal", lambda world: setattr(world, "read_journal", None)),
+        step("a pool has its model there", lambda world: setattr(world, "claim_reader", "pool ada")),
+        step("nobody has", lambda world: setattr(world, "claim_reader", None)),
     ]
     refusing = step("new image refuses", lambda world: world.refused_images.update({NEW_IMAGE: OLD_IMAGE}))
     return histories.steps(own + [refusing] * refusals, CHILDREN, specs)
@@ -82,7 +93,7 @@ def a_world(spec: Manifest | None = None) -> World:
 
 def live_through(world: World, life: list[Step]) -> None:
     histories.live_through(world, life)
-    world.claim_holder = None
+    world.claim_holder = world.claim_reader = world.read_journal = None
 
 
 def essence(world: World) -> Manifest:
@@ -98,7 +109,7 @@ def essence(world: World) -> Manifest:
 def _without_history(live: Manifest) -> Manifest:
     live = copy.deepcopy(live)
     metadata = live["metadata"]
-    forgotten = {"tinsmith.dev/configuration", "tinsmith.dev/inputs"} | (PIN_ANNOTATIONS - {IMAGE_ANNOTATION})
+    forgotten = {CONFIGURATION_ANNOTATION, INPUTS_ANNOTATION, ASKED_ANNOTATION} | (PIN_ANNOTATIONS - {IMAGE_ANNOTATION})
     for said in (metadata.get("annotations", {}), _template(live).get("annotations", {})):
         for name in forgotten & said.keys():
             del said[name]
@@ -137,12 +148,15 @@ def test_it_comes_to_rest_from_wherever_it_was(life: list[Step]) -> None:
     assert world.decide().actions == ()
 
 
+@pytest.mark.parametrize(
+    ("why", "who"), [("claim_holder", "ada"), ("claim_reader", "pool ada"), ("read_journal", ON_A_JOURNAL)]
+)
 @given(life=st.lists(steps(refusals=True), max_size=30))
 @SETTINGS
-def test_while_another_session_has_the_claim_it_rests_without_a_pod(life: list[Step]) -> None:
+def test_while_a_claim_of_its_is_anothers_it_rests_without_a_pod(why: str, who: object, life: list[Step]) -> None:
     world = a_world()
     live_through(world, life)
-    world.claim_holder = "ada"
+    setattr(world, why, who)
     world.settle()
     assert world.decide().actions == ()
     assert {kind for kind, _ in world.objects} & {"StatefulSet", "Pod"} == set()

@@ -35,8 +35,9 @@ KINDS = pytest.mark.parametrize("make", [one_pod, several_pods])
 
 
 def converting(world: World | None = None) -> World:
-    """Its Job is there, with a pod that has not begun."""
+    """Its Job is there, with a pod that has not begun, of an image that the platform lists."""
     world = world or one_pod()
+    world.change_installation(allowed_images=("*", "docker.io/tinsmith/*"))
     for _ in range(6):
         world.operate()
         world.binder_works()
@@ -248,6 +249,17 @@ def test_an_end_without_words_of_ours_is_told_by_how_it_ended(terminated: Manife
     assert says in said(world)[1]
 
 
+def test_of_an_image_that_nobody_vouches_for_it_is_told_how_it_ended_and_where_to_read_why() -> None:
+    world = converting()
+    world.change_installation(allowed_images=("*",))
+    record = {"reason": "ModelNotFound", "message": "hf_abcdefghijkl"}
+    world.conversion_ends("Failed", exitCode=3, message=json.dumps(record))
+    reason, message = said(world)
+    assert reason == "ModelNotFound"
+    assert "it ended with status 3; read kubectl logs qwen-conversion" in message
+    assert "hf_" not in message
+
+
 def scheduled(status: str, message: str = "") -> Manifest:
     return {"type": "PodScheduled", "status": status, "reason": "Unschedulable", "message": message}
 
@@ -289,6 +301,7 @@ def test_a_job_that_others_hold_back_is_told_and_left_to_them() -> None:
     for pod in world.converters():
         del world.objects["Pod", pod["metadata"]["name"]]
     world.objects[JOB]["spec"]["suspend"] = True
+    assert said(world)[0] == "Queued"
     assert said(world)[1].startswith("Job qwen-conversion is suspended")
     assert world.decide().actions == ()
 

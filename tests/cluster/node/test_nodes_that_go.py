@@ -1,11 +1,13 @@
-"""A node that does not answer may still run its worker: no other starts until somebody says that it is dead.
+"""A worker leaves a node that is drained. One whose node does not answer may still run there: no other starts until
+somebody says that the node is dead.
 
 The node stays off in the end: fixtures say what comes before. The chart's own pods run on the other node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +15,7 @@ import yaml
 from cluster.node.conftest import EXAMPLES, MODEL, NAMESPACE, SESSION, VALUES, run_through_ingress
 from support.client.pipelined_program import Ending
 from support.kubernetes.installation import Installation, Object, wait_for
+from support.kubernetes.worker_call import last_snapshot_seconds
 from testcluster.cluster import Cluster
 from testcluster.project_images import build_images
 
@@ -51,8 +54,47 @@ def undisturbed(installation: Installation, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def cut_off_and_back(
+def drained_and_back(
     installation: Installation, undisturbed: Ending, tmp_path_factory: pytest.TempPathFactory
+) -> Ending:
+    """Of a program whose worker was drained to the other node, and evicted from there when its own was back."""
+    cluster = installation.cluster
+
+    def drain_there_and_back() -> None:
+        cluster.kubectl("uncordon", FIRST)
+        asked_at = time.time()
+        leave(installation, lambda: cluster.kubectl("drain", SECOND, "--delete-emptydir-data", "--timeout=120s"), FIRST)
+        assert last_snapshot_seconds(installation, SESSION) >= asked_at
+        assert pod_of(installation, BOUND)["spec"].get("nodeName") is None
+        cluster.kubectl("cordon", FIRST)
+        cluster.kubectl("uncordon", SECOND)
+        leave(installation, lambda: installation.evict(f"{SESSION}-0"), SECOND)
+
+    ending = run_through_ingress(installation, drain_there_and_back, tmp_path_factory.mktemp("drained"))
+    installation.wait_ready(BOUND)
+    return ending
+
+
+def leave(installation: Installation, ask_to_leave: Callable[[], object], other: str) -> None:
+    """Returns when the worker serves on the other node."""
+    before = pod_of(installation)["metadata"]["uid"]
+    ask_to_leave()
+
+    def is_there() -> bool:
+        pod = installation.get("pod", f"{SESSION}-0") or {"metadata": {"uid": before}, "spec": {}}
+        return pod["metadata"]["uid"] != before and pod["spec"].get("nodeName") == other
+
+    wait_for(is_there, 90, lambda: f"the worker is on {node_of(installation)}")
+    installation.kubectl("wait", f"pod/{SESSION}-0", "--for=condition=Ready", "--timeout=180s")
+    installation.wait_ready(SESSION)
+
+
+@pytest.fixture(scope="module")
+def cut_off_and_back(
+    installation: Installation,
+    undisturbed: Ending,
+    drained_and_back: Ending,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Ending:
     """Of a program whose worker's node was cut off for a while."""
 
@@ -94,6 +136,13 @@ def node_lost(installation: Installation, cut_off_and_back: Ending, tmp_path_fac
         installation.wait_ready(SESSION, 240)
 
     return run_through_ingress(installation, lose_the_node_and_say_so, tmp_path_factory.mktemp("lost"))
+
+
+def test_a_worker_that_is_drained_goes_on_elsewhere_with_what_it_saved(
+    drained_and_back: Ending, undisturbed: Ending
+) -> None:
+    assert drained_and_back.ran_each_step_once()
+    assert drained_and_back == undisturbed
 
 
 def test_a_worker_whose_node_was_cut_off_for_a_while_goes_on(cut_off_and_back: Ending, undisturbed: Ending) -> None:
@@ -157,8 +206,8 @@ def is_degraded(installation: Installation) -> bool:
     return degraded
 
 
-def pod_of(installation: Installation) -> Object:
-    pod = installation.get("pod", f"{SESSION}-0")
+def pod_of(installation: Installation, session: str = SESSION) -> Object:
+    pod = installation.get("pod", f"{session}-0")
     assert pod is not None
     return pod
 

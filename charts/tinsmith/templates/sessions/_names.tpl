@@ -1,0 +1,43 @@
+{{/* The names of the installation's own objects, as JSON. The one place that knows them all: operator and policy refuse
+     them to sessions and pools. A Secret that was once made stays, whatever the values say later. */}}
+{{- define "tinsmith.installationNames" -}}
+{{- $secrets := list
+      (include "tinsmith.caSecret" .)
+      (include "tinsmith.apiServerTlsSecret" .)
+      (include "tinsmith.keySecret" . | trim)
+      (printf "%s-api-key" .Release.Name)
+      (printf "%s-given-key" .Release.Name)
+      .Values.apiServer.database.existingSecret.name
+      .Values.apiServer.ingress.tls.secretName
+      .Values.checkpoints.remote.secretName }}
+{{- $claims := list
+      (include "tinsmith.dataClaim" . | trim)
+      (include "tinsmith.checkpointClaim" . | trim)
+      (printf "%s-api-server-data" .Release.Name)
+      (printf "%s-checkpoints" .Release.Name) }}
+{{- dict
+      "secrets" ($secrets | compact | uniq | sortAlpha)
+      "pullSecrets" (.Values.image.pullSecrets | uniq | sortAlpha)
+      "claims" ($claims | uniq | sortAlpha)
+      "accounts" (list (include "tinsmith.apiServer" .) (include "tinsmith.operator" .)) | toJson }}
+{{- end }}
+
+{{/* A pattern with `*` as a regular expression, as JSON: (dict "pattern" "registry/*" "ending" ""). */}}
+{{- define "tinsmith.patternExpression" -}}
+{{- printf "^%s%s$" (regexQuoteMeta .pattern | replace "\\*" ".*") .ending | toJson }}
+{{- end }}
+
+{{/* In CEL, whether `name` matches one of these: (dict "patterns" LIST "ending" ""). */}}
+{{- define "tinsmith.matchesOne" -}}
+{{- $ending := .ending }}
+{{- $tests := list }}
+{{- range .patterns }}
+{{- $tests = append $tests (printf "name.matches(%s)" (include "tinsmith.patternExpression" (dict "pattern" . "ending" $ending))) }}
+{{- end }}
+{{- join " || " $tests | default "false" }}
+{{- end }}
+
+{{/* The repository of the workers' image, whose images sessions may always name. */}}
+{{- define "tinsmith.workerRepository" -}}
+{{ .Values.image.registry }}/{{ .Values.worker.image.repository }}
+{{- end }}

@@ -1,0 +1,60 @@
+"""What the spec of a session or pool names beside itself: Secrets, claims, a ServiceAccount, an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from tinsmith_operator.api.names import certificate_secret_name
+from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.serving_spec import ServingSpec
+from tinsmith_operator.api.training_session import TrainingSession
+
+
+class Named(StrEnum):
+    """What a name is of. READ_SECRET: what runs in the pod reads it. PULL_SECRET: the node alone does.
+    OWN_SECRET: made for the session or pool, under a name that follows from its own.
+    """
+
+    READ_SECRET = "Secret"
+    PULL_SECRET = "pull Secret"
+    OWN_SECRET = "certificate's Secret"
+    CLAIM = "PersistentVolumeClaim"
+    ACCOUNT = "ServiceAccount"
+    IMAGE = "image"
+
+
+class Reference(NamedTuple):
+    """field: where it is said."""
+
+    field: str
+    what: Named
+    name: str
+
+
+def references_of(owner: Owner) -> Iterator[Reference]:
+    """All of them: what is not here, a session or pool cannot name."""
+    yield Reference("metadata.name", Named.OWN_SECRET, certificate_secret_name(owner.workload_name))
+    if isinstance(owner, TrainingSession):
+        said = owner.spec.storage.existing_claim is not None
+        yield Reference("spec.storage.existingClaim" if said else "metadata.name", Named.CLAIM, owner.claim_name)
+    for field, claim in owner.spec.model_claims.items():
+        yield Reference(field, Named.CLAIM, claim)
+    yield from _secrets_of(owner.spec)
+    pod = owner.spec.pod
+    if pod.service_account_name is not None:
+        yield Reference("spec.pod.serviceAccountName", Named.ACCOUNT, pod.service_account_name)
+    if pod.image is not None:
+        yield Reference("spec.pod.image", Named.IMAGE, pod.image)
+
+
+def _secrets_of(spec: ServingSpec) -> Iterator[Reference]:
+    hub = spec.model.source.hub
+    if hub is not None and hub.token_secret_ref is not None:
+        yield Reference("spec.model.source.hub.tokenSecretRef", Named.READ_SECRET, hub.token_secret_ref.name)
+    for variable in spec.pod.env:
+        if key := (variable.get("valueFrom") or {}).get("secretKeyRef"):
+            yield Reference(f"variable {variable['name']} of spec.pod.env", Named.READ_SECRET, str(key["name"]))
+    for secret in spec.pod.image_pull_secrets:
+        yield Reference("spec.pod.imagePullSecrets", Named.PULL_SECRET, str(secret["name"]))

@@ -1,0 +1,76 @@
+"""What a container said, for those who may read a session and not its log, nor the Secrets that its pod is given.
+
+A termination message is written by whatever runs in the container, and an image of somebody's own can write there what
+it was given, in any disguise. So only words of images are quoted that the platform vouches for; of others it is said
+how they ended, and where their log is, which takes the right to read logs. What is quoted is one line, short, and
+without what looks like a key: an honest library may print one.
+"""
+
+from __future__ import annotations
+
+import re
+from unicodedata import category
+
+from tinsmith_operator.common.pod import Ending, Pod
+from tinsmith_operator.policy import Policy
+
+LONGEST_QUOTE = 600
+LONGEST_LAST_WORDS = 300
+NO_TEXT = {"Cc", "Cs", "Cn", "Cf"}
+"""Unicode's control characters, halves of pairs, what is no character, and what only changes how others are shown."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+HIDDEN = "[hidden]"
+
+_WORD = r"[^\s'\"`,;)}\]]+"
+_KEYS = re.compile(
+    "|".join(
+        (
+            r"-----BEGIN [^-]*-----.*?(?:-----END [^-]*-----|$)",
+            r"\b(?:tml-|hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[a-z]-)[A-Za-z0-9_-]{4,}",
+            r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}",
+            r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*",
+            rf"(?<=://)[^\s/@]+:{_WORD}(?=@)",
+        )
+    )
+)
+_NAMED = re.compile(
+    r"(?P<name>(?:\b|_)(?:password|passwd|pwd|secret|token|credentials?|api[_-]?key|access[_-]?key(?:[_-]?id)?|"
+    r"secret[_-]?key|private[_-]?key|signature|authorization)[\"']?\s*(?:[=:]|\bis\b)\s*[\"']?)"
+    rf"(?P<value>(?:bearer\s+|basic\s+)?{_WORD})",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(rf"(?P<name>\b(?:bearer|basic)\s+)(?P<value>{_WORD})", re.IGNORECASE)
+
+
+def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
+    """Somebody else's words on one line, without their last full stop. The API server reads what is applied as YAML,
+    which has no place for control characters."""
+    line = " ".join(message.split()).rstrip(".")
+    words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
+    return words if len(words) <= longest else words[: longest - 1] + "…"
+
+
+def without_keys(message: str) -> str:
+    """Before it is cut: half of a key is no less of one."""
+    line = _KEYS.sub(HIDDEN, " ".join(message.split()))
+    return _BEARER.sub(rf"\g<name>{HIDDEN}", _NAMED.sub(rf"\g<name>{HIDDEN}", line))
+
+
+def told(message: str) -> str:
+    """What a container of the platform's said."""
+    return quoted(without_keys(message), LONGEST_LAST_WORDS)
+
+
+def is_vouched_for(pod: Pod, policy: Policy) -> bool:
+    return pod.asked_image is not None and policy.vouches_for(pod.asked_image)
+
+
+def last_words(pod: Pod, ending: Ending, policy: Policy) -> str | None:
+    """What it said when it ended; None where that is not for conditions, or where it said nothing."""
+    said = ending.record.message if ending.record is not None else ending.words
+    return told(said) if said and is_vouched_for(pod, policy) else None
+
+
+def where_its_log_is(pod: Pod) -> str:
+    again = "" if pod.has_ended else " --previous"
+    return f"read kubectl logs {pod.name}{again}"

@@ -1,0 +1,104 @@
+"""What a session or pool may name: nothing of the installation's own, and of the rest what the platform team allows.
+
+Whoever may write a session reads what its pods are given. The same is said by the CRDs, for names that are known before
+there is an installation, and by the chart's ValidatingAdmissionPolicy; here it holds for what was stored before these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tinsmith_operator.api.images import as_written, repository_of
+from tinsmith_operator.api.reasons import Reason
+from tinsmith_operator.api.references import Named, Reference
+
+ANY = "*"
+
+SECRET_PATTERN = re.compile(r".*-tls|sh\.helm\.release\..*|tinsmith-(ca|api-key|given-key)")
+"""The certificates that the operator issues, by the end of their names; Helm's record of a release, with its values;
+and what an installation of the default name has. The CRDs refuse the same."""
+CLAIM_PATTERN = re.compile(r".*-api-server-data|tinsmith-checkpoints")
+"""The store's volume, and the checkpoints of an installation of the default name."""
+
+TAG_OR_DIGEST = r"(:[A-Za-z0-9_.-]+)?(@[a-z0-9]+:[0-9a-f]+)?"
+
+
+class Objection(NamedTuple):
+    """Why there must be no pods, as the beginning of a sentence that a reason's cure ends."""
+
+    reason: Reason
+    words: str
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Names of the installation's own Secrets, claims and ServiceAccounts.
+
+    pull_secrets: sessions may pull images with them, and read none.
+    """
+
+    secrets: frozenset[str] = frozenset()
+    pull_secrets: frozenset[str] = frozenset()
+    claims: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """own_image: of workers whose session names none; all of its repository may run.
+    allowed_images, allowed_secrets: patterns, in which `*` stands for any text; a lone one allows all.
+    """
+
+    own_image: str
+    reserved: Reserved = Reserved()
+    allowed_images: tuple[str, ...] = (ANY,)
+    allowed_secrets: tuple[str, ...] = (ANY,)
+
+    def objection(self, references: Iterable[Reference]) -> Objection | None:
+        """To the first that must not be."""
+        return next((found for each in references if (found := self._objection_to(each)) is not None), None)
+
+    def allows_image(self, image: str) -> bool:
+        return self._is_own(image) or _matches(image, self.allowed_images, TAG_OR_DIGEST)
+
+    def vouches_for(self, image: str) -> bool:
+        """Whether somebody of the platform has named it: then what runs in it is what they chose to run."""
+        listed = (pattern for pattern in self.allowed_images if pattern != ANY)
+        return self._is_own(image) or _matches(image, listed, TAG_OR_DIGEST)
+
+    def _objection_to(self, reference: Reference) -> Objection | None:
+        field, what, name = reference
+        if self._is_reserved(what, name):
+            return Objection(Reason.NAME_RESERVED, f"{what.value} {name} ({field}) belongs to the installation")
+        if what is Named.IMAGE and not self.allows_image(name):
+            return Objection(Reason.IMAGE_NOT_ALLOWED, f"Image {name} ({field}) is not allowed here")
+        if what in (Named.READ_SECRET, Named.PULL_SECRET) and not _matches(name, self.allowed_secrets):
+            return Objection(Reason.SECRET_NOT_ALLOWED, f"{what.value} {name} ({field}) is not allowed here")
+        return None
+
+    def _is_reserved(self, what: Named, name: str) -> bool:
+        reserved = self.reserved
+        match what:
+            case Named.READ_SECRET:
+                known = reserved.secrets | reserved.pull_secrets
+                return name in known or SECRET_PATTERN.fullmatch(name) is not None
+            case Named.PULL_SECRET | Named.OWN_SECRET:
+                return name in reserved.secrets
+            case Named.CLAIM:
+                return name in reserved.claims or CLAIM_PATTERN.fullmatch(name) is not None
+            case Named.ACCOUNT:
+                return name in reserved.accounts
+            case Named.IMAGE:
+                return False
+
+    def _is_own(self, image: str) -> bool:
+        """However its repository is written, with a known tag or another, or by digest."""
+        plain = re.fullmatch(re.escape(as_written(image)) + TAG_OR_DIGEST, image)
+        return plain is not None and repository_of(image) == repository_of(self.own_image)
+
+
+def _matches(name: str, patterns: Iterable[str], ending: str = "") -> bool:
+    return any(re.fullmatch(re.escape(pattern).replace(r"\*", ".*") + ending, name) for pattern in patterns)

@@ -1,0 +1,72 @@
+"""The rules by which the kernel enforces NetworkPolicies, as a table for nft.
+
+A connection is judged once, when it begins: first by what its sender may reach, then by who may reach its receiver. It
+passes here after a Service's address became a pod's. Every node has the table for all pods. What a node itself sends to
+its pods is not judged, as in every Kubernetes; of the nodes' processes, DNS and the ingress are such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from testcluster.policies.isolation import Allowed, Block, Direction, Pod, Ports, World, allowed
+
+TABLE = "tinsmith_policies"
+_OWN: dict[Direction, str] = {"egress": "saddr", "ingress": "daddr"}
+_OTHER: dict[Direction, str] = {"egress": "daddr", "ingress": "saddr"}
+# The sender is told so at once: it finds no route to the host, which is another thing than a port where nobody listens.
+_REFUSE = "reject with icmp admin-prohibited"
+_HOOKS = "\n".join(
+    f"  chain {hook} {{\n    type filter hook {hook} priority filter - 1; policy accept;\n    jump judged\n  }}"
+    for hook in ("forward", "input")
+)
+
+
+def table(world: World) -> str:
+    """Takes the place of the one before it, between two packets."""
+    chains, dispatch = [], ["    ct state established,related return"]
+    for direction, own in _OWN.items():
+        isolated = [(pod, found) for pod in world.pods if (found := allowed(pod, direction, world)) is not None]
+        chains += [_chain(pod, direction, found) for pod, found in isolated]
+        if isolated:
+            jumps = ", ".join(f"{pod.address} : jump {_name(pod, direction)}" for pod, _ in isolated)
+            dispatch.append(f"    ip {own} vmap {{ {jumps} }}")
+    judged = "\n".join(["  chain judged {", *dispatch, "  }"])
+    body = "\n".join([*chains, judged, _HOOKS])
+    return f"add table ip {TABLE}\ndelete table ip {TABLE}\ntable ip {TABLE} {{\n{body}\n}}\n"
+
+
+def _name(pod: Pod, direction: Direction) -> str:
+    return f"{direction}_{pod.address.replace('.', '_')}"
+
+
+def _chain(pod: Pod, direction: Direction, found: list[Allowed]) -> str:
+    """No policy keeps a pod from itself."""
+    to_itself = f"ip {_OTHER[direction]} {pod.address}"
+    let_through = [to_itself, *(match for one in found for match in _matches(one, direction))]
+    lines = [*(f"{' '.join([match, 'return']).strip()}" for match in dict.fromkeys(let_through)), _REFUSE]
+    return "\n".join([f"  chain {_name(pod, direction)} {{", *(f"    {line}" for line in lines), "  }"])
+
+
+def _matches(one: Allowed, direction: Direction) -> Iterator[str]:
+    peers = [""] if one.peers is None else list(_peers(one.peers, _OTHER[direction]))
+    ports = [""] if one.ports is None else [_ports(ports) for ports in one.ports]
+    for peer in peers:
+        for port in ports:
+            yield f"{peer} {port}".strip()
+
+
+def _peers(peers: tuple[str | Block, ...], side: str) -> Iterator[str]:
+    """Single addresses in one set, ranges each for itself: ranges of a set must not overlap."""
+    if addresses := sorted({peer for peer in peers if isinstance(peer, str)}):
+        yield f"ip {side} {{ {', '.join(addresses)} }}"
+    for block in peers:
+        if isinstance(block, Block):
+            yield " ".join([f"ip {side} {block.cidr}", *(f"ip {side} != {cidr}" for cidr in block.excepted)])
+
+
+def _ports(ports: Ports) -> str:
+    protocol = ports.protocol.lower()
+    if ports.first is None:
+        return f"meta l4proto {protocol}"
+    return f"{protocol} dport {ports.first}" + ("" if ports.last == ports.first else f"-{ports.last}")

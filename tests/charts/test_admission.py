@@ -1,0 +1,164 @@
+"""What the chart's policy lets be written, on a real API server: a session names nothing of the installation's own."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from charts.conftest import Place
+from support.kubernetes.charts import CHART, Object
+from support.kubernetes.installation import wait_for
+from testcluster.cluster import Cluster
+from testcluster.errors import ClusterError
+
+VALUES = {
+    "crds": {"install": False},
+    "apiServer": {"database": {"existingSecret": {"name": "postgresql"}}},
+    "image": {"pullSecrets": ["registry-login"]},
+    "sessions": {
+        "allowedImages": ["registry.example.com/team/*"],
+        "allowedSecrets": ["hub-*", "registry-login", "blue-*"],
+    },
+}
+OURS = "registry.example.com/team/trainer:1"
+
+
+def owner(kind: str = "TrainingSession", name: str = "probe", /, **spec: Any) -> Object:
+    source = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models"}}
+    model = {"name": "demo/tiny", "source": source}
+    metadata = {"name": name}
+    return {
+        "apiVersion": "tinsmith.dev/v1alpha1",
+        "kind": kind,
+        "metadata": metadata,
+        "spec": {"model": model} | spec,
+    }
+
+
+def variable(secret: str) -> Object:
+    return {"pod": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": secret, "key": "tls.key"}}}]}}
+
+
+def token(secret: str) -> Object:
+    hub = {"repository": "a/b", "tokenSecretRef": {"name": secret, "key": "key"}}
+    return {"model": {"name": "demo/tiny", "source": {"type": "Hub", "hub": hub}}}
+
+
+def model_on(claim: str) -> Object:
+    source = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": claim}}
+    return {"model": {"name": "demo/tiny", "source": source}}
+
+
+RESERVED = "which sessions and pools may not name or be called after"
+REFUSED: dict[str, tuple[Object, str]] = {
+    "the authority's key": (owner(**variable("blue-ca")), f"blue-ca, {RESERVED}"),
+    "the authority's key, in a pool": (owner("SamplerPool", **variable("blue-ca")), f"blue-ca, {RESERVED}"),
+    "the first key": (owner(**variable("blue-api-key")), f"blue-api-key, {RESERVED}"),
+    "the first key as a token": (owner(**token("blue-api-key")), f"blue-api-key, {RESERVED}"),
+    "the database": (owner(**variable("postgresql")), f"postgresql, {RESERVED}"),
+    "the registry's login, to read": (owner(**variable("registry-login")), f"registry-login, {RESERVED}"),
+    "the authority as a login": (owner(pod={"imagePullSecrets": [{"name": "blue-ca"}]}), f"blue-ca, {RESERVED}"),
+    "a model on the checkpoints": (owner(**model_on("blue-checkpoints")), f"blue-checkpoints, {RESERVED}"),
+    "a pool's model on them": (owner("SamplerPool", **model_on("blue-checkpoints")), f"blue-checkpoints, {RESERVED}"),
+    "a journal on the checkpoints": (
+        owner(storage={"existingClaim": "blue-checkpoints"}),
+        f"blue-checkpoints, {RESERVED}",
+    ),
+    "a cache on the checkpoints": (
+        owner(engine="nemo-rl", modelCache={"claimName": "blue-checkpoints"}, pod={"image": OURS}),
+        f"blue-checkpoints, {RESERVED}",
+    ),
+    "the API server's account": (owner(pod={"serviceAccountName": "blue-api-server"}), f"blue-api-server, {RESERVED}"),
+    "a name whose certificate is taken": (
+        owner("TrainingSession", "blue-api-server"),
+        f"blue-api-server-tls, {RESERVED}",
+    ),
+    "the store": (owner(storage={"existingClaim": "blue-api-server-data"}), "claims of the installation itself"),
+    "a worker's certificate": (owner(**variable("victim-tls")), "those that end in -tls"),
+    "Helm's record": (owner(**variable("sh.helm.release.v1.blue.v1")), "not for sessions and pools to read"),
+    "an image that is not listed": (owner(pod={"image": "evil.io/x:1"}), "image evil.io/x:1 is not allowed"),
+    "a Secret that is not listed": (owner(**variable("others")), "Secret others is not allowed"),
+    "a login that is not listed": (
+        owner(pod={"imagePullSecrets": [{"name": "others"}]}),
+        "Secret others is not allowed",
+    ),
+}
+TAKEN: dict[str, Object] = {
+    "the least": owner(),
+    "the least pool": owner("SamplerPool"),
+    "a token of theirs": owner(**token("hub-token")),
+    "a variable of theirs": owner(**variable("hub-token")),
+    "a login": owner(pod={"imagePullSecrets": [{"name": "registry-login"}], "image": OURS}),
+    "the workers' own image": owner(pod={"image": "docker.io/tinsmith/trainer:0.0.9"}),
+    "a plain variable": owner(pod={"env": [{"name": "A", "value": "blue-ca"}]}),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(kinds: Cluster) -> Iterator[Place]:
+    """A release called blue, whose policy is in force."""
+    place = Place(kinds, f"test-{uuid.uuid4().hex[:8]}")
+    kinds.make_namespace(place.namespace)
+    try:
+        place.helm("install", "blue", str(CHART), values=VALUES)
+        wait_for(lambda: is_in_force(place), 60, lambda: "the policy is not in force")
+        yield place
+    finally:
+        kinds.kubectl("delete", "--ignore-not-found", *(f"{kind}/{policy_of(place)}" for kind in KINDS))
+        kinds.delete_namespace(place.namespace)
+
+
+KINDS = ("validatingadmissionpolicybinding", "validatingadmissionpolicy")
+
+
+def policy_of(place: Place) -> str:
+    return f"{place.namespace}-blue-sessions"
+
+
+def is_in_force(place: Place) -> bool:
+    with suppress(ClusterError):
+        place.would_accept(owner(**variable("others")))
+        return False
+    return True
+
+
+def is_refused(place: Place, manifest: Object) -> str:
+    """What the API server says to it."""
+    try:
+        place.would_accept(manifest)
+    except ClusterError as error:
+        return str(error)
+    raise AssertionError("the API server takes it")
+
+
+@pytest.mark.parametrize(("manifest", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_it_is_refused_in_a_sentence(guarded: Place, manifest: Object, says: str) -> None:
+    assert says in is_refused(guarded, manifest)
+
+
+@pytest.mark.parametrize("manifest", TAKEN.values(), ids=TAKEN.keys())
+def test_what_is_its_users_own_is_taken(guarded: Place, manifest: Object) -> None:
+    guarded.would_accept(manifest)
+
+
+def test_a_change_of_the_spec_is_looked_at_and_other_changes_are_not(guarded: Place) -> None:
+    """The finalizer of one that was stored before must go, or it could never be deleted."""
+    binding = f"{KINDS[0]}/{policy_of(guarded)}"
+    stored = guarded.kubectl("get", binding, "--output=json")
+    guarded.kubectl("delete", binding)
+    wait_for(lambda: not is_in_force(guarded), 60, lambda: "the policy is still in force")
+    guarded.kubectl("create", "--filename=-", stdin=json.dumps(owner(**variable("others"))))
+    live = json.loads(stored)
+    live["metadata"] = {name: live["metadata"][name] for name in ("name", "labels", "annotations")}
+    guarded.kubectl("create", "--filename=-", stdin=json.dumps(live))
+    wait_for(lambda: is_in_force(guarded), 60, lambda: "the policy is not in force")
+
+    guarded.kubectl("annotate", "tsess", "probe", "tinsmith.dev/restart-requested-at=2026-01-01T00:00:00Z")
+    patch = {"spec": {"adapters": {"slots": 3}}}
+    with pytest.raises(ClusterError, match="Secret others is not allowed"):
+        guarded.kubectl("patch", "tsess", "probe", "--type=merge", f"--patch={json.dumps(patch)}")
+    guarded.kubectl("delete", "tsess", "probe")
