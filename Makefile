@@ -8,6 +8,8 @@ PACKAGES := api_server client operator rpc trainer_image
 LOCK := requirements/dev.txt
 NAME := dev
 NODES := 1
+SEED := 1
+KILLS := 200
 CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
 COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
     --override requirements/overrides.txt
@@ -21,9 +23,11 @@ WITH_NODES := tests/cluster/bare tests/cluster/node
 # Some of their tests need a Kubernetes' API.
 WITH_AN_API := tests/faults tests/contract/fleet
 
-# The other Pythons import all there is, and run the units of what has event loops, typing and parsing of its own;
+# The other Pythons import all there is, and the newest of them runs the units of what has event loops, typing and parsing
+# of its own: what works on the oldest and on the newest works between them, as long as it can be imported there.
 # PyTorch and what stands on it is their makers' to test, and the worker's image brings the newest Python.
-WITHOUT_PYTORCH := tests/unit/test_imports.py tests/unit/rpc tests/unit/client tests/unit/operator tests/unit/server \
+IMPORTS := tests/unit/test_imports.py
+WITHOUT_PYTORCH := $(IMPORTS) tests/unit/rpc tests/unit/client tests/unit/operator tests/unit/server \
     tests/unit/testcluster $(addprefix tests/unit/trainer/,checkpoints oplog training worker test_in_flight_marker.py \
     test_logs.py test_options.py test_unknown_fields.py)
 NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py tests/unit/trainer/worker/test_engine_factories.py
@@ -37,8 +41,8 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-nemo-rl \
-    test-nodes test-clusters test-elsewhere cluster-programs cluster-up cluster-down cluster-status images images-clean \
+.PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-nemo-rl \
+    test-nodes test-clusters test-elsewhere soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -60,7 +64,7 @@ demo: venv ## train a tiny model through a server on this machine, and draw what
 demo-cluster: venv ## the same on a Kubernetes made here: images, chart, session, ingress (as root)
 	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py
 
-test: venv ## every test this machine can run; the units without PyTorch on other installed Pythons too
+test: venv ## every test this machine can run, on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
 	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes test-clusters test-elsewhere
 
@@ -71,7 +75,7 @@ test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, 
 	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
 	$(BIN)/pytest $(WITH_AN_API)
 
-test-elsewhere: venv ## the others, which need no Kubernetes; the unit tests on each Python
+test-elsewhere: venv ## the others, which need no Kubernetes; then the other Pythons
 	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API))
 	$(BIN)/pytest tests/unit
 	@$(MAKE) --no-print-directory test-other-pythons
@@ -82,11 +86,15 @@ test-unit: venv ## the tests that take seconds
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
 
-test-other-pythons: venv ## the unit tests that do without PyTorch, on each other Python that is installed
+test-other-pythons: venv ## imports on each other Python that is installed; on the newest the units without PyTorch
 	@for version in $(OTHER_PYTHONS); do \
+	    case $$version in \
+	        $(lastword $(OTHER_PYTHONS))) tests="$(WITHOUT_PYTORCH) $(NEEDING_PYTORCH:%=--ignore=%)" ;; \
+	        *) tests="$(IMPORTS)" ;; \
+	    esac; \
 	    $(MAKE) --no-print-directory .venv-$$version/.tinsmith && \
 	    echo "unit tests on Python $$version" && \
-	    .venv-$$version/bin/pytest $(WITHOUT_PYTORCH) $(NEEDING_PYTORCH:%=--ignore=%) || exit 1; \
+	    .venv-$$version/bin/pytest $$tests || exit 1; \
 	done
 
 .venv-%/.tinsmith: pyproject.toml $(LOCK)
@@ -130,11 +138,17 @@ lock: ## resolve requirements/*.txt anew (needs uv)
 	        --python-version 3.13 requirements/$$image-image.in --output-file requirements/$$image-image.txt || exit 1; \
 	done
 
+soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
+	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
+
 bench: venv ## the time of a training step as a multiple of a bare PEFT loop's
 	$(BIN)/python benchmarks/step.py
 
 bench-api: venv ## what the API server adds to its worker's own calls, on SQLite and PostgreSQL
 	PYTHONPATH=tests $(BIN)/python benchmarks/api_overhead.py
+
+bench-fairness: venv ## what one tenant's flood costs another, and what a tenant has while the other is idle
+	$(BIN)/python benchmarks/fairness.py
 
 bench-nemo-rl: venv ## what ranks, Ray and a switch between adapters cost the nemo-rl engine on the CPU
 	$(BIN)/python benchmarks/nemo_rl.py

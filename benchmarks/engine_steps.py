@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from tinsmith_trainer.engines.base import AdamParams, Datum, LoraSpec, LossSpec, Work
 from tinsmith_trainer.logs import configure_logs
-from tinsmith_trainer.parity.run import Side
+from tinsmith_trainer.parity.run import Side, compute
 from tinsmith_trainer.parity.sides import opened, options_of, parse_choice
 from workloads import ALPHA, BETAS, EPS, LEARNING_RATE, RANK, ROWS, TOKENS, token_rows
 
@@ -33,8 +33,7 @@ def stepper(engine: Side, adapters: int) -> Callable[[], None]:
 
     def step() -> None:
         name = next(turns)
-        (outcome,) = engine.forward_backward([Work(name, datums, LossSpec("cross_entropy"))])
-        assert outcome.error is None, outcome.error
+        compute(engine, Work(name, datums, LossSpec("cross_entropy")))
         engine.optim_step(name, ADAM)
 
     return step

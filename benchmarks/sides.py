@@ -68,7 +68,7 @@ class ServedSteps:
 
     def __init__(self, client: tinker.TrainingClient, vocab_size: int) -> None:
         self._client = client
-        self._data = [_datum(row) for row in token_rows(ROWS, TOKENS + 1, vocab_size)]
+        self._data = [step_datum(row) for row in token_rows(ROWS, TOKENS + 1, vocab_size)]
         self._adam = types.AdamParams(learning_rate=LEARNING_RATE, beta1=BETAS[0], beta2=BETAS[1], eps=EPS)
 
     def seconds_for_one_of(self, count: int) -> float:
@@ -93,7 +93,7 @@ def _finish(futures: StepFutures) -> None:
         future.result()
 
 
-def _datum(row: Sequence[int]) -> types.Datum:
+def step_datum(row: Sequence[int]) -> types.Datum:
     weights = [1.0] * (len(row) - 1)
     return types.Datum(
         model_input=types.ModelInput.from_ints(list(row[:-1])),

@@ -14,6 +14,7 @@ from typing import get_args
 
 import chart_reference
 import gpu_reference
+import limits_reference
 import nemo_rl_sizing
 import operator_reference
 import resource_reference
@@ -137,6 +138,15 @@ def reasons_table(progress: Progress) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("settings.md", lambda: settings_table(Settings.model_fields, "TINSMITH_")),
+    "limits": (
+        "limits.md",
+        lambda: table(("Setting", "What", "Default", "What is seen at it"), limits_reference.setting_rows()),
+    ),
+    "fixed-limits": (
+        "limits.md",
+        lambda: table(("What", "At most", "What is seen at it"), limits_reference.fixed_rows()),
+    ),
+    "body-limits": ("limits.md", lambda: table(("Call", "Bytes of its body"), limits_reference.body_rows())),
     "metrics": ("metrics.md", lambda: metrics_table(_server_families())),
     "operator-settings": (
         "operator.md",

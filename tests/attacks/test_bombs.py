@@ -1,0 +1,142 @@
+"""Training bodies of a few bytes that unpack to gigabytes, or to hours: refused by name, down to the worker.
+
+A real worker, since it is the one that unpacks them.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import zstandard
+from support.server.serve_process import API_KEY, HTTP_OPTIONS, REFERENCE_ENGINE, REFERENCE_MODEL, ServedInstallation
+from support.worker.messages import forward_backward, next_token_datum
+from tinsmith_rpc import wire_pb2
+
+GIB = 2**30
+MOST_MORE_BYTES = GIB
+"""What one body may take of the worker: half of it is what a body may be once it is unpacked."""
+
+
+class Victim:
+    """One model on a worker, and the way to it."""
+
+    def __init__(self, server: ServedInstallation) -> None:
+        self.server = server
+        session = server.post("/api/v1/create_session", {"tags": []}).json()["session_id"]
+        body = {"session_id": session, "model_seq_id": 0, "base_model": REFERENCE_MODEL, "lora_config": {"rank": 4}}
+        made = server.post("/api/v1/create_model", body).json()
+        assert server.retrieve(made["request_id"]).status_code == 200
+        self.model_id = made["model_id"]
+        self.seq_id = 0
+
+    def plain(self, *datums: wire_pb2.Datum) -> bytes:
+        return forward_backward(datums, model_id=self.model_id, seq_id=self.seq_id)
+
+    def send(self, build: Callable[[Victim], bytes], encoding: str) -> httpx.Response:
+        """The future's answer."""
+        self.seq_id += 1
+        headers = {"X-API-Key": API_KEY, "Content-Type": "application/x-protobuf", "Content-Encoding": encoding}
+        url = f"{self.server.url}/api/v1/forward_backward"
+        taken = httpx.post(url, content=build(self), headers=headers, **HTTP_OPTIONS)
+        assert taken.status_code == 200, taken.text
+        return self.server.retrieve(taken.json()["request_id"])
+
+    @property
+    def worker_pid(self) -> int:
+        [pid] = self.server.worker_pids()
+        return pid
+
+    @property
+    def highest_bytes(self) -> int:
+        """Of the worker's memory, ever."""
+        status = Path(f"/proc/{self.worker_pid}/status").read_text()
+        [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) * 1024
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    model = tmp_path_factory.mktemp("reference")
+    (model / "config.json").write_text("{}")
+    data = tmp_path_factory.mktemp("bombed")
+    server = ServedInstallation(data, {REFERENCE_MODEL: model}, {"engine": REFERENCE_ENGINE}).start()
+    yield Victim(server)
+    server.stop()
+
+
+def body_with_zeros(victim: Victim) -> Iterator[bytes]:
+    """The head of a body, and an unknown field of a gibibyte behind it."""
+    yield victim.plain(next_token_datum([1, 2, 3]))
+    yield b"\xfa\x07" + b"\x80\x80\x80\x80\x04"
+    for _ in range(64):
+        yield bytes(GIB // 64)
+
+
+def compressed(victim: Victim, declared_bytes: int | None) -> bytes:
+    compressor = zstandard.ZstdCompressor()
+    unpacked = compressor.compressobj() if declared_bytes is None else compressor.compressobj(size=declared_bytes)
+    return b"".join(unpacked.compress(part) for part in body_with_zeros(victim)) + unpacked.flush()
+
+
+def undeclared_zstd(victim: Victim) -> bytes:
+    """A frame that does not say how much it holds."""
+    return compressed(victim, None)
+
+
+def declared_zstd(victim: Victim) -> bytes:
+    return compressed(victim, sum(len(part) for part in body_with_zeros(victim)))
+
+
+def gzipped(victim: Victim) -> bytes:
+    return gzip.compress(b"".join(body_with_zeros(victim)), 1)
+
+
+def sparse(victim: Victim) -> bytes:
+    datum = next_token_datum([1])
+    weights = datum.loss_fn_inputs["weights"]
+    weights.shape[:] = [1, 2**25]
+    weights.sparse_csr.crow_indices = np.array([0, 0], "<i8").tobytes()
+    return victim.plain(*[datum] * 200)
+
+
+def of_many_dimensions(victim: Victim) -> bytes:
+    datum = next_token_datum([1, 2])
+    datum.loss_fn_inputs["weights"].shape[:] = [2**62] * 200_000
+    return victim.plain(datum)
+
+
+def of_empty_chunks(victim: Victim) -> bytes:
+    datum = wire_pb2.Datum()
+    datum.model_input.extend([wire_pb2.Chunk()] * 1_000_000)
+    return victim.plain(datum)
+
+
+def of_empty_datums(victim: Victim) -> bytes:
+    return victim.plain(*[wire_pb2.Datum()] * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("build", "encoding", "says"),
+    [
+        (undeclared_zstd, "zstd", "not a readable zstd frame"),
+        (declared_zstd, "zstd", "limit of 67108864 bytes"),
+        (gzipped, "gzip", "limit of 67108864 bytes"),
+        (sparse, "identity", "would take 53687091200 bytes as dense ones"),
+        (of_many_dimensions, "identity", "has 200000 dimensions"),
+        (of_empty_chunks, "identity", "holds 1000000 chunks and tensors"),
+        (of_empty_datums, "identity", "holds 1000000 datums"),
+    ],
+)
+def test_a_bomb_fails_alone(victim: Victim, build: Callable[[Victim], bytes], encoding: str, says: str) -> None:
+    before, pid = victim.highest_bytes, victim.worker_pid
+    refused = victim.send(build, encoding).json()
+    assert (refused["category"], says in refused["error"]) == ("user", True), refused
+    answered = victim.send(lambda one: one.plain(next_token_datum([1, 2, 3])), "identity")
+    assert answered.headers["content-type"].startswith("application/x-protobuf")
+    assert victim.worker_pid == pid, "the worker has died of it"
+    assert victim.highest_bytes - before < MOST_MORE_BYTES

@@ -1,0 +1,242 @@
+"""A tenant that knows another's ids gets from every endpoint what it would get for ids that nobody has.
+
+The cases come from the server's own OpenAPI document: an endpoint with a field that is not known here fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from support.server.attacked_server import MODEL, AttackedServer, Tenant
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import settings_for
+from tinsmith_rpc import wire_pb2
+from tinsmith_server.app import create_app
+
+NOBODY = "sess-" + "0" * 32
+# What an id is called, and how it follows from that of its session.
+IDS = {
+    "session_id": "{session}",
+    "model_id": "{session}:train:0",
+    "run_id": "{session}:train:0",
+    "sampling_session_id": "{session}:sample:0",
+    "request_id": "{session}:train:0:op:1",
+    "tinker_path": "tinker://{session}:train:0/weights/saved",
+    "path": "tinker://{session}:train:0/weights/saved",
+    "model_path": "tinker://{session}:train:0/sampler_weights/saved",
+}
+# A name of something new: no id of anything that is there.
+NEW_NAMES = {"/save_weights", "/save_weights_for_sampler", "/save_weights_external"}
+OTHERS: dict[str, Any] = {
+    "sdk_version": "0",
+    "reason": {"type": "success"},
+    "base_model": MODEL,
+    "optimizer": False,
+    "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+    "ttl_seconds": 7200,
+    "sampling_session_seq_id": 5,
+    "name": "saved",
+    "kind": "weights",
+    "path": "new-name",
+    "sessions": [],
+}
+# Read before the body is understood: where it goes depends on which of them is there.
+NOT_IN_THE_DOCUMENT = {"/load_weights": {"model_id", "session_id"}}
+NUMBERS = {"seq_id", "model_seq_id"}
+# Nothing in them names a thing of somebody's; and a download's link is its own permission.
+WITHOUT_IDS = {"/healthz", "/readyz", "/client/config", "/client/dynamic_config", "/telemetry", "/create_session"}
+WITH_A_LINK = {"/downloads/{token}/{path}"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One id of one endpoint."""
+
+    method: str
+    path: str
+    id_field: str
+    body: frozenset[str] = field(default_factory=frozenset)
+    protobuf: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path} {self.id_field}"
+
+
+def document(tmp_path: Any) -> dict[str, Any]:
+    fleet = FakeFleet()
+    try:
+        return create_app(settings_for(tmp_path), fleet).openapi()
+    finally:
+        fleet.cleanup()
+
+
+def operations(api: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in api["paths"].items():
+        if path.startswith("/api/v1"):
+            for method, operation in methods.items():
+                yield method.upper(), path.removeprefix("/api/v1"), operation
+
+
+def body_fields(api: dict[str, Any], operation: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Those that a body must have, and those that name something."""
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/x-protobuf" in content:
+        return {"model_id", "seq_id"}, {"model_id"}
+    if not content:
+        return set(), set()
+    schema = api["components"]["schemas"][content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]]
+    return set(schema.get("required", ())), schema["properties"].keys() & IDS.keys()
+
+
+def cases(api: dict[str, Any]) -> list[Case]:
+    found = []
+    for method, path, operation in operations(api):
+        in_path = set(re.findall(r"{(\w+)}", path)) if path not in WITH_A_LINK else set()
+        unknown = in_path - IDS.keys() - OTHERS.keys()
+        assert not unknown, f"{method} {path} has {unknown}: say what it is in IDS or OTHERS"
+        required, named = body_fields(api, operation)
+        named -= {"path"} if path in NEW_NAMES else set()
+        named |= NOT_IN_THE_DOCUMENT.get(path, set())
+        protobuf = "application/x-protobuf" in operation.get("requestBody", {}).get("content", {})
+        found += [
+            Case(method, path, id_field, frozenset(required | ({id_field} & named)), protobuf)
+            for id_field in sorted(in_path & IDS.keys() | named)
+        ]
+    return found
+
+
+@dataclass
+class Asking:
+    """The stranger, with things of its own; and numbers that it has not used yet."""
+
+    tenant: Tenant
+    session: str
+    last_number: int = 10
+
+    def value(self, case: Case, name: str, session: str) -> Any:
+        if name in NUMBERS:
+            self.last_number += 1
+            return self.last_number
+        if name in IDS and not (name == "path" and case.path in NEW_NAMES):
+            return IDS[name].format(session=session if name == case.id_field else self.session)
+        return OTHERS[name]
+
+    async def ask(self, case: Case, session: str) -> tuple[int, str]:
+        """What comes of the case with an id of this session; a future is waited for."""
+        path = case.path.format_map(_Values(self, case, session))
+        fields = case.body | ({"seq_id"} if "model_id" in case.body and case.path == "/load_weights" else set())
+        body = {name: self.value(case, name, session) for name in sorted(fields)}
+        if case.path == "/load_weights" and case.id_field == "session_id":
+            body["model_seq_id"] = self.value(case, "model_seq_id", session)
+        elif case.path == "/load_weights" and "model_id" not in body:
+            body |= {"model_id": IDS["model_id"].format(session=self.session)}
+            body["seq_id"] = self.value(case, "seq_id", session)
+        if case.path == "/save_weights_for_sampler":
+            body["path"] = OTHERS["path"]
+        response = await self._send(case, path, body)
+        if response.status_code == httpx.codes.OK and "request_id" in (made := response.json()):
+            response = await self.tenant.post("/retrieve_future", {"request_id": made["request_id"]})
+        return response.status_code, self._without_ids(response.text, session)
+
+    async def _send(self, case: Case, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        if case.protobuf:
+            content = wire_pb2.ForwardBackwardRequest(**body).SerializeToString()
+            return await self.tenant.client.request(case.method, path, content=content)
+        return await self.tenant.client.request(case.method, path, json=body if case.body else None)
+
+    def _without_ids(self, text: str, session: str) -> str:
+        return re.sub(r":(op|train|sample|asample):\d+", r":\1:N", text.replace(session, "ID"))
+
+
+class _Values(dict[str, Any]):
+    """For the template of a path."""
+
+    def __init__(self, asking: Asking, case: Case, session: str) -> None:
+        super().__init__()
+        self._of = asking, case, session
+
+    def __missing__(self, name: str) -> Any:
+        asking, case, session = self._of
+        return asking.value(case, name, session)
+
+
+@asynccontextmanager
+async def owner_and_stranger(server: AttackedServer) -> AsyncIterator[tuple[str, Asking]]:
+    """The session of the one, with a model, checkpoints, a sampler and a sample; and the other, who asks."""
+    async with server.tenant("victim") as owner, server.tenant("attacker") as stranger:
+        yield await furnished(owner), Asking(stranger, await furnished(stranger))
+
+
+async def furnished(tenant: Tenant) -> str:
+    session = await tenant.session()
+    model = await tenant.model(session)
+    await tenant.sampler(session)
+    for number, (path, name) in enumerate([("/save_weights", "saved"), ("/save_weights_for_sampler", "saved")]):
+        body = {"model_id": model, "seq_id": number + 1, "path": name}
+        made = (await tenant.post(path, body)).raise_for_status().json()
+        (await tenant.post("/retrieve_future", {"request_id": made["request_id"]})).raise_for_status()
+    return session
+
+
+async def test_every_endpoint_answers_for_a_strangers_id_as_for_nobodys(server: AttackedServer, tmp_path: Any) -> None:
+    asked = cases(document(tmp_path))
+    assert len(asked) > 25
+    wrong = []
+    async with owner_and_stranger(server) as (session, stranger):
+        for case in asked:
+            for_nobodys, for_others = await stranger.ask(case, NOBODY), await stranger.ask(case, session)
+            refused = for_others[0] in {403, 404, 422} or '"error"' in for_others[1]
+            if for_others != for_nobodys or not refused:
+                wrong.append((str(case), for_others, for_nobodys))
+    assert wrong == []
+
+
+async def test_what_the_owner_asks_for_by_the_same_ids_is_there(server: AttackedServer, tmp_path: Any) -> None:
+    """Else the endpoints would be compared in how they refuse nonsense."""
+    found = set()
+    async with owner_and_stranger(server) as (_, stranger):
+        # The session is over with the last one.
+        for case in sorted(cases(document(tmp_path)), key=lambda case: case.path.endswith("/finish")):
+            status, text = await stranger.ask(case, stranger.session)
+            if status == httpx.codes.OK and '"error"' not in text:
+                found.add(case.path)
+    assert len(found) > 15, found
+
+
+async def test_a_sample_of_another_tenant_is_as_unknown_as_one_that_never_was(server: AttackedServer) -> None:
+    async with server.tenant("victim") as owner, server.tenant("attacker") as stranger:
+        session = await owner.session()
+        sampler = await owner.sampler(session)
+        body = {"sampling_session_id": sampler, "seq_id": 0, "prompt": OTHERS["prompt"]}
+        request_id = (await owner.post("/asample", body)).raise_for_status().json()["request_id"]
+        for path in ("/retrieve_future", "/cancel_future"):
+            answers = [
+                await stranger.post(path, {"request_id": asked})
+                for asked in (request_id, request_id.replace(session, NOBODY))
+            ]
+            assert [answer.status_code for answer in answers] == [404, 404]
+            assert answers[0].text.replace(session, NOBODY) == answers[1].text
+        assert (await owner.post("/retrieve_future", {"request_id": request_id})).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/sessions", "/training_runs", "/checkpoints", "/waiting_models"])
+async def test_no_list_holds_anything_of_another_tenants(server: AttackedServer, path: str) -> None:
+    async with owner_and_stranger(server) as (session, stranger):
+        listed = await stranger.tenant.client.get(path)
+        assert listed.status_code == 200
+        assert session not in listed.text
+
+
+def test_endpoints_without_ids_are_known(tmp_path: Any) -> None:
+    """A new one is looked at by a person: is there truly nothing of anybody's in it?"""
+    api = document(tmp_path)
+    with_ids = {case.path for case in cases(api)}
+    lists = {"/sessions", "/training_runs", "/checkpoints", "/get_server_capabilities", "/waiting_models"}
+    unsupported = {path for _, path, operation in operations(api) if operation.get("tags") == ["not supported yet"]}
+    assert {path for _, path, _ in operations(api)} - with_ids - unsupported - WITH_A_LINK - lists == WITHOUT_IDS
