@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Response
+from fastapi.responses import PlainTextResponse
 
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
@@ -53,7 +54,13 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router, prefix="/api/v1")
     app.add_api_route("/", _front_page, tags=["service"], summary="What this is")
-    app.add_api_route(METRICS_PATH, _metrics_page(metrics), tags=["service"], summary="Metrics for Prometheus")
+    app.add_api_route(
+        METRICS_PATH,
+        _metrics_page(metrics),
+        tags=["service"],
+        summary="Metrics for Prometheus",
+        response_class=PlainTextResponse,
+    )
     pages = frozenset(url for url in (app.docs_url, app.redoc_url, app.openapi_url) if url)
     closable = {*pages, *(url for url in (app.swagger_ui_oauth2_redirect_url,) if url), METRICS_PATH}
     app.add_middleware(Doors, settings=settings, pages=closable)

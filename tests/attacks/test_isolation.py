@@ -13,39 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from support.server.attacked_server import MODEL, AttackedServer, Tenant
-from support.server.fake_fleet import FakeFleet
-from support.server.http_server import settings_for
+from support.server.attacked_server import AttackedServer, Tenant
+from support.server.every_endpoint import IDS, OTHERS, document, furnished
 from tinsmith_rpc import wire_pb2
-from tinsmith_server.app import create_app
 
 NOBODY = "sess-" + "0" * 32
-# What an id is called, and how it follows from that of its session.
-IDS = {
-    "session_id": "{session}",
-    "model_id": "{session}:train:0",
-    "run_id": "{session}:train:0",
-    "sampling_session_id": "{session}:sample:0",
-    "request_id": "{session}:train:0:op:1",
-    "tinker_path": "tinker://{session}:train:0/weights/saved",
-    "path": "tinker://{session}:train:0/weights/saved",
-    "model_path": "tinker://{session}:train:0/sampler_weights/saved",
-}
 # A name of something new: no id of anything that is there.
 NEW_NAMES = {"/save_weights", "/save_weights_for_sampler", "/save_weights_external"}
-OTHERS: dict[str, Any] = {
-    "sdk_version": "0",
-    "reason": {"type": "success"},
-    "base_model": MODEL,
-    "optimizer": False,
-    "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
-    "ttl_seconds": 7200,
-    "sampling_session_seq_id": 5,
-    "name": "saved",
-    "kind": "weights",
-    "path": "new-name",
-    "sessions": [],
-}
 # Read before the body is understood: where it goes depends on which of them is there.
 NOT_IN_THE_DOCUMENT = {"/load_weights": {"model_id", "session_id"}}
 NUMBERS = {"seq_id", "model_seq_id"}
@@ -66,14 +40,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.method} {self.path} {self.id_field}"
-
-
-def document(tmp_path: Any) -> dict[str, Any]:
-    fleet = FakeFleet()
-    try:
-        return create_app(settings_for(tmp_path), fleet).openapi()
-    finally:
-        fleet.cleanup()
 
 
 def operations(api: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -171,17 +137,6 @@ async def owner_and_stranger(server: AttackedServer) -> AsyncIterator[tuple[str,
     """The session of the one, with a model, checkpoints, a sampler and a sample; and the other, who asks."""
     async with server.tenant("victim") as owner, server.tenant("attacker") as stranger:
         yield await furnished(owner), Asking(stranger, await furnished(stranger))
-
-
-async def furnished(tenant: Tenant) -> str:
-    session = await tenant.session()
-    model = await tenant.model(session)
-    await tenant.sampler(session)
-    for number, (path, name) in enumerate([("/save_weights", "saved"), ("/save_weights_for_sampler", "saved")]):
-        body = {"model_id": model, "seq_id": number + 1, "path": name}
-        made = (await tenant.post(path, body)).raise_for_status().json()
-        (await tenant.post("/retrieve_future", {"request_id": made["request_id"]})).raise_for_status()
-    return session
 
 
 async def test_every_endpoint_answers_for_a_strangers_id_as_for_nobodys(server: AttackedServer, tmp_path: Any) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, cast
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 
 from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.checkpoints.checkpoints import TrainingRun
 from tinsmith_server.store.records import Checkpoint
@@ -27,8 +27,6 @@ from tinsmith_server.wire.responses import (
 
 router = APIRouter(tags=["checkpoints"])
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Offset = Annotated[int, Query(ge=0)]
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
 
 
@@ -107,7 +105,11 @@ async def external_weights_urls(
     return ExternalUrlsResponse(urls=links.urls, expires=links.expires)
 
 
-@router.get("/downloads/{token}/{path:path}", response_class=StreamingResponse)
+@router.get(
+    "/downloads/{token}/{path:path}",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)
 async def download(token: str, path: str, services: ServicesDep) -> StreamingResponse:
     """Without a key: the link itself is the permission, and ends by itself."""
     found = await services.exports.download(token, path)

@@ -1,10 +1,10 @@
-"""What routes are given: the services, and the tenant that a key speaks for."""
+"""What routes are given: the services, the tenant that a key speaks for, and which part of a list."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Request, Security
+from fastapi import Depends, Query, Request, Security
 from fastapi.security import APIKeyHeader
 
 from tinsmith_server.services.accounts.keys import hash_key
@@ -47,3 +47,6 @@ def path_of(request: Request) -> str:
 ApiKey = Annotated[str | None, Security(_api_key)]
 ServicesDep = Annotated[Services, Depends(get_services)]
 Tenant = Annotated[str, Depends(authenticate)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+# A store counts in 64 bits, also the rows behind the offset.
+Offset = Annotated[int, Query(ge=0, lt=2**62)]

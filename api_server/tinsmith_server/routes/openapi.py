@@ -1,4 +1,6 @@
-"""The OpenAPI document: what FastAPI finds by itself, and the bodies, which routes read on their own."""
+"""The OpenAPI document: what FastAPI finds by itself, the bodies, which routes read on their own, and the problems,
+whose form is ours (`problems.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from tinsmith_server.routes.problems import HTTP_STATUS
 from tinsmith_server.wire import requests
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -29,16 +32,42 @@ def takes(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Serves the generated document with the schemas that `takes` refers to."""
+    """Serves the generated document with the schemas that `takes` refers to, and with every operation's problems."""
 
     def openapi() -> dict[str, Any]:
         if not app.openapi_schema:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes, summary=app.summary)
-            document.setdefault("components", {}).setdefault("schemas", {}).update(_request_schemas())
+            _say_problems(document)
+            document["components"]["schemas"].update(_request_schemas())
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+class Problem(BaseModel):
+    """The body of every error: one sentence that says what happened, to what, and what to do."""
+
+    detail: str
+
+
+_FORM_OF_FASTAPI = ("HTTPValidationError", "ValidationError")
+_PROBLEM = {
+    "description": "What went wrong.",
+    "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model=Problem.__name__)}}},
+}
+_PROBLEMS = ("4XX", *sorted({str(status) for status in HTTP_STATUS.values() if status > 500}))
+
+
+def _say_problems(document: dict[str, Any]) -> None:
+    """In the place of FastAPI's form of a validation error, which no client of this server ever sees."""
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in _FORM_OF_FASTAPI:
+        schemas.pop(name, None)
+    schemas[Problem.__name__] = Problem.model_json_schema()
+    for operation in (operation for methods in document["paths"].values() for operation in methods.values()):
+        operation["responses"].pop("422", None)
+        operation["responses"] |= dict.fromkeys(_PROBLEMS, _PROBLEM)
 
 
 def _request_schemas() -> dict[str, Any]:

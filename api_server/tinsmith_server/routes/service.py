@@ -37,11 +37,7 @@ async def healthz() -> HealthResponse:
     return HealthResponse()
 
 
-@router.get(
-    "/readyz",
-    summary="Whether this replica should be sent requests",
-    responses={503: {"description": "Not now; `detail` says why."}},
-)
+@router.get("/readyz", summary="Whether this replica should be sent requests; 503 says why not")
 async def readyz(services: ServicesDep) -> Response:
     reason = await services.readiness.problem()
     return problem(503, reason) if reason else JSONResponse(HealthResponse().model_dump())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header
 
 from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest, SessionHeartbeatRequest
 from tinsmith_server.wire.responses import CreateSessionResponse, Empty, SessionResponse, SessionsResponse
@@ -51,8 +51,8 @@ async def finish_session(
 async def list_sessions(
     tenant: Tenant,
     services: ServicesDep,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Limit = 20,
+    offset: Offset = 0,
 ) -> SessionsResponse:
     return SessionsResponse(sessions=await services.sessions.list_ids(tenant, limit, offset))
 

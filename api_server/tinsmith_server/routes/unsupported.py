@@ -36,6 +36,4 @@ def _refusal(what: str) -> Callable[[Tenant], Awaitable[None]]:
 
 
 for method, path, what in UNSUPPORTED:
-    router.add_api_route(
-        path, _refusal(what), methods=[method], name=what, summary=f"Not supported yet: {what}", responses={422: {}}
-    )
+    router.add_api_route(path, _refusal(what), methods=[method], name=what, summary=f"Not supported yet: {what}")

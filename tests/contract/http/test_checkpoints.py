@@ -289,3 +289,9 @@ async def test_a_root_that_cannot_be_reached_is_a_503_that_names_it(
     refused = await server.client.get(path)
     assert refused.status_code == 503
     assert "s3://bucket" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["/sessions", "/training_runs", "/checkpoints"])
+async def test_an_offset_that_no_store_can_count_to_is_refused(server: TestedServer, path: str) -> None:
+    response = await server.client.get(path, params={"offset": 2**64})
+    assert (response.status_code, "offset" in response.json()["detail"]) == (422, True)

@@ -46,7 +46,7 @@ class AttackedServer:
         (model / "config.json").write_text("{}")
         data = folder / "data"
         data.mkdir()
-        keys = {name: asyncio.run(_make_key(Settings(data=data), name)) for name in ("attacker", "victim")}
+        keys = {name: asyncio.run(_make_key(Settings(data=data), name)) for name in ("attacker", "victim", "fuzzer")}
         installation = ServedInstallation(data, {MODEL: model}, settings, program=PROGRAM)
         return cls(installation.start(), keys)
 
