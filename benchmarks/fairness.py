@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from fairness_requests import CreateBesideCreates, SmallBesideSmall
 from fairness_sampling import SamplingBesideSampling
 from fairness_scenarios import FloodProcess, Scenario, two_tenants
 from fairness_training import one_forward, training_steps
@@ -27,6 +28,8 @@ SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
     "training-step": training_steps,
     "one-datum-forward": one_forward,
     "four-token-sample": SamplingBesideSampling,
+    "small-request": SmallBesideSmall,
+    "create": CreateBesideCreates,
 }
 BLOCKS = 5
 REQUESTS = 20

@@ -49,7 +49,7 @@ async def off_the_loop(services: Services, tenant: str, size: int, work: Callabl
     """
     if size <= INLINE_BYTES:
         return work()
-    async with services.body_turns.taken(tenant):
+    async with services.admission.turns.taken(tenant):
         return await asyncio.to_thread(work)
 
 
@@ -96,7 +96,7 @@ async def read_sample(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
 ) -> SampleSubmission:
     """The sample as a sampler is given it. Raises Unprocessable where its ids, or its JSON, cannot be read."""
-    services.rates.sampled.admit(key_name(key))
+    services.admission.rates.sampled.admit(key_name(key))
     body = await _whole(request, services, account)
 
     def submission() -> SampleSubmission:
@@ -146,11 +146,11 @@ ForwardBackward = Annotated[worker_pb2.SubmitRequest, Depends(read_forward_backw
 
 async def _charge(services: Services, tenant: str, key: str, operation: worker_pb2.SubmitRequest) -> None:
     """Waits for the key's rate, and counts the tokens on it."""
-    if not services.rates.trained.limits or operation.HasField("rejection"):
+    if not services.admission.rates.trained.limits or operation.HasField("rejection"):
         return
-    await services.rates.trained.admit_late(key)
+    await services.admission.rates.trained.admit_late(key)
     count = partial(trained_tokens, operation.payload, operation.zstd, services.settings.max_body_bytes)
-    services.rates.trained.charge(key, await off_the_loop(services, tenant, len(operation.payload), count))
+    services.admission.rates.trained.charge(key, await off_the_loop(services, tenant, len(operation.payload), count))
 
 
 async def _head(services: Services, tenant: str, body: Body, encoding: str) -> Head:
@@ -164,7 +164,7 @@ async def _head(services: Services, tenant: str, body: Body, encoding: str) -> H
 
 async def read_telemetry_body(request: Request, services: ServicesDep) -> bytes:
     """What fits; a batch over the limit is not worth an error to the client. Without a key: those share a budget."""
-    with services.telemetry_budget.account("") as account, suppress(TooBusy, HTTPException):
+    with services.admission.telemetry.account("") as account, suppress(TooBusy, HTTPException):
         body = await receive(request, limit_of(path_of(request), services.settings), account)
         if body.complete:
             return body.content

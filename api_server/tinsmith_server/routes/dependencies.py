@@ -35,7 +35,7 @@ async def authenticate(
     """The tenant. Raises AuthenticationFailed, and TooBusy for a key that asks for too much in a minute."""
     tenant = await services.keys.authenticate(key)
     if path_of(request) not in UNCOUNTED:
-        services.rates.admit_request(key_name(key))
+        services.admission.rates.admit_request(key_name(key))
     return tenant
 
 

@@ -83,8 +83,8 @@ async def retrieve_future(
     key: ApiKey,
 ) -> Response:
     answer = await services.futures.retrieve(tenant, body.request_id, allow_metadata_only=body.allow_metadata_only)
-    if services.rates.sampled.limits and isinstance(answer, Ready) and is_sample(body.request_id):
-        services.rates.note_sampled(key_name(key), body.request_id, sampled_tokens(answer.payload))
+    if services.admission.rates.sampled.limits and isinstance(answer, Ready) and is_sample(body.request_id):
+        services.admission.rates.note_sampled(key_name(key), body.request_id, sampled_tokens(answer.payload))
     return _response(answer)
 
 

@@ -75,7 +75,7 @@ def over(path: str, limit: int) -> str:
 
 async def body_account(tenant: Tenant, services: ServicesDep) -> AsyncIterator[Account]:
     """Until the answer is on its way: what was made of the body is as large."""
-    with services.body_budget.account(tenant) as account:
+    with services.admission.bodies.account(tenant) as account:
         yield account
 
 

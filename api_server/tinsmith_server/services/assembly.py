@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinsmith_server.fleet.base import Changes, Fleet
-from tinsmith_server.services.accounts.body_budget import BodyBudget
+from tinsmith_server.services.accounts.admission import Admission
 from tinsmith_server.services.accounts.holdings import Holdings
 from tinsmith_server.services.accounts.keys import Keys
-from tinsmith_server.services.accounts.rates import Rates
 from tinsmith_server.services.accounts.sessions import Sessions
-from tinsmith_server.services.accounts.turns import Turns
 from tinsmith_server.services.background.inspection import Capabilities, Inspection, Readiness
 from tinsmith_server.services.background.leases import Leases
 from tinsmith_server.services.background.reaper import LostWorkers, Reaper
@@ -36,9 +34,6 @@ from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, utc_now
 
-# It comes without a key, so from anybody.
-TELEMETRY_BYTES = 16 * 2**20
-
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -60,10 +55,7 @@ class Services:
     binding: Binding
     background: Background
     long_polls: LongPolls
-    body_budget: BodyBudget
-    telemetry_budget: BodyBudget
-    body_turns: Turns
-    rates: Rates
+    admission: Admission
 
 
 def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock = utc_now) -> Services:
@@ -135,12 +127,5 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
             inspection=inspection,
         ),
         long_polls=long_polls,
-        body_budget=BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all),
-        telemetry_budget=BodyBudget(TELEMETRY_BYTES, TELEMETRY_BYTES, wait_seconds=1.0),
-        body_turns=Turns(),
-        rates=Rates(
-            settings.requests_per_minute or None,
-            settings.trained_tokens_per_minute or None,
-            settings.sampled_tokens_per_minute or None,
-        ),
+        admission=Admission.of(settings),
     )

@@ -99,14 +99,14 @@ async def test_bodies_over_the_budget_wait_for_each_other_and_all_arrive(narrow_
         return (await narrow_server.client.post("/forward_backward", content=in_parts(body))).status_code
 
     assert await asyncio.gather(*(send(seq_id) for seq_id in range(1, 7))) == [200] * 6
-    assert narrow_server.services.body_budget.held_bytes == 0
+    assert narrow_server.services.admission.bodies.held_bytes == 0
 
 
 async def test_what_finds_no_room_for_long_is_a_429_that_says_when_to_come_again(
     narrow_server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(narrow_server.services.body_budget, "_wait_seconds", 0.05)
-    with narrow_server.services.body_budget.account("default") as other:
+    monkeypatch.setattr(narrow_server.services.admission.bodies, "_wait_seconds", 0.05)
+    with narrow_server.services.admission.bodies.account("default") as other:
         await other.take(MIB)
         response = await narrow_server.post("/create_session", {"tags": []})
     assert (response.status_code, response.headers["retry-after"]) == (429, "5")

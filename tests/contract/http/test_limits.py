@@ -28,7 +28,7 @@ async def test_requests_over_the_rate_are_told_when_to_come_again_and_polls_are_
 ) -> None:
     async with start(requests_per_minute=3) as server:
         # However long the requests take.
-        monkeypatch.setattr(server.services.rates.requests, "_clock", lambda: 0.0)
+        monkeypatch.setattr(server.services.admission.rates.requests, "_clock", lambda: 0.0)
         session = await server.session()
         assert (await server.create_model(session)).status_code == 200
         assert (await server.client.get("/sessions")).status_code == 200
