@@ -86,6 +86,9 @@ class Operations:
         await self._models.touch(model_id)
         model = await self._binding.until_bound(model, PATIENCE_SECONDS)
         if model.state == "accepted":
+            # Another replica may have brought it to its worker, while the attempt here is still waiting for one.
+            model = await self._models.owned(tenant, model_id)
+        if model.state == "accepted":
             # Work that came before the create would be refused as work for a model that the worker has lost.
             reason = self._binding.reason(model) or "its worker is still starting"
             raise WorkerUnavailable(f"{model_id} is not ready for work yet: {reason}")
