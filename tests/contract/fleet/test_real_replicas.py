@@ -54,7 +54,7 @@ async def submitted(server: TestedServer, sampler: str, seq_id: int) -> str:
 
 
 async def tokens_of(server: TestedServer, request_id: str) -> int:
-    """Of a sample's only sequence, once it is there; a fake sampler's has none."""
+    """Of a sample's only sequence, once it is there; a fake sampler's has one."""
     while (answer := await server.result(request_id)).status_code == 408:
         pass
     assert answer.status_code == 200, answer.text
@@ -69,11 +69,11 @@ async def test_a_replica_that_is_told_to_stop_gives_every_result_and_the_other_t
     [staying] = operator.replicas
     sampler = await server.sampler()
     before = [await submitted(server, sampler, seq_id) for seq_id in range(SAMPLES)]
-    expected = [0 if request_id in staying.fake.samples else 8 for request_id in before]
-    assert set(expected) == {0, 8}
+    expected = [1 if request_id in staying.fake.samples else 8 for request_id in before]
+    assert set(expected) == {1, 8}
     process.signal(signal.SIGTERM)
     after = [await submitted(server, sampler, SAMPLES + number) for number in range(SAMPLES)]
-    expected += [0 if request_id in staying.fake.samples else 8 for request_id in after]
+    expected += [1 if request_id in staying.fake.samples else 8 for request_id in after]
     lengths = await asyncio.gather(*(tokens_of(server, request_id) for request_id in [*before, *after]))
     assert lengths == expected
     status, errors = await process.ended()
