@@ -12,7 +12,7 @@ from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
 from tinsmith_server.metrics.workers import DescribedWorker
 from tinsmith_server.routes import checkpoints, futures, sampling, service, sessions, training, unsupported
-from tinsmith_server.routes.doors import METRICS_PATH, Doors, RequestsPerAddress
+from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress
 from tinsmith_server.routes.middleware import Observing
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.routes.problems import install_problem_handlers
@@ -63,6 +63,7 @@ def create_app(
     )
     pages = frozenset(url for url in (app.docs_url, app.redoc_url, app.openapi_url) if url)
     closable = {*pages, *(url for url in (app.swagger_ui_oauth2_redirect_url,) if url), METRICS_PATH}
+    app.add_middleware(PlacesAtWork)
     app.add_middleware(Doors, settings=settings, pages=closable)
     app.add_middleware(RequestsPerAddress, settings=settings)
     app.add_middleware(Observing, metrics=metrics, pages=pages)

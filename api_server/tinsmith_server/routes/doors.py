@@ -1,4 +1,6 @@
-"""Who may see the server's own pages, and how many requests an address may have in flight behind a proxy."""
+"""Who may see the server's own pages, how many requests an address may have in flight behind a proxy, and how many of
+one key are worked on at a time.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.routes.problems import problem
+from tinsmith_server.services.accounts.keys import hash_key
 from tinsmith_server.settings import Settings
 
 METRICS_PATH = "/metrics"
+# Of polls there may be thousands, which do nothing but wait.
+POLL_PATH = "/api/v1/retrieve_future"
 
 
 def pages_are_open(settings: Settings) -> bool:
@@ -86,3 +91,19 @@ class RequestsPerAddress:
             self._in_flight[address] -= 1
             if not self._in_flight[address]:
                 del self._in_flight[address]
+
+
+class PlacesAtWork:
+    """Requests have few places in the event loop at a time: those of one key, or without one of one address."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == POLL_PATH:
+            await self._app(scope, receive, send)
+            return
+        key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
+        whose = hash_key(key) if key else str(client[0])
+        async with scope["app"].state.services.admission.at_work.place(whose):
+            await self._app(scope, receive, send)

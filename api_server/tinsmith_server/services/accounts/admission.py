@@ -1,9 +1,12 @@
-"""How much of the server itself requests may take: memory for bodies, turns to have them read, and rates."""
+"""How much of the server itself requests may take: memory for bodies, turns to have them read, places in its event
+loop, and rates.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tinsmith_server.services.accounts.at_work import AtWork
 from tinsmith_server.services.accounts.body_budget import BodyBudget
 from tinsmith_server.services.accounts.rates import Rates
 from tinsmith_server.services.accounts.turns import Turns
@@ -22,6 +25,7 @@ class Admission:
     telemetry: BodyBudget
     turns: Turns
     rates: Rates
+    at_work: AtWork
 
     @classmethod
     def of(cls, settings: Settings) -> Admission:
@@ -34,4 +38,5 @@ class Admission:
                 settings.trained_tokens_per_minute or None,
                 settings.sampled_tokens_per_minute or None,
             ),
+            at_work=AtWork(),
         )

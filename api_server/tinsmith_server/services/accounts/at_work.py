@@ -1,0 +1,88 @@
+"""How many requests of one key are worked on at the same time.
+
+An event loop serves what is ready in the order in which it came. With hundreds of one key's requests in it, each
+step of another's would wait for a step of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+# Enough to keep the processor, the store and the workers busy at the same time.
+PLACES_ALONE = 16
+# Another one's request waits for so many of them, in each step that it takes.
+PLACES_BESIDE_OTHERS = 2
+# After its latest request a key still counts as one of the others.
+BESIDE_SECONDS = 1.0
+# A request that is not done by then waits for something else: a body, a worker, its turn.
+LONGEST_SECONDS = 0.1
+
+
+class AtWork:
+    """The others wait in the order in which they came, and each key's apart from all others'."""
+
+    def __init__(self, longest_seconds: float = LONGEST_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest_seconds = longest_seconds
+        self._clock = clock
+        self._taken: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._latest, self._latest_at, self._beside_until = "", -math.inf, -math.inf
+
+    def __len__(self) -> int:
+        """Places that are taken now."""
+        return self._taken.total()
+
+    @asynccontextmanager
+    async def place(self, key: str) -> AsyncIterator[None]:
+        """One of the key's, until the end, or for as long as a request may have one."""
+        await self._take(key)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._longest_seconds, self._leave, key)
+        try:
+            yield
+        finally:
+            if timer.when() > loop.time():
+                timer.cancel()
+                self._leave(key)
+
+    async def _take(self, key: str) -> None:
+        self._note(key)
+        if self._taken[key] < self._places():
+            self._taken[key] += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                # It was handed over in the moment in which its owner gave up.
+                self._leave(key)
+            raise
+
+    def _leave(self, key: str) -> None:
+        self._taken[key] -= 1
+        waiting = self._waiting.get(key, deque())
+        while waiting and self._taken[key] < self._places():
+            turn = waiting.popleft()
+            if not turn.done():
+                self._taken[key] += 1
+                turn.set_result(None)
+        if not waiting:
+            self._waiting.pop(key, None)
+        if not self._taken[key]:
+            del self._taken[key]
+
+    def _note(self, key: str) -> None:
+        now = self._clock()
+        if key != self._latest and now < self._latest_at + BESIDE_SECONDS:
+            self._beside_until = now + BESIDE_SECONDS
+        self._latest, self._latest_at = key, now
+
+    def _places(self) -> int:
+        return PLACES_BESIDE_OTHERS if self._clock() < self._beside_until else PLACES_ALONE

@@ -1,0 +1,138 @@
+"""So many requests of a tenant at a time, and no tenant waits for another one's."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_server.services.accounts import at_work as module
+from tinsmith_server.services.accounts.at_work import BESIDE_SECONDS, PLACES_ALONE, PLACES_BESIDE_OTHERS, AtWork
+
+WAIT_SECONDS = 20.0
+
+
+@pytest.fixture
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many for one tenant alone as beside others."""
+    for name in ("PLACES_ALONE", "PLACES_BESIDE_OTHERS"):
+        monkeypatch.setattr(module, name, 1)
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Requests:
+    """Each is at work until it is told to end."""
+
+    def __init__(self, at_work: AtWork) -> None:
+        self._at_work = at_work
+        self._ends: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.begun: list[str] = []
+
+    def send(self, tenant: str, name: str) -> None:
+        self._ends[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._run(self._at_work.place(tenant), name))
+
+    async def _run(self, place: AbstractAsyncContextManager[None], name: str) -> None:
+        async with place:
+            self.begun.append(name)
+            await self._ends[name].wait()
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await asyncio.wait_for(self._tasks[name], WAIT_SECONDS)
+
+    async def give_up(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await asyncio.wait({self._tasks[name]}, timeout=WAIT_SECONDS)
+
+
+async def test_a_tenants_requests_beyond_its_places_wait_in_their_order_and_nobody_elses(few_places: None) -> None:
+    requests = Requests(AtWork(longest_seconds=WAIT_SECONDS))
+    for name in ("a1", "a2", "a3", "b1"):
+        requests.send(name[0], name)
+    await settled()
+    assert requests.begun == ["a1", "b1"]
+    await requests.end("a1")
+    await settled()
+    assert requests.begun == ["a1", "b1", "a2"]
+    for name in ("a2", "a3", "b1"):
+        await requests.end(name)
+    assert requests.begun == ["a1", "b1", "a2", "a3"]
+
+
+async def test_a_tenant_alone_has_many_places_and_gives_them_back_when_another_one_comes() -> None:
+    now = 0.0
+    requests = Requests(AtWork(longest_seconds=WAIT_SECONDS, clock=lambda: now))
+    names = [f"a{number}" for number in range(2 * PLACES_ALONE)]
+    for name in names:
+        requests.send("a", name)
+    await settled()
+    assert requests.begun == names[:PLACES_ALONE]
+    requests.send("b", "b1")
+    await settled()
+    assert requests.begun[-1] == "b1"
+    for name in names[PLACES_BESIDE_OTHERS:PLACES_ALONE]:
+        await requests.end(name)
+    await settled()
+    assert requests.begun[-1] == "b1", "those that were at work are more than a tenant may have now"
+    await requests.end("b1")
+    now += BESIDE_SECONDS
+    await requests.end(names[0])
+    await settled()
+    assert requests.begun[PLACES_ALONE + 1 :] == names[PLACES_ALONE : 2 * PLACES_ALONE - 1]
+    for name in [names[1], *names[PLACES_ALONE:]]:
+        await requests.end(name)
+
+
+async def test_what_waits_for_something_else_leaves_its_place_to_others(few_places: None) -> None:
+    requests = Requests(AtWork(longest_seconds=0.01))
+    requests.send("a", "a1")
+    requests.send("a", "a2")
+    async with asyncio.timeout(WAIT_SECONDS):
+        while requests.begun != ["a1", "a2"]:
+            await asyncio.sleep(0.001)
+    await requests.end("a1")
+    await requests.end("a2")
+
+
+@pytest.mark.parametrize("moment", ["while it waits", "as its turn comes"])
+async def test_who_gives_up_leaves_the_place_to_the_next(few_places: None, moment: str) -> None:
+    requests = Requests(AtWork(longest_seconds=WAIT_SECONDS))
+    for name in ("a1", "a2", "a3"):
+        requests.send("a", name)
+    await settled()
+    if moment == "as its turn comes":
+        await requests.end("a1")
+    await requests.give_up("a2")
+    if moment == "while it waits":
+        await requests.end("a1")
+    await settled()
+    assert requests.begun[-1] == "a3"
+    await requests.end("a3")
+    requests.send("a", "a4")
+    await settled()
+    assert requests.begun[-1] == "a4"
+    await requests.end("a4")
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.001, 0.003])), min_size=1, max_size=60))
+def test_every_request_has_its_turn_and_every_place_comes_back(sent: list[tuple[str, float]]) -> None:
+    at_work = AtWork(longest_seconds=0.002)
+
+    async def request(tenant: str, seconds: float) -> None:
+        async with at_work.place(tenant):
+            await asyncio.sleep(seconds)
+
+    async def all_of_them() -> None:
+        await asyncio.wait_for(asyncio.gather(*(request(*one) for one in sent)), WAIT_SECONDS)
+        await asyncio.sleep(0.003)
+        assert len(at_work) == 0
+
+    asyncio.run(all_of_them())
