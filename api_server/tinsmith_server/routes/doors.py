@@ -105,5 +105,5 @@ class PlacesAtWork:
             return
         key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
         whose = hash_key(key) if key else str(client[0])
-        async with scope["app"].state.services.admission.at_work.place(whose):
+        async with scope["app"].state.services.admission.at_work.place(whose, is_other=key is not None):
             await self._app(scope, receive, send)

@@ -38,8 +38,13 @@ class AtWork:
         return self._taken.total()
 
     @asynccontextmanager
-    async def place(self, key: str) -> AsyncIterator[None]:
-        """One of the key's, until the end, or for as long as a request may have one."""
+    async def place(self, key: str, *, is_other: bool = True) -> AsyncIterator[None]:
+        """One of the key's, until the end, or for as long as a request may have one.
+
+        `is_other` False: nobody has fewer places for it, as for probes of the server's health.
+        """
+        if is_other:
+            self._note(key)
         await self._take(key)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._longest_seconds, self._leave, key)
@@ -51,7 +56,6 @@ class AtWork:
                 self._leave(key)
 
     async def _take(self, key: str) -> None:
-        self._note(key)
         if self._taken[key] < self._places():
             self._taken[key] += 1
             return

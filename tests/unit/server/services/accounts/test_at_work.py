@@ -91,6 +91,21 @@ async def test_a_tenant_alone_has_many_places_and_gives_them_back_when_another_o
         await requests.end(name)
 
 
+async def test_probes_and_telemetry_take_no_places_from_a_tenant() -> None:
+    at_work = AtWork(longest_seconds=WAIT_SECONDS)
+    requests = Requests(at_work)
+    requests.send("a", "a1")
+    await settled()
+    async with at_work.place("an address", is_other=False):
+        names = [f"a{number}" for number in range(2, PLACES_ALONE + 1)]
+        for name in names:
+            requests.send("a", name)
+        await settled()
+        assert requests.begun == ["a1", *names]
+    for name in requests.begun:
+        await requests.end(name)
+
+
 async def test_what_waits_for_something_else_leaves_its_place_to_others(few_places: None) -> None:
     requests = Requests(AtWork(longest_seconds=0.01))
     requests.send("a", "a1")
