@@ -131,6 +131,7 @@ async def test_waiting_for_a_worker_ends_with_the_reason(local_fleet: LocalFleet
     with pytest.raises(WorkerUnavailable, match=f"^loading base model {MODEL}, 0 s so far$"):
         await worker.connection(0)
     assert worker.trouble == f"loading base model {MODEL}, 0 s so far"
+    assert await local_fleet.provide(MODEL) == worker.trouble, "it has not said yet how many models it takes"
     await worker.connection(START_SECONDS)
     assert worker.trouble is None
 

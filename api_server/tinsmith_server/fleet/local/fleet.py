@@ -130,7 +130,9 @@ class LocalFleet(Fleet):
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
         if self.model(base_model) is None:
             return f"this server was started without {base_model}; add it with --model"
-        return "a session must end first, or the server be started with more model_places"
+        # How many models it takes, a worker says once it has loaded its own.
+        troubles = [worker.trouble for worker in self.trainers(base_model, rank) if worker.trouble]
+        return troubles[0] if troubles else "a session must end first, or the server be started with more model_places"
 
     @override
     async def lost_for_ever(self, worker: HomeRow) -> str | None:
