@@ -72,7 +72,10 @@ class GroupWorld(World):
                 member["spec"]["nodeName"] = "node-2"
                 self._set_container(member, {"running": {"startedAt": format_time(self.now)}}, ready=True)
                 self.joined[member["metadata"]["uid"]] = run
-        wanted = self.objects["RayCluster", self.name]["spec"]["workerGroupSpecs"][0]["replicas"]
+        cluster = self.objects.get(("RayCluster", self.name))
+        if cluster is None:  # its pods outlive it until Kubernetes collects them
+            return
+        wanted = cluster["spec"]["workerGroupSpecs"][0]["replicas"]
         if [self.joined[member["metadata"]["uid"]] for member in self._living_members()] != [run] * wanted:
             self._set_container(head, {"running": {"startedAt": format_time(self.now)}}, ready=False)
 

@@ -17,7 +17,12 @@ int64 = st.integers(-(2**63), 2**63 - 1)
 leaves = st.none() | st.booleans() | int64 | st.text(max_size=20) | st.lists(int64, min_size=8, max_size=40)
 objects = st.dictionaries(
     st.text(max_size=8),
-    st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner)),
+    # Few leaves in each: some are long lists, and a hundred of them take minutes to draw.
+    st.recursive(
+        leaves,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        max_leaves=10,
+    ),
     max_size=6,
 )
 
