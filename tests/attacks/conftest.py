@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from support.server.attacked_server import AttackedServer
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import TestedServer, running_server, settings_for
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +18,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]
     )
     yield server
     assert server.installation.stop() == 0
+
+
+@pytest.fixture
+async def installation(tmp_path: Path) -> AsyncIterator[TestedServer]:
+    """The application in this process, for what is counted in its event loop, or sent as no client would send it."""
+    fleet = FakeFleet()
+    try:
+        async with running_server(settings_for(tmp_path), fleet) as server:
+            yield server
+    finally:
+        fleet.cleanup()

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
-from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 import orjson
 import pytest
 from starlette.types import Message
-from support.server.fake_fleet import FakeFleet
-from support.server.http_server import TestedServer, running_server, settings_for
+from support.server.http_server import TestedServer
 
 SECRET = b"what lies beside"
 FILE = "adapter_config.json"
-
-
-@pytest.fixture
-async def installation(tmp_path: Path) -> AsyncIterator[TestedServer]:
-    """With something to find in each folder above a checkpoint's."""
-    fleet = FakeFleet()
-    try:
-        async with running_server(settings_for(tmp_path), fleet) as server:
-            yield server
-    finally:
-        fleet.cleanup()
 
 
 async def exported(server: TestedServer, name: str = "ex") -> str:
