@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Engine, event, select
+from sqlalchemy import URL, Engine, create_engine, event, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from tinsmith_server.store.columns import to_json
 from tinsmith_server.store.errors import RowRefused, StoreUnavailable
-from tinsmith_server.store.url import async_url, describe
+from tinsmith_server.store.threads import ThreadedEngine, at_once
+from tinsmith_server.store.url import describe, driver_url
 
 T = TypeVar("T")
 Isolation: TypeAlias = Literal["READ COMMITTED", "AUTOCOMMIT"]
-Work: TypeAlias = Callable[[AsyncConnection], Awaitable[T]]
+Work: TypeAlias = Callable[[AsyncConnection], Coroutine[Any, Any, T]]
 
 # Above any burst of small transactions, below the time after which a request has lost its client.
 SQLITE_BUSY_TIMEOUT_MILLISECONDS = 30_000
+
+# Behind others of this process, before its own turn.
+SQLITE_QUEUE_SECONDS = 30.0
+
+SQLITE_READERS = 4
 
 # sqlite3 must not open transactions by itself: `prepare_sqlite` does.
 SQLITE_CONNECT_ARGS: dict[str, Any] = {"isolation_level": None}
@@ -69,13 +75,18 @@ class Database:
 
     def __init__(self, url: URL) -> None:
         self._where = describe(url)
+        self._is_closed = False
         self._running: set[asyncio.Task[Any]] = set()
+        self._reader: AsyncEngine | ThreadedEngine
+        self._writer: AsyncEngine | ThreadedEngine
+        self._here: Engine | None = None
+        # To a reader a single statement needs no transaction, and one that fails on a stale connection is repeated:
+        # one round trip instead of four, for what every request does.
         if url.drivername == "sqlite":
-            self._reader = _sqlite_engine(url, begin="BEGIN", pool_size=4)
-            self._writer = _sqlite_engine(url, begin="BEGIN IMMEDIATE", pool_size=1)
+            self._reader = ThreadedEngine(_sqlite_engine(url, SQLITE_READERS), SQLITE_READERS, SQLITE_QUEUE_SECONDS)
+            self._writer = ThreadedEngine(_sqlite_engine(url, 1, begin="BEGIN IMMEDIATE"), 1, SQLITE_QUEUE_SECONDS)
+            self._here = _sqlite_engine(url, 1, patient=False)
         else:
-            # A single statement needs no transaction, and one that fails on a stale connection is repeated:
-            # one round trip instead of four, for what every request does.
             self._reader = _postgresql_engine(url, "AUTOCOMMIT", pool_size=10, pool_pre_ping=False)
             # A connection that died with a restarted database is replaced, not reported.
             self._writer = _postgresql_engine(url, POSTGRESQL_ISOLATION, pool_size=6, pool_pre_ping=True)
@@ -83,11 +94,27 @@ class Database:
 
     async def read(self, work: Work[T]) -> T:
         """Runs `work`, which only reads, perhaps several times. Each statement sees what is committed by then."""
+        self._check_open()
+        if isinstance(self._reader, ThreadedEngine):
+            # A thread runs to its end by itself.
+            return await self._in_thread(self._reader, work)
         until = self._patient_until()
         return await self._run(self._patiently(until, lambda: self._transaction(self._reader, work, until)))
 
+    async def look_up(self, work: Work[T]) -> T:
+        """Like `read`, for what is found by a key: on SQLite in less time than a thread would need to be told of it.
+
+        It may have to wait there for another process that repairs the file, or locks it. Threads do that.
+        """
+        self._check_open()
+        if self._here is not None:
+            with suppress(StoreUnavailable), clear_errors(self._where):
+                return at_once(self._here, work)
+        return await self.read(work)
+
     async def write(self, work: Work[T]) -> T:
         """Runs `work` in a transaction that may write, and returns when it is durable."""
+        self._check_open()
         return await self._run(self._transaction(self._writer, work, self._patient_until()))
 
     async def answers(self) -> None:
@@ -96,10 +123,18 @@ class Database:
         await self._run(self._transaction(self._writer, lambda connection: connection.execute(select(1)), now))
 
     async def close(self) -> None:
-        """Waits for the transactions of cancelled callers, then closes every connection."""
+        """Waits for the transactions of cancelled callers, then closes every connection. Whoever asks later is told."""
+        self._is_closed = True
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._reader.dispose()
         await self._writer.dispose()
+        if self._here is not None:
+            self._here.dispose()
+
+    def _check_open(self) -> None:
+        """What outlives the server's last seconds, as a request that uvicorn gave up, may still ask."""
+        if self._is_closed:
+            raise StoreUnavailable(f"The store at {self._where} is closed, since the server stops.")
 
     async def _run(self, transaction: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(transaction)
@@ -113,11 +148,18 @@ class Database:
             # Whoever asked may be gone: then nobody is left to hear of a failure, and that is no fault.
             task.exception()
 
-    async def _transaction(self, engine: AsyncEngine, work: Work[T], patient_until: float) -> T:
+    async def _transaction(self, engine: AsyncEngine | ThreadedEngine, work: Work[T], patient_until: float) -> T:
+        """A file is not waited for: it does not come back by itself."""
+        if isinstance(engine, ThreadedEngine):
+            return await self._in_thread(engine, work)
         connection = await self._patiently(patient_until, lambda: self._connect(engine))
         with clear_errors(self._where):
             async with aclosing(connection), connection.begin():
                 return await work(connection)
+
+    async def _in_thread(self, engine: ThreadedEngine, work: Work[T]) -> T:
+        with clear_errors(self._where):
+            return await engine.run(work)
 
     async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
         with clear_errors(self._where):
@@ -133,9 +175,7 @@ class Database:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _patient_until(self) -> float:
-        """A file does not come back by itself."""
-        seconds = 0.0 if self._reader.dialect.name == "sqlite" else PATIENCE_SECONDS
-        return asyncio.get_running_loop().time() + seconds
+        return asyncio.get_running_loop().time() + PATIENCE_SECONDS
 
 
 @contextmanager
@@ -152,15 +192,18 @@ def clear_errors(where: str) -> Iterator[None]:
         raise StoreUnavailable(f"The store at {where} is not available: {cause}") from error
 
 
-def prepare_sqlite(engine: Engine, begin: str, *more_pragmas: str) -> None:
-    """Sets pragmas on each connection and `begin` as the statement that opens a transaction.
+def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patient: bool = True) -> None:
+    """Sets pragmas on each connection and `begin` as the statement that opens a transaction; None: nothing does.
+
+    One that is not `patient` waits for no lock.
 
     BEGIN IMMEDIATE takes the write lock at once: a transaction that reads first and writes later would
     fail with "database is locked", without waiting, when another one wrote in between.
     """
 
     pragmas = (
-        f"busy_timeout={SQLITE_BUSY_TIMEOUT_MILLISECONDS}",
+        # The first, since others read the file.
+        f"busy_timeout={SQLITE_BUSY_TIMEOUT_MILLISECONDS if patient else 0}",
         "foreign_keys=ON",
         "synchronous=FULL",  # not WAL's usual NORMAL: an acknowledged create_model must survive the loss of power
         *more_pragmas,
@@ -173,7 +216,8 @@ def prepare_sqlite(engine: Engine, begin: str, *more_pragmas: str) -> None:
         cursor.close()
 
     event.listen(engine, "connect", set_pragmas)
-    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    if begin is not None:
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
 
 
 def postgresql_connect_args(url: URL) -> dict[str, Any]:
@@ -189,21 +233,21 @@ def _limit_transactions(connection: Any, _record: object) -> None:
     connection.commit()
 
 
-def _sqlite_engine(url: URL, begin: str, pool_size: int) -> AsyncEngine:
-    engine = create_async_engine(
-        async_url(url),
+def _sqlite_engine(url: URL, pool_size: int, begin: str | None = None, *, patient: bool = True) -> Engine:
+    engine = create_engine(
+        driver_url(url),
         pool_size=pool_size,
         max_overflow=0,
         json_serializer=to_json,
         connect_args=SQLITE_CONNECT_ARGS,
     )
-    prepare_sqlite(engine.sync_engine, begin)
+    prepare_sqlite(engine, begin, patient=patient)
     return engine
 
 
 def _postgresql_engine(url: URL, isolation_level: Isolation, *, pool_size: int, pool_pre_ping: bool) -> AsyncEngine:
     return create_async_engine(
-        async_url(url),
+        driver_url(url),
         pool_size=pool_size,
         max_overflow=0,  # what overflows is closed again, and a connection costs PostgreSQL a process
         pool_pre_ping=pool_pre_ping,

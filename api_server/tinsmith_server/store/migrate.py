@@ -23,7 +23,7 @@ from tinsmith_server.store.database import (
     prepare_sqlite,
 )
 from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.url import blocking_url, describe
+from tinsmith_server.store.url import describe, driver_url
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 
@@ -66,7 +66,7 @@ def _migrate_sqlite(url: URL) -> None:
     path = Path(str(url.database))
     if not path.parent.is_dir():
         raise StoreUnavailable(f"The directory {path.parent} for the store does not exist. Create it, or name another.")
-    engine = create_engine(blocking_url(url), poolclass=NullPool, connect_args=SQLITE_CONNECT_ARGS)
+    engine = create_engine(driver_url(url), poolclass=NullPool, connect_args=SQLITE_CONNECT_ARGS)
     prepare_sqlite(engine, "BEGIN IMMEDIATE", "journal_mode=WAL")
     # BEGIN IMMEDIATE alone would do for the steps, but two processes that switch a new file to WAL at once
     # fail with "database is locked", whatever the busy timeout.
@@ -76,7 +76,7 @@ def _migrate_sqlite(url: URL) -> None:
 
 def _migrate_postgresql(url: URL) -> None:
     engine = create_engine(
-        blocking_url(url),
+        driver_url(url),
         poolclass=NullPool,
         isolation_level=POSTGRESQL_ISOLATION,
         connect_args=postgresql_connect_args(url),

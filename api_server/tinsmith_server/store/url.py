@@ -34,13 +34,8 @@ def describe(url: URL) -> str:
     return url.set(query={}).render_as_string(hide_password=True)
 
 
-def async_url(url: URL) -> URL:
-    """For the engine that the server's tasks share."""
-    return url.set(drivername={"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg"}[url.drivername])
-
-
-def blocking_url(url: URL) -> URL:
-    """For the migrations, which run in a thread of their own."""
+def driver_url(url: URL) -> URL:
+    """For an engine, whether tasks or threads share it."""
     return url.set(drivername={"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}[url.drivername])
 
 

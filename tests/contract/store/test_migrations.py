@@ -13,7 +13,7 @@ from support.server.store_records import a_model, a_session
 from tinsmith_server.store import migrate
 from tinsmith_server.store.sql_store import open_store
 from tinsmith_server.store.tables import metadata
-from tinsmith_server.store.url import blocking_url, parse_store_url
+from tinsmith_server.store.url import driver_url, parse_store_url
 
 STEPS = ScriptDirectory(str(Path(migrate.__file__).parent / "migrations"))
 REVISIONS = [step.revision for step in STEPS.walk_revisions()][::-1]
@@ -26,7 +26,7 @@ VALUES ('ada', 'laptop', 'tml-abc', 'digest', '2026-03-01 12:00:00')
 @pytest.fixture
 def connection(store_url: str) -> Iterator[Connection]:
     """To the database as no migration has touched it yet."""
-    engine = create_engine(blocking_url(parse_store_url(store_url)))
+    engine = create_engine(driver_url(parse_store_url(store_url)))
     with engine.connect() as connection:
         yield connection
     engine.dispose()

@@ -13,7 +13,6 @@ from support.server.store_records import a_session
 from tinsmith_server.store import database, migrate
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.errors import StoreUnavailable
-from tinsmith_server.store.records import Session
 from tinsmith_server.store.sql_store import open_store
 from tinsmith_server.store.tables import workers
 from tinsmith_server.store.url import parse_store_url
@@ -81,14 +80,44 @@ async def test_an_unnamed_save_does_not_read_what_is_left_of_all_before_it(url: 
 
 async def test_readers_do_not_wait_for_a_writer(url: str) -> None:
     store = await open_store(url)
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+
+        assert await store.get_session("session-1") is None
+
+    await store.close()
+
+
+async def test_the_event_loop_does_not_wait_for_a_file_that_another_process_holds(url: str) -> None:
+    """A row is looked up in the loop itself, since that takes less time than telling a thread of it."""
+    store = await open_store(url)
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("PRAGMA locking_mode=EXCLUSIVE")
+    other.execute("BEGIN IMMEDIATE")
+
+    looking = asyncio.create_task(store.get_session("session-1"))
+    await asyncio.sleep(0)
+
+    assert not looking.done()
+    other.close()
+    assert await looking is None
+    await store.close()
+
+
+async def test_a_transaction_that_waits_for_something_else_fails_and_leaves_no_lock(url: str) -> None:
+    """It would hold a thread, and the write lock, for as long."""
+    await (await open_store(url)).close()
     database = Database(parse_store_url(url))
 
-    async def look_meanwhile(_connection: AsyncConnection) -> Session | None:
-        return await store.get_session("session-1")
+    async def waits(connection: AsyncConnection) -> None:
+        await connection.execute(update(workers).values(event_cursor=1))
+        await asyncio.sleep(0)
 
-    assert await database.write(look_meanwhile) is None
+    with pytest.raises(RuntimeError, match="waits for something else"):
+        await database.write(waits)
+
+    await database.answers()
     await database.close()
-    await store.close()
 
 
 async def test_a_file_is_migrated_under_a_lock(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +175,36 @@ async def test_a_file_locked_for_too_long_is_one_clear_error(url: str, monkeypat
     finally:
         other.close()
         await store.close()
+
+
+async def test_those_who_wait_behind_a_locked_file_are_told_together_and_hold_up_no_stop(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await open_store(url)).close()
+    monkeypatch.setattr(database, "SQLITE_BUSY_TIMEOUT_MILLISECONDS", 500)
+    monkeypatch.setattr(database, "SQLITE_QUEUE_SECONDS", 0.5)
+    store = Database(parse_store_url(url))
+    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    async def nothing(connection: AsyncConnection) -> None: ...
+
+    try:
+        waiting = [asyncio.create_task(store.write(nothing)) for _ in range(20)]
+        async with asyncio.timeout(5):  # one after the other they would wait for 10 s
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+            assert {type(error) for error in told} == {StoreUnavailable}
+    finally:
+        other.close()
+        await store.close()
+
+
+async def test_a_closed_store_says_so(url: str) -> None:
+    store = await open_store(url)
+    await store.close()
+    for asked in (store.get_worker("worker-1"), store.create_session(a_session(), None)):
+        with pytest.raises(StoreUnavailable, match="is closed"):
+            await asked
 
 
 async def test_a_missing_directory_is_one_clear_error(tmp_path: Path) -> None:

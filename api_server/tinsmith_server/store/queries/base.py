@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import (
@@ -45,8 +46,9 @@ class Queries:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def _read_one(self, record: type[R], query: Select[Any]) -> R | None:
-        return await self._database.read(lambda connection: fetch_one(connection, record, query))
+    async def _look_up(self, record: type[R], query: Select[Any]) -> R | None:
+        """The one row that has the key."""
+        return await self._database.look_up(lambda connection: fetch_one(connection, record, query))
 
     async def _read_all(self, record: type[R], query: Select[Any]) -> list[R]:
         return await self._database.read(lambda connection: fetch_all(connection, record, query))
@@ -81,8 +83,9 @@ def to_record(record: type[R], row: Row[Any]) -> R:
     return record(**{field.name: row._mapping[field.name] for field in fields(record)})
 
 
+@cache
 def select_records(table: Table, record: type[R]) -> Select[Any]:
-    """Selects the columns of `table` that hold the record's fields."""
+    """Selects the columns of `table` that hold the record's fields. Made once: it takes longer than the database."""
     return select(*(_bounded(table.c[field.name]) for field in fields(record)))
 
 

@@ -45,7 +45,7 @@ class CheckpointQueries(Queries):
         return await self._database.write(lambda connection: _put(connection, checkpoint))
 
     async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
-        return await self._read_one(Checkpoint, _select().where(_named(run_id, type, name)))
+        return await self._look_up(Checkpoint, _select().where(_named(run_id, type, name)))
 
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
         query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)

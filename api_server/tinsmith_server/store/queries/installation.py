@@ -42,7 +42,7 @@ class KeyQueries(Queries):
 
     async def find_key(self, key_hash: str) -> ApiKey | None:
         valid = (api_keys.c.key_hash == key_hash) & api_keys.c.revoked_at.is_(None)
-        return await self._read_one(ApiKey, select_records(api_keys, ApiKey).where(valid))
+        return await self._look_up(ApiKey, select_records(api_keys, ApiKey).where(valid))
 
     async def list_keys(self, tenant: str | None = None) -> Sequence[ApiKey]:
         query = select_records(api_keys, ApiKey).order_by(api_keys.c.key_id)

@@ -22,7 +22,7 @@ class ModelQueries(Queries):
         return await self._insert_or_find(Model, models, values(model), made)
 
     async def get_model(self, model_id: str) -> Model | None:
-        return await self._read_one(Model, select_records(models, Model).where(models.c.model_id == model_id))
+        return await self._look_up(Model, select_records(models, Model).where(models.c.model_id == model_id))
 
     async def bind_model(self, model_id: str, worker_id: str) -> bool:
         there = (models.c.model_id == model_id) & (models.c.worker_id == worker_id) & models.c.state.in_(LIVE)

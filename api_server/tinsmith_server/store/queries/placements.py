@@ -45,6 +45,10 @@ class PlacementQueries(Queries):
         return await self._database.write(give)
 
     async def bind_where_made(self, model_id: str, worker_id: str, slots: int) -> bool:
+        known = await self._look_up(Model, _selected(model_id))
+        if known is not None and (known.worker_id, known.state) == (worker_id, "bound"):
+            return True
+
         async def bind(connection: AsyncConnection) -> bool:
             model = await _locked_model(connection, model_id)
             if model is None or model.state != "accepted":

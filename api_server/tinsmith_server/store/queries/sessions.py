@@ -26,7 +26,7 @@ class SessionQueries(Queries):
         return await self._insert_or_find(Session, sessions, row, made)
 
     async def get_session(self, session_id: str) -> Session | None:
-        return await self._read_one(Session, _by_id(session_id))
+        return await self._look_up(Session, _by_id(session_id))
 
     async def list_sessions(self, tenant: str, limit: int, offset: int) -> Page[Session]:
         query = (
@@ -83,7 +83,7 @@ class SamplingSessionQueries(Queries):
 
     async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None:
         query = _select_sampling().where(sampling_sessions.c.sampling_session_id == sampling_session_id)
-        return await self._read_one(SamplingSession, query)
+        return await self._look_up(SamplingSession, query)
 
     async def sampling_sessions_of(self, session_id: str) -> Sequence[SamplingSession]:
         query = (
@@ -97,7 +97,7 @@ class SamplingSessionQueries(Queries):
         # By the client's own numbers: clocks of two replicas could turn two saves around.
         inflight = (sampling_sessions.c.model_id == model_id) & sampling_sessions.c.inflight
         query = _select_sampling().where(inflight).order_by(sampling_sessions.c.sampling_session_seq_id.desc()).limit(1)
-        return await self._read_one(SamplingSession, query)
+        return await self._look_up(SamplingSession, query)
 
 
 def _finish(session_id: str, type: FinishType, detail: str | None, now: datetime) -> Update:

@@ -24,7 +24,7 @@ class WorkerQueries(Queries):
     """The part of `Store` about workers."""
 
     async def get_worker(self, worker_id: str) -> Worker:
-        known = await self._read_one(Worker, _by_id(worker_id))
+        known = await self._look_up(Worker, _by_id(worker_id))
         return known or await self._insert_or_find(Worker, workers, unseen_worker(worker_id), _by_id(worker_id))
 
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:

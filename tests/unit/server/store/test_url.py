@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from tinsmith_server.store.errors import BadStoreUrl
-from tinsmith_server.store.url import async_url, blocking_url, describe, parse_store_url
+from tinsmith_server.store.url import describe, driver_url, parse_store_url
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+asyncpg"])
@@ -10,15 +10,14 @@ def test_every_way_to_say_postgresql_means_psycopg(scheme: str) -> None:
     url = parse_store_url(f"{scheme}://ada:secret@db:5433/tinsmith?sslmode=require")
 
     expected = "postgresql+psycopg://ada:secret@db:5433/tinsmith?sslmode=require"
-    assert async_url(url).render_as_string(hide_password=False) == expected
-    assert blocking_url(url).render_as_string(hide_password=False) == expected
+    assert driver_url(url).render_as_string(hide_password=False) == expected
 
 
 def test_a_sqlite_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert str(async_url(parse_store_url("sqlite:///store.db"))) == f"sqlite+aiosqlite:///{tmp_path}/store.db"
-    assert str(blocking_url(parse_store_url("sqlite:////data/a b.db"))) == "sqlite+pysqlite:////data/a b.db"
+    assert str(driver_url(parse_store_url("sqlite:///store.db"))) == f"sqlite+pysqlite:///{tmp_path}/store.db"
+    assert str(driver_url(parse_store_url("sqlite:////data/a b.db"))) == "sqlite+pysqlite:////data/a b.db"
 
 
 @pytest.mark.parametrize(
