@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from typing_extensions import override
 
@@ -16,6 +15,7 @@ from tinsmith_server.errors import TinsmithError, Unprocessable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, get_services, key_name
+from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.problems import http_status, tell_user
 from tinsmith_server.services.failures import Failure
@@ -28,7 +28,7 @@ from tinsmith_server.wire.token_counts import sampled_tokens
 log = get_logger(__name__)
 
 
-class HeldRoute(APIRoute):
+class HeldRoute(DirectRoute):
     """Turns what would be a 5xx into a 408 after a full hold: the SDK repeats a poll that got a 5xx at once,
     some hundreds of times a second per future."""
 

@@ -8,11 +8,18 @@ from fastapi import APIRouter, Depends
 
 from tinsmith_server.routes.bodies import Sample, body_as
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest, SampleRequest
 from tinsmith_server.wire.responses import CreateSamplingSessionResponse, FutureResponse, SamplerResponse
 
-router = APIRouter(tags=["sampling"])
+router = APIRouter(tags=["sampling"], route_class=DirectRoute)
+
+
+@router.post("/asample", summary="Sample", openapi_extra=takes(SampleRequest))
+async def asample(sample: Sample, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    submission = await services.sampling.submit(tenant, sample)
+    return FutureResponse(request_id=str(submission.sample), sample_sequence_ids=list(submission.sequence_ids))
 
 
 @router.post("/create_sampling_session", openapi_extra=takes(CreateSamplingSessionRequest))
@@ -31,9 +38,3 @@ async def get_sampler(sampling_session_id: str, tenant: Tenant, services: Servic
     return SamplerResponse(
         sampler_id=session.sampling_session_id, base_model=session.base_model, model_path=session.model_path
     )
-
-
-@router.post("/asample", summary="Sample", openapi_extra=takes(SampleRequest))
-async def asample(sample: Sample, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    submission = await services.sampling.submit(tenant, sample)
-    return FutureResponse(request_id=str(submission.sample), sample_sequence_ids=list(submission.sequence_ids))

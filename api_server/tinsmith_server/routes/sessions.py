@@ -8,11 +8,12 @@ from fastapi import APIRouter, Depends, Header
 
 from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import Limit, Offset, ServicesDep, Tenant
+from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest, SessionHeartbeatRequest
 from tinsmith_server.wire.responses import CreateSessionResponse, Empty, SessionResponse, SessionsResponse
 
-router = APIRouter(tags=["sessions"])
+router = APIRouter(tags=["sessions"], route_class=DirectRoute)
 
 
 @router.post("/create_session", openapi_extra=takes(CreateSessionRequest))

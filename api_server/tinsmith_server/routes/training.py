@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends
 
 from tinsmith_server.routes.bodies import ForwardBackward, JsonObject, body_as
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import PROTOBUF_BODY, takes
 from tinsmith_server.wire.ids import OperationId
 from tinsmith_server.wire.requests import (
@@ -21,7 +22,7 @@ from tinsmith_server.wire.requests import (
 )
 from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData, WaitingModelsResponse
 
-router = APIRouter(tags=["training"])
+router = APIRouter(tags=["training"], route_class=DirectRoute)
 
 
 def _future(operation: OperationId) -> FutureResponse:

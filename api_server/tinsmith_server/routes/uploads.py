@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
 from tinsmith_server.services.accounts.body_budget import Account
@@ -128,19 +129,20 @@ class _Content:
 
 
 async def _in_time(request: Request, account: Account) -> AsyncIterator[bytes]:
-    """The parts as they come, each with room for it."""
+    """The parts as they come, each with room for it. A small body is one."""
     loop = asyncio.get_running_loop()
-    parts, received, seconds = request.stream(), 0, 0.0
-    while True:
+    more, received, seconds = True, 0, 0.0
+    while more:
         started = loop.time()
         allowed = min(GRACE_SECONDS + received / LEAST_BYTES_PER_SECOND, LONGEST_SECONDS)
         try:
             async with asyncio.timeout(allowed - seconds):
-                part = await anext(parts, None)
+                message = await request.receive()
         except TimeoutError:
             raise _too_slow(received, seconds + loop.time() - started) from None
-        if part is None:
-            return
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, more = message.get("body", b""), message.get("more_body", False)
         seconds += loop.time() - started
         received += len(part)
         # Waiting for room is not the sender's fault.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
@@ -15,12 +16,34 @@ RETRY_PAUSE_SECONDS = 0.1
 PATIENCE_SECONDS = 25.0
 
 
+class _EpochReads:
+    """The journal's answers come together, as many as one sync made durable: those that are here share a read."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # Reads that have not begun.
+        self._next: dict[str, asyncio.Task[int]] = {}
+
+    async def epoch_now(self, worker_id: str) -> int:
+        """The one that holds at a moment after the call."""
+        read = self._next.get(worker_id)
+        if read is None:
+            read = asyncio.create_task(self._read(worker_id), context=contextvars.Context())
+            self._next[worker_id] = read
+        return await asyncio.shield(read)
+
+    async def _read(self, worker_id: str) -> int:
+        # Whoever comes from here on may have been answered after what this one sees.
+        del self._next[worker_id]
+        return (await self._store.get_worker(worker_id)).epoch
+
+
 class Delivery:
     """`submit` returns when the operation is on the worker's disk under the epoch that holds now."""
 
     def __init__(self, store: Store, fleet: Fleet) -> None:
-        self._store = store
         self._fleet = fleet
+        self._epochs = _EpochReads(store)
 
     async def submit(
         self,
@@ -69,7 +92,7 @@ class Delivery:
         except StaleEpoch:
             await handle.renew()
             return False
-        if (await self._store.get_worker(handle.worker_id)).epoch == epoch:
+        if await self._epochs.epoch_now(handle.worker_id) == epoch:
             return True
         await handle.renew()
         return False

@@ -107,7 +107,7 @@ class LineKeeper:
         if wanted:
             given = await self._store.give_places(self._names(), places.slots, lambda line: share_out(line, places))
             for model_id in given.keys() & asked.keys():
-                _wake(asked[model_id], replace(asked[model_id].model, worker_id=given[model_id]))
+                self._wake(asked[model_id], replace(asked[model_id].model, worker_id=given[model_id]))
             if not given:
                 await asyncio.sleep(CONTEST_SECONDS)
             return True
@@ -121,7 +121,15 @@ class LineKeeper:
             waiter = asked[model_id]
             if not waiter.placed.done():
                 model = await self._store.get_model(model_id)
-                _wake(waiter, model or replace(waiter.model, state="failed"))
+                self._wake(waiter, model or replace(waiter.model, state="failed"))
+
+    def _wake(self, waiter: _Waiter, model: Model) -> None:
+        """It waits no more, though it has not come to run: a round for it would find nothing, and who came meanwhile
+        would wait for the one behind."""
+        if not waiter.placed.done():
+            waiter.placed.set_result(model)
+        if self._waiters.get(model.model_id) is waiter:
+            del self._waiters[model.model_id]
 
     async def _ask_for_more(self) -> None:
         """Asks for more capacity, once for each kind of model, and notes what happens next."""
@@ -161,8 +169,3 @@ class LineKeeper:
             kept=self._kept,
             refused_by={model_id: waiter.refused_by for model_id, waiter in self._waiters.items()},
         )
-
-
-def _wake(waiter: _Waiter, model: Model) -> None:
-    if not waiter.placed.done():
-        waiter.placed.set_result(model)

@@ -111,6 +111,7 @@ async def test_those_who_come_at_once_are_placed_by_one_write() -> None:
     await asyncio.gather(*kept.tasks.values())
     assert {task.result().worker_id for task in kept.tasks.values()} == {"w1"}
     assert kept.store.writes == 1
+    assert kept.store.reads == 1, "a second look, for those who were just given a place, would be for nothing"
     await kept.close()
 
 
