@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
+from tinsmith_server.fleet import fleet_of
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
 from tinsmith_server.metrics.workers import DescribedWorker
@@ -21,12 +22,13 @@ from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Clock, utc_now
 from tinsmith_server.store.sql_store import open_store
 
+# A path is looked for among all of these in turn: those of which there are hundreds a second come first.
 ROUTERS: tuple[APIRouter, ...] = (
-    service.router,
-    sessions.router,
-    training.router,
     futures.router,
     sampling.router,
+    training.router,
+    sessions.router,
+    service.router,
     checkpoints.router,
     unsupported.router,
 )
@@ -36,11 +38,8 @@ def create_app(
     settings: Settings,
     fleet: Fleet | None = None,
     clock: Clock = utc_now,
-    tell: Callable[[str], None] = lambda _: None,
 ) -> FastAPI:
-    """The server as an ASGI application. Raises StartupError when a model directory or the catalogue is missing.
-
-    `tell` hears what a person at a terminal wants to know while models are loaded.
+    """The server as an ASGI application. Without a `fleet` it makes one, and raises what that raises.
 
     While its lifespan runs, `app.state` holds `services`, and `first_key` when an installation without
     any key got one; `startup_error` says why a lifespan could not begin.
@@ -49,7 +48,7 @@ def create_app(
     app = FastAPI(
         title="Tinsmith",
         summary="The Tinker training API on your own machines.",
-        lifespan=_lifespan(settings, fleet or _fleet(settings, tell), metrics, clock),
+        lifespan=_lifespan(settings, fleet or fleet_of(settings), metrics, clock),
     )
     for router in ROUTERS:
         app.include_router(router, prefix="/api/v1")
@@ -70,17 +69,6 @@ def create_app(
     install_problem_handlers(app)
     install_openapi(app)
     return app
-
-
-def _fleet(settings: Settings, tell: Callable[[str], None]) -> Fleet:
-    """Each with imports that the other has no use for, and perhaps no packages."""
-    if settings.fleet == "kubernetes":
-        from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
-
-        return KubernetesFleet(settings)
-    from tinsmith_server.fleet.local.fleet import LocalFleet
-
-    return LocalFleet(settings, tell)
 
 
 def release_polls(app: FastAPI) -> None:

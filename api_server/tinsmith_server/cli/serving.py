@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import os
 import resource
 import signal
@@ -10,22 +12,27 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tinsmith_server.configuration import describe_settings, load_settings, unknown_variables
 from tinsmith_server.errors import StartupError, TinsmithError
+from tinsmith_server.fleet import fleet_of
 from tinsmith_server.logs import configure_logs
-from tinsmith_server.services.accounts.keys import NewKey
 from tinsmith_server.settings import Settings
+
+if TYPE_CHECKING:
+    from tinsmith_server.cli.stopping import StoppingServer
+    from tinsmith_server.fleet.base import Fleet
+    from tinsmith_server.services.accounts.keys import NewKey
 
 # One client process may hold some 1400 connections.
 WANTED_OPEN_FILES = 65536
 BACKLOG = 4096
 STOP_SECONDS = 20
-# How long a thread that reads a large body may keep the others waiting. A small request goes from thread to thread some
-# twenty times, most of them for the store: with Python's own 5 ms it took 0.1 s more beside large bodies.
+# How long a thread that reads a large body may keep the others waiting: each write of the store goes to a thread and
+# back, and with Python's own 5 ms both ways took as long beside large bodies.
 SWITCH_SECONDS = 0.0005
 
 
@@ -72,24 +79,49 @@ def serve(
 
 def run_server(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT. Raises TinsmithError when the server cannot start."""
-    # Process 1 of a container never gets a signal that it does not handle, and these imports take seconds.
+    # Process 1 of a container never gets a signal that it does not handle, and the imports take a second.
     signal.signal(signal.SIGTERM, _leave)
+    if settings.fleet == "local" and not settings.models:
+        raise StartupError("no model to serve: give --model NAME[=PATH], or make one with `tinsmith make-tiny-model`")
+    configure_logs(settings.log_level, settings.log_format)
+    _raise_open_files()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    fleet = fleet_of(settings, tell_person)
+    listeners = [listen(settings.host, settings.port)]
+    if settings.metrics_port:
+        listeners.append(listen(settings.host, settings.metrics_port))
+    asyncio.run(_serve(settings, fleet, listeners))
+    say_stopped(settings.data)
+
+
+async def _serve(settings: Settings, fleet: Fleet, listeners: list[socket.socket]) -> None:
+    """A model is loaded by a process of its own, which takes longer than all that is imported here."""
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        await fleet.begin()
+        server = await asyncio.to_thread(_assemble, settings, fleet, listeners[0])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stopped)
+        await server.serve(sockets=listeners)
+    except Exception:
+        await fleet.close()
+        raise
+
+
+def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> StoppingServer:
+    """Imports most of this program. The garbage collector rests meanwhile, and leaves alone what is there then."""
+    gc.disable()
     import uvicorn
 
     from tinsmith_server.app import create_app
     from tinsmith_server.cli.connections import KEEP_ALIVE_SECONDS, Addresses, BoundedProtocol
     from tinsmith_server.cli.stopping import StoppingServer
 
-    if settings.fleet == "local" and not settings.models:
-        raise StartupError("no model to serve: give --model NAME[=PATH], or make one with `tinsmith make-tiny-model`")
-    configure_logs(settings.log_level, settings.log_format)
-    _raise_open_files()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    app = create_app(settings, tell=tell_person)
-    listener = listen(settings.host, settings.port)
-    listeners = [listener, *([listen(settings.host, port)] if (port := settings.metrics_port) else [])]
+    app = create_app(settings, fleet)
+    gc.freeze()
+    gc.enable()
     addresses = Addresses(settings.connections_per_address, settings.trusted_proxies)
-    server = StoppingServer(
+    return StoppingServer(
         uvicorn.Config(
             app,
             log_config=None,
@@ -105,10 +137,6 @@ def run_server(settings: Settings) -> None:
         ),
         announce=lambda: announce(url_of(listener), app.state.first_key, settings.public_url),
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stopped)
-    server.run(sockets=listeners)
-    say_stopped(settings.data)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -132,7 +160,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    """Nothing has been opened yet."""
+    """The store is not open yet, and workers end by themselves when this process has."""
     os._exit(0)
 
 

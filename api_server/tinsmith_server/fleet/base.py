@@ -178,6 +178,12 @@ class WorkerHandle(SamplerHandle, Protocol):
 class Fleet(Protocol):
     """Models and workers may come and go while it is open; `changes` counts that."""
 
+    async def begin(self) -> None:
+        """What can be done before there is a store: it runs beside the rest of the server's start.
+
+        Raises StartupError.
+        """
+
     async def open(self, epochs: EpochRegistry) -> None: ...
     async def close(self) -> None: ...
 

@@ -155,6 +155,24 @@ async def test_models_are_loaded_before_anybody_asks_for_them_and_a_person_hears
     await fleet.close()
 
 
+async def test_a_model_loads_before_there_is_a_store_and_is_ready_once_there_is(
+    settings: Settings, store: SqlStore, tmp_path: Path
+) -> None:
+    fleet = LocalFleet(settings.model_copy(update={"preload_models": True}))
+    await fleet.begin()
+    while not (tmp_path / "model" / "seen.json").exists():
+        await asyncio.sleep(0.02)
+    worker = only_worker(fleet)
+    with pytest.raises(WorkerUnavailable, match="loading base model"):
+        await worker.connection(0)
+    loading = worker_pid()
+
+    await fleet.open(store)
+    await worker.connection(START_SECONDS)
+    assert worker_pid() == loading
+    await fleet.close()
+
+
 async def test_a_model_that_takes_long_is_heard_of_meanwhile(
     settings: Settings, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,10 @@ class KubernetesFleet(Fleet):
         self._epochs: EpochRegistry | None = None
 
     @override
+    async def begin(self) -> None:
+        """Its workers run already."""
+
+    @override
     async def open(self, epochs: EpochRegistry) -> None:
         """Returns once everything is known: before, models would be refused and sessions made for nothing."""
         self._epochs = epochs

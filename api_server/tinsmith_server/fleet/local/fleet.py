@@ -51,7 +51,8 @@ class LocalFleet(Fleet):
         self._preloading: list[asyncio.Task[None]] = []
 
     @override
-    async def open(self, epochs: EpochRegistry) -> None:
+    async def begin(self) -> None:
+        """Workers load their models while the server is still put together."""
         self._lock = _lock_data(self._settings.data)
         self._sockets = _socket_directory(self._settings.data)
         for index, directory in enumerate(self._directories):
@@ -61,12 +62,18 @@ class LocalFleet(Fleet):
                     directory.served.name,
                     WorkerCommand(self._settings, directory),
                     self._sockets / f"w{index}",
-                    epochs,
                     self._settings.model_places or self._settings.adapter_slots,
                 )
         if self._settings.preload_models:
             loading = (supervisor.preload(self._tell) for supervisor in self._supervisors.values())
             self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
+
+    @override
+    async def open(self, epochs: EpochRegistry) -> None:
+        if self._lock is None:
+            await self.begin()
+        for supervisor in self._supervisors.values():
+            supervisor.open(epochs)
 
     @override
     async def close(self) -> None:
@@ -78,6 +85,7 @@ class LocalFleet(Fleet):
             shutil.rmtree(self._sockets, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
+            self._lock = None
 
     @property
     @override

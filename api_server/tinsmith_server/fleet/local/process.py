@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet.client import GrpcWorkerClient
+from tinsmith_server.fleet.local.threads import THREADS_VARIABLE, worker_threads
 
 T = TypeVar("T")
 
@@ -29,7 +30,8 @@ SECRET_VARIABLES = frozenset({"TINSMITH_API_KEY", "TINSMITH_DATABASE_URL"})
 
 
 def worker_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    own = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+    return {THREADS_VARIABLE: str(worker_threads()), **own}
 
 
 class WorkerDied(WorkerUnavailable):

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, WorkerUnavailable, WorkerUnstartable
@@ -39,7 +40,6 @@ class Supervisor(ActivatedHandle):
         base_model: str,
         command: Callable[[Path, int], Sequence[str]],
         sockets: Path,
-        epochs: EpochRegistry,
         slots: int,
     ) -> None:
         """Each life gets a socket whose path begins with `sockets`. It has `slots` until it says how many they are."""
@@ -47,7 +47,7 @@ class Supervisor(ActivatedHandle):
         self._base_model = base_model
         self._command = command
         self._sockets = sockets
-        self._epochs = epochs
+        self._has_epochs = asyncio.Event()
         self._running: WorkerProcess | None = None
         self._slots = slots
         self._lost_for: str | None = None
@@ -58,6 +58,11 @@ class Supervisor(ActivatedHandle):
         # Set while there is an answer: a ready worker, or what a person has to mend.
         self._settled = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
+
+    def open(self, epochs: EpochRegistry) -> None:
+        """A worker that is there before waits for its epoch."""
+        self._epochs = epochs
+        self._has_epochs.set()
 
     @property
     @override
@@ -102,6 +107,8 @@ class Supervisor(ActivatedHandle):
 
     @override
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
+        if (ready := self.running()) is not None:
+            return ready
         self._see_that_it_lives()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -116,6 +123,11 @@ class Supervisor(ActivatedHandle):
     @override
     def running(self) -> GrpcWorkerClient | None:
         return self._running.client if self._running else None
+
+    @override
+    async def _activate(self, client: GrpcWorkerClient) -> worker_pb2.DescribeReply:
+        await self._has_epochs.wait()
+        return await super()._activate(client)
 
     async def close(self) -> None:
         """Stops the worker, which snapshots its models first."""
