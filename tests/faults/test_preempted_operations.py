@@ -1,4 +1,5 @@
-"""A worker that dies while an operation is preempted by another model's: it is still one operation, replayed as one."""
+"""A worker that dies while an operation is preempted by another model's, or shares a forward with it: it is still one
+operation, replayed as one, and nobody is blamed for another's."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ OTHER = "sess:train:1"
 ENGINE = "--engine=support.engine.deadly:build_deadly"
 ONE_ATTEMPT = "--attempts-per-operation=1"
 A_MICROBATCH = {"TINSMITH_REFERENCE_DELAY_SECONDS": "0.02"}
+SHARED_FORWARDS = {"TINSMITH_REFERENCE_SHARED_TOKENS": "1000"}
 MANY = 400
 MINE = [train_many(1, MANY), step(2), train_many(3, 40), step(4), save(5, "final")]
 OTHERS = [train(1, (5, 3, 5)), train_many(2, 60), step(3), train(4, forward_only=True), save(5, "final")]
@@ -31,8 +33,10 @@ class Ending:
 
 
 @asynccontextmanager
-async def lives_of_a_worker(folder: Path, *flags: str, **environment: str) -> AsyncIterator[Lives]:
-    process = WorkerProcess(folder, (ENGINE, *flags), A_MICROBATCH)
+async def lives_of_a_worker(
+    folder: Path, *flags: str, shares: bool = False, **environment: str
+) -> AsyncIterator[Lives]:
+    process = WorkerProcess(folder, (ENGINE, *flags), A_MICROBATCH | (SHARED_FORWARDS if shares else {}))
     try:
         await process.start(**environment)
         yield Lives(process)
@@ -84,6 +88,27 @@ async def test_who_kills_the_worker_is_blamed_and_not_whom_it_has_preempted(
         assert lives.ended == 1
         assert "forward_backward 1 was given up" in lives.failure(1, OTHER)
         assert "forward_backward 1 was given up" in lives.failure(3, OTHER)
+        assert (ending.results[0], ending.files[0]) == (undisturbed.results[0], undisturbed.files[0])
+
+
+@pytest.mark.parametrize("arrival", [1, 2, 4])
+async def test_a_death_in_a_shared_forward_is_nobodys_until_one_dies_by_itself(
+    arrival: int, undisturbed: Ending, tmp_path: Path
+) -> None:
+    failpoint = f"forward-shared:{arrival}"
+    async with lives_of_a_worker(tmp_path, ONE_ATTEMPT, shares=True, TINSMITH_FAILPOINT=failpoint) as lives:
+        assert await run(lives, OTHERS) == undisturbed
+        assert lives.ended == 1, "the place was never reached: this case proves nothing"
+
+
+async def test_who_kills_a_shared_forward_is_found_by_running_the_suspects_alone(
+    undisturbed: Ending, tmp_path: Path
+) -> None:
+    async with lives_of_a_worker(tmp_path, ONE_ATTEMPT, shares=True) as lives:
+        deadly = train_many(2, 56, last=(KILLS, 3, 5))
+        ending = await run(lives, [OTHERS[0], deadly, *OTHERS[2:]])
+        assert 1 <= lives.ended <= 2
+        assert "forward_backward 2 was given up" in lives.failure(2, OTHER)
         assert (ending.results[0], ending.files[0]) == (undisturbed.results[0], undisturbed.files[0])
 
 

@@ -27,10 +27,10 @@ ARRIVALS = (1, 2, 5, 9)
 EAGER = ("--snapshot-replay-seconds=0", "--snapshot-cost-factor=0")
 """A snapshot after every gradient and step."""
 PARKING = ("park-before-journal", "park-before-drop", "restore-before-load")
-REACHED = {"checkpoint-before-manifest": 3, "checkpoint-before-commit": 3, "operation-preempted": 0}
-REACHED |= dict.fromkeys(PARKING, 0)
-"""Three saves: the places inside them are reached three times. One model: nothing of it is preempted or parked, which
-have tests of their own."""
+REACHED = {"checkpoint-before-manifest": 3, "checkpoint-before-commit": 3}
+REACHED |= dict.fromkeys((*PARKING, "operation-preempted", "forward-shared"), 0)
+"""Three saves: the places inside them are reached three times. One model: nothing of it is preempted or parked, nor
+shares a forward; these have tests of their own."""
 
 
 @dataclass(frozen=True)

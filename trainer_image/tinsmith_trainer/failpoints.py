@@ -14,6 +14,7 @@ Failpoint = Literal[
     "accept-before-sync",
     "accept-after-sync",
     "operation-preempted",
+    "forward-shared",
     "executed-before-result",
     "result-before-sync",
     "result-before-visible",

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,11 +44,19 @@ class InFlightWork:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """A process ended while it was at `work`. `life` tells that process from others; `last_sign` may be empty."""
+    """A process ended while it was at `work`. `life` tells that process from others; `last_sign` may be empty.
+
+    `beside`: what the same call of the engine was for, too. Then it is not known which of them it was.
+    """
 
     work: InFlightWork
     life: str
     last_sign: str = ""
+    beside: tuple[InFlightWork, ...] = ()
+
+    @property
+    def suspects(self) -> tuple[InFlightWork, ...]:
+        return (self.work, *self.beside)
 
 
 class InFlightMarker:
@@ -59,7 +67,7 @@ class InFlightMarker:
         self._path = path
         self._life = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._work: InFlightWork | None = None
+        self._works: Sequence[InFlightWork] = ()
         self._stopped = False
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,11 +82,12 @@ class InFlightMarker:
         """What the process before this one was at when it ended."""
         return self._left
 
-    def set(self, work: InFlightWork) -> None:
+    def set(self, *works: InFlightWork) -> None:
+        """At least one."""
         with self._lock:
             if not self._stopped:
-                self._work = work
-                self._write(_encoded(Interruption(work, self._life)))
+                self._works = works
+                self._mark()
 
     def clear(self) -> None:
         """The engine is idle. What was left behind is gone, too."""
@@ -107,12 +116,16 @@ class InFlightMarker:
                 self._file = None
 
     def _clear(self) -> None:
-        self._work = None
+        self._works = ()
         self._write(IDLE)
 
     def _sign(self, last_sign: str) -> None:
-        if self._work is not None:
-            self._write(_encoded(Interruption(self._work, self._life, _one_line(last_sign))))
+        if self._works:
+            self._mark(_one_line(last_sign))
+
+    def _mark(self, last_sign: str = "") -> None:
+        work, *beside = self._works
+        self._write(_encoded(Interruption(work, self._life, last_sign, tuple(beside))))
 
     def _write(self, content: bytes) -> None:
         if self._file is None:
@@ -139,9 +152,9 @@ class EngineCall:
         return 0.0 if started_at is None else time.monotonic() - started_at
 
     @contextlib.contextmanager
-    def at(self, work: InFlightWork) -> Iterator[None]:
+    def at(self, *works: InFlightWork) -> Iterator[None]:
         """Around the call. An error that ends the process, such as SystemExit, leaves the marker."""
-        self.marker.set(work)
+        self.marker.set(*works)
         self._started_at = time.monotonic()
         try:
             yield
@@ -186,4 +199,5 @@ def _decoded(content: bytes) -> Interruption | None:
     if not length or len(body) != length or zlib.crc32(body) != checksum:
         return None
     fields = orjson.loads(body)
-    return Interruption(InFlightWork(**fields["work"]), fields["life"], fields["last_sign"])
+    beside = tuple(InFlightWork(**work) for work in fields.get("beside", ()))  # a release before this one says nothing
+    return Interruption(InFlightWork(**fields["work"]), fields["life"], fields["last_sign"], beside)

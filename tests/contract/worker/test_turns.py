@@ -132,9 +132,10 @@ async def test_a_tenant_of_many_models_gets_no_more_than_one_of_one(worker: Work
 
 
 async def test_few_calls_are_under_way_at_once_and_each_tenant_may_have_one(
-    worker: Worker, microbatches: Microbatches, monkeypatch: pytest.MonkeyPatch
+    start: StartWorker, microbatches: Microbatches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await models_of(worker, alice=6, bob=1)
+    worker = await start(slots=MOST_CALLS + 3)
+    made = await models_of(worker, alice=MOST_CALLS + 2, bob=1)
     under_way, most = Counter[str](), Counter[str]()
     start, finish = ReferenceEngine.start, ReferenceEngine.finish
 
@@ -151,14 +152,14 @@ async def test_few_calls_are_under_way_at_once_and_each_tenant_may_have_one(
 
     monkeypatch.setattr(ReferenceEngine, "start", started)
     monkeypatch.setattr(ReferenceEngine, "finish", finished)
-    first, fourth = microbatches.hold(made["alice"][0], 1), microbatches.hold(made["alice"][3], 1)
+    first, last = microbatches.hold(made["alice"][0], 1), microbatches.hold(made["alice"][MOST_CALLS - 1], 1)
     for model_id in made["alice"]:
         await worker.submit(train_many(1, 40 * MICROBATCH_DATUMS, model_id))
     await first.reached()
     first.let_go()
-    await fourth.reached()
+    await last.reached()
     await worker.submit(train_many(1, 5 * MICROBATCH_DATUMS, made["bob"][0]))
-    fourth.let_go()
+    last.let_go()
     for model_id in (*made["alice"], *made["bob"]):
         await worker.finished(1, model_id)
     assert most == {"alice": MOST_CALLS, "bob": 1}

@@ -40,14 +40,14 @@ class DeadlyEngine(ReferenceEngine):
 
     @override
     def advance(self, calls: Sequence[Call]) -> None:
-        first = int(cast("ReferenceCall", calls[0]).microbatch[0].tokens[0])
-        _die(first == KILLS or _is_deadly(f"forward_backward-{first}"))
+        firsts = [int(call.microbatch[0].tokens[0]) for call in cast("Sequence[ReferenceCall]", calls)]
+        _die(KILLS in firsts or any(_is_deadly(f"forward_backward-{first}") for first in firsts))
         while _is_deadly(HANGS):
             Path(os.environ[FOLDER_VARIABLE], HUNG).touch()
             time.sleep(0.01)
-        if first == ENDS:
+        if ENDS in firsts:
             _end_with_a_sign()
-        if first == EXITS:
+        if EXITS in firsts:
             raise SystemExit(1)
         super().advance(calls)
 

@@ -111,6 +111,9 @@ class ReferenceEngine:
             _check(index, datum, work.loss.name)
         return ReferenceCall(work, _zeros(self._adapters[work.adapter_id].weights))
 
+    def room_beside(self, call: Call) -> int:
+        return max(0, int(os.environ.get("TINSMITH_REFERENCE_SHARED_TOKENS", "0")) - call.next_tokens)
+
     def together(self, calls: Sequence[Call]) -> Sequence[Call]:
         return calls
 

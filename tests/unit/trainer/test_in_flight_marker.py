@@ -176,14 +176,15 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     model_id=st.text(max_size=80),
     seq_id=st.integers(0, 2**62),
     sign=st.text(max_size=200),
+    beside=st.lists(st.builds(InFlightWork, st.just("operation"), st.text(max_size=20), st.integers(0, 9)), max_size=7),
     cut=st.integers(0, 10_000),
     flipped=st.integers(0, 10_000),
 )
 def test_a_marker_is_read_as_it_was_written_or_not_at_all(
-    model_id: str, seq_id: int, sign: str, cut: int, flipped: int
+    model_id: str, seq_id: int, sign: str, beside: list[InFlightWork], cut: int, flipped: int
 ) -> None:
     """A power cut may leave any part of it."""
-    interruption = Interruption(InFlightWork("replay", model_id, seq_id), "life", sign)
+    interruption = Interruption(InFlightWork("replay", model_id, seq_id), "life", sign, tuple(beside))
     content = in_flight_marker._encoded(interruption)
     assert in_flight_marker._decoded(content) == interruption
     assert in_flight_marker._decoded(content + b"the rest of a longer one before") == interruption

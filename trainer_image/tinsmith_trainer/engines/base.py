@@ -149,6 +149,9 @@ class Computer(Protocol):
     def start(self, work: Work) -> Call:
         """Checks the work and plans its microbatches; computes nothing yet. Raises TrainerError."""
 
+    def room_beside(self, call: Call) -> int:
+        """Of a call with something left: tokens of others that its next forward could take. 0: it goes alone."""
+
     def together(self, calls: Sequence[Call]) -> Sequence[Call]:
         """Of calls with something left: the first, and those whose next microbatch can share its forward."""
 

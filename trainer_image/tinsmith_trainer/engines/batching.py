@@ -1,9 +1,9 @@
 """Datums into fixed microbatches, and their tensors. Pure: what a datum meets depends on its own shape only.
 
-A microbatch holds datums of one operation that share a padded length. Its row count is a function of
-that length alone, and missing rows are filled with empty ones: kernels round differently for other
-shapes, and a datum's bits must not depend on how many neighbours it has. Right padding with causal
-attention needs no mask, since no token sees what comes after it.
+A microbatch holds datums of one operation that share a padded length, and no empty rows. Kernels round differently for
+other shapes, and a datum's bits must not depend on how many neighbours it has: so whoever multiplies takes as many
+tokens at a time as follow from that length. Right padding with causal attention needs no mask, since no token sees
+what comes after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from tinsmith_trainer.engines.base import Datum
 from tinsmith_trainer.errors import UserError
 
-MAX_ROWS = 8
 SHORTEST = 16
 DEFAULT_TOKEN_BUDGET = 1024
 
@@ -39,7 +38,7 @@ class MicrobatchShape:
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """The datums in its first rows, by index within the operation; the rows after them are empty."""
+    """The datum of each row, by index within the operation."""
 
     shape: MicrobatchShape
     datum_indices: tuple[int, ...]
@@ -59,7 +58,7 @@ class MicrobatchArrays:
 
 
 def padded_length(length: int, max_length: int) -> int:
-    """The grid point at or above `length`: 16, 32, 48, 64, then powers of two and their midpoints."""
+    """The grid point at or above `length`: 16, 32, 48, 64, then four steps from each power of two to the next."""
     grid = next(point for point in _grid() if point >= length)
     return max(length, min(grid, max_length))
 
@@ -68,33 +67,30 @@ def _grid() -> Iterator[int]:
     yield from (SHORTEST, 32, 48, 64)
     power = 64
     while True:
-        yield power + power // 2
+        yield from (power // 4 * quarters for quarters in (5, 6, 7, 8))
         power *= 2
-        yield power
-
-
-def row_count(length: int, token_budget: int) -> int:
-    """Rows of a microbatch of this padded length, whoever is in it."""
-    return max(1, min(MAX_ROWS, token_budget // length))
-
-
-def shape_of(datum: Datum, *, max_length: int, token_budget: int) -> MicrobatchShape:
-    targets = datum.loss_inputs[TARGETS]
-    length = padded_length(datum.length, max_length)
-    return MicrobatchShape(row_count(length, token_budget), length, targets.shape[1] if targets.ndim == 2 else None)
 
 
 def plan_microbatches(datums: Sequence[Datum], *, max_length: int, token_budget: int) -> list[Microbatch]:
-    """Cuts one operation's datums, shapes in order of first appearance, datums in order within a shape."""
-    buckets: dict[MicrobatchShape, list[int]] = {}
+    """Cuts one operation's datums, shapes in order of first appearance, datums in order within a shape.
+
+    A microbatch has as many rows as the budget has room for, at least one.
+    """
+    buckets: dict[tuple[int, int | None], list[int]] = {}
     for index, datum in enumerate(datums):
-        shape = shape_of(datum, max_length=max_length, token_budget=token_budget)
+        targets = datum.loss_inputs[TARGETS]
+        shape = (padded_length(datum.length, max_length), targets.shape[1] if targets.ndim == 2 else None)
         buckets.setdefault(shape, []).append(index)
     return [
-        Microbatch(shape, tuple(indices[start : start + shape.rows]))
-        for shape, indices in buckets.items()
-        for start in range(0, len(indices), shape.rows)
+        Microbatch(MicrobatchShape(len(rows), length, targets), tuple(rows))
+        for (length, targets), indices in buckets.items()
+        for rows in batched(indices, max(1, token_budget // length))
     ]
+
+
+def batched(items: Sequence[int], most: int) -> Iterator[Sequence[int]]:
+    """As itertools.batched of Python 3.12."""
+    return (items[start : start + most] for start in range(0, len(items), most))
 
 
 def pad(

@@ -45,6 +45,10 @@ class ComputesWhole(Computer, Generic[Prepared]):
         return WholeCall(work, self.prepare(work))
 
     @override
+    def room_beside(self, call: Call) -> int:
+        return 0
+
+    @override
     def together(self, calls: Sequence[Call]) -> Sequence[Call]:
         return calls[:1]
 

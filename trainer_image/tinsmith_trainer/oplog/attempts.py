@@ -68,8 +68,8 @@ class Attempts:
             self._journal.write(lambda db: journal_tables.count_interruption(db, left), must_succeed=True).result()
             self._marker.clear()
         self._known = self._journal.read(journal_tables.read_interruptions).result()
-        if left is not None:
-            self._log(left.work)
+        for work in left.suspects if left is not None else ():
+            self._log(work)
 
     def _log(self, work: InFlightWork) -> None:
         count, sign = self._known[work]
@@ -82,6 +82,12 @@ class Attempts:
     def verdict(self, work: InFlightWork, operation: Operation | None = None) -> Verdict:
         count, _ = self._known.get(work, (0, ""))
         return verdict(work, operation.kind if operation else None, count, self._limit)
+
+    def is_suspect(self, work: InFlightWork) -> bool:
+        """Whether a process has ended at it, or at a call that it shared. It shares none any more: either it runs by
+        itself, or the next end is its own.
+        """
+        return work in self._known
 
     def succeeded(self, work: InFlightWork) -> None:
         """Of what leaves no outcome in the journal; an operation's interruptions are forgotten with its outcome."""

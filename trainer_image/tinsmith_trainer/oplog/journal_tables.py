@@ -301,12 +301,20 @@ def count_to_replay(db: Database) -> int:
 
 
 def count_interruption(db: Database, interruption: Interruption) -> None:
-    """One life ends once, however often it is counted."""
-    work = interruption.work
-    db.execute(
-        "INSERT INTO interruptions VALUES (?, ?, ?, 1, ?, ?) ON CONFLICT (model_id, seq_id, purpose) DO UPDATE SET"
-        " count = count + 1, life = excluded.life, last_sign = excluded.last_sign WHERE life <> excluded.life",
-        (work.model_id, work.seq_id, work.purpose, interruption.life, interruption.last_sign),
+    """One life ends once, however often it is counted.
+
+    Of several works in one call it is not known whose end it was: each becomes a suspect, with a count of 0.
+    """
+    suspects = interruption.suspects
+    counts = int(len(suspects) == 1)
+    db.executemany(
+        "INSERT INTO interruptions VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (model_id, seq_id, purpose) DO UPDATE SET"
+        " count = count + excluded.count, life = excluded.life, last_sign = excluded.last_sign"
+        " WHERE life <> excluded.life",
+        [
+            (work.model_id, work.seq_id, work.purpose, counts, interruption.life, interruption.last_sign)
+            for work in suspects
+        ],
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
 from tinsmith_trainer.engines.base import BaseModelInfo
@@ -24,6 +24,7 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
+from tinsmith_trainer.torch_model.rows import wrap_activations
 
 IDENTITY_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
 DEFAULT_MAX_SEQUENCE_LENGTH = 2048
@@ -82,7 +83,7 @@ class TorchModel:
     `eos_token_ids` are all ids at which generation ends by default.
     """
 
-    model: Any
+    model: PreTrainedModel
     tokenizer: Any
     directory: Path
     info: BaseModelInfo
@@ -112,6 +113,8 @@ def load_torch_model(
             raise
         raise ModelDirectoryInvalid(_blame(directory, error)) from error
     model = model.to(device).eval().requires_grad_(False)
+    if device == "cpu":
+        wrap_activations(model)
     tokenizer = load_tokenizer(directory)
     return TorchModel(
         model=model,

@@ -1,13 +1,12 @@
 """LoRA over a shared base model: each linear layer adds the deltas of whichever adapters are routed.
 
-Rows of a batch are sorted by adapter into `g` equal groups. A route gives every module its
-stacked tensors for these groups:
+Rows of a batch are sorted by adapter into `g` equal groups. A route says what each module adds to these groups:
 
     y = x W^T + scale_g * (x A_g^T) B_g^T
 
-Shapes: x `[rows, length, d_in]` with rows divisible by g, A `[g, rank, d_in]`, B `[g, d_out, rank]`,
-scale `[g, 1, 1]`. Ranks below the stack's may be padded with zeros, which add nothing and receive
-exactly zero gradient.
+Shapes: x `[rows, length, d_in]` with rows divisible by g. There are two ways. Stacked, one product serves all groups,
+which is faster for many small ones. Apart, each group has products of its own, the base's included, so that its bits
+are those that it has alone.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tinsmith_trainer.torch_model.products import add_product_by_parts, linear_product, product_by_parts
+
 ATTENTION_PARENTS = ("self_attn", "attention", "attn")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn")
 UNEMBED_NAME = "lm_head"
@@ -29,19 +30,49 @@ UNEMBED_NAME = "lm_head"
 
 @dataclass(frozen=True, slots=True)
 class StackedDelta:
-    """One module's adapters: A `[g, rank, d_in]`, B `[g, d_out, rank]`, scale `[g, 1, 1]`.
+    """One module's adapters as one: A `[g, rank, d_in]`, B `[g, d_out, rank]`, scale `[g, 1, 1]`.
 
-    `isolated` computes each group by products of its own, the base's included, so that a group's
-    bits are those it has alone; else one product serves all groups, which is faster for many small ones.
+    Ranks below the stack's may be padded with zeros, which add nothing and receive exactly zero gradient.
     """
 
     lora_A: Tensor  # noqa: N815
     lora_B: Tensor  # noqa: N815
     scale: Tensor
-    isolated: bool = False
 
 
-Route = Mapping[str, StackedDelta]
+@dataclass(frozen=True, slots=True)
+class OwnDelta:
+    """One adapter's part of a module: A `[rank, d_in]`, B `[d_out, rank]`."""
+
+    lora_A: Tensor  # noqa: N815
+    lora_B: Tensor  # noqa: N815
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeltasApart:
+    """One module's adapters, each by products of its own; of any rank. None: this one leaves the module as it is.
+
+    `tokens`: of each group, which lie one behind the other in the input. `product_tokens`: what one product takes, so
+    that it has one shape, and a token's bits are those that it has alone, whoever is beside it. None: all there are.
+    """
+
+    groups: tuple[OwnDelta | None, ...]
+    tokens: tuple[int, ...]
+    product_tokens: int | None
+
+    def parts(self, x: Tensor) -> Iterator[tuple[OwnDelta, Tensor]]:
+        """Of each group that has a delta: its rows of x `[tokens, ...]`."""
+        # A layer of an expert has the tokens that were sent to it; then there is one group.
+        sizes = [len(x)] if len(self.groups) == 1 else list(self.tokens)
+        for own, rows in zip(self.groups, torch.split(x, sizes), strict=True):
+            if own is not None:
+                yield own, rows
+
+
+Stack = Mapping[str, StackedDelta]
+Route = Stack | Mapping[str, DeltasApart]
+"""What is routed to each module, by name."""
 
 _current = threading.local()
 
@@ -55,6 +86,12 @@ def routed(route: Route) -> Iterator[None]:
         yield
     finally:
         _current.route = previous
+
+
+def is_routed_apart() -> bool:
+    """Whether this thread's forward is one whose rows keep their bits whoever is beside them."""
+    route: Route = getattr(_current, "route", None) or {}
+    return isinstance(next(iter(route.values()), None), DeltasApart)
 
 
 class StackedLoraLinear(nn.Module):
@@ -85,23 +122,20 @@ class StackedLoraLinear(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         route: Route | None = getattr(_current, "route", None)
-        delta = None if route is None else route.get(self.key)
+        delta: StackedDelta | DeltasApart | None = None if route is None else route.get(self.key)
         if delta is None:
             out: Tensor = self.base(x)
             return out
         return apply_delta(x, self.base, delta)
 
 
-def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta) -> Tensor:
+def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta | DeltasApart) -> Tensor:
     """The frozen layer plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
+    if isinstance(delta, DeltasApart):
+        return _apart(x, base, delta)
     groups = delta.lora_A.shape[0]
-    if not delta.isolated:
-        together: Tensor = base(x)
-        return together + _batched(x.reshape(groups, -1, x.shape[-1]), delta).view_as(together).to(together.dtype)
-    out: Tensor = _IsolatedLoraLinear.apply(
-        x.reshape(groups, -1, x.shape[-1]), delta.lora_A, delta.lora_B, delta.scale, base.weight, base.bias
-    )
-    return out.view(*x.shape[:-1], -1)
+    together: Tensor = base(x)
+    return together + _batched(x.reshape(groups, -1, x.shape[-1]), delta).view_as(together).to(together.dtype)
 
 
 def _batched(x: Tensor, delta: StackedDelta) -> Tensor:
@@ -109,67 +143,60 @@ def _batched(x: Tensor, delta: StackedDelta) -> Tensor:
     return torch.bmm(down * delta.scale, delta.lora_B.mT)
 
 
-class _IsolatedLoraLinear(torch.autograd.Function):
+def _apart(x: Tensor, base: nn.Linear, delta: DeltasApart) -> Tensor:
+    tensors = [tensor for own in delta.groups if own is not None for tensor in (own.lora_A, own.lora_B)]
+    out: Tensor = _LoraLinearApart.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, delta, *tensors)
+    return out.view(*x.shape[:-1], -1)
+
+
+class _LoraLinearApart(torch.autograd.Function):
     """The layer with the frozen base inside, so that each product adds onto the last one in place.
 
-    Every matrix product takes one group by itself. One product over all groups would have another
-    shape, for which BLAS may sum in another order, and an adapter's bits must not depend on company.
+    One product over all rows would have another shape in other company, for which BLAS may sum in another order. So
+    each takes a part of one size. The gradients of A and B are sums over a group, and one product each: its rows are
+    of one call, whoever else is in the forward.
     """
 
     @staticmethod
     @override
     def forward(
-        ctx: Any, x: Tensor, lora_A: Tensor, lora_B: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, delta: DeltasApart, *adapters: Tensor
     ) -> Tensor:
-        down = x.new_empty((*x.shape[:2], lora_A.shape[1]), dtype=lora_A.dtype)
-        out = x.new_empty((*x.shape[:2], weight.shape[0]))
-        for g in range(x.shape[0]):
-            torch.mm(x[g].to(lora_A.dtype), lora_A[g].T, out=down[g])
-        down *= scale
-        for g in range(x.shape[0]):
-            _base_product(x[g], weight, bias, out[g])
-            _add_product(out[g], down[g], lora_B[g].T)
-        ctx.save_for_backward(x, down, lora_A, lora_B, scale, weight)
+        part = delta.product_tokens
+        out = product_by_parts(x, weight, bias, part)
+        downs = []
+        for (own, rows), (_, own_out) in zip(delta.parts(x), delta.parts(out), strict=True):
+            downs.append(product_by_parts(rows.to(own.lora_A.dtype), own.lora_A, None, part) * own.scale)
+            add_product_by_parts(own_out, downs[-1], own.lora_B.T, part)
+        ctx.delta = delta
+        ctx.save_for_backward(x, weight, *adapters, *downs)
         return out
 
     @staticmethod
     @override
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, down, lora_A, lora_B, scale, weight = ctx.saved_tensors
-        needs_x, needs_A, needs_B, *_ = ctx.needs_input_grad
-        grad_x = torch.empty_like(x) if needs_x else None
-        grad_A = torch.empty_like(lora_A) if needs_A else None
-        grad_B = torch.empty_like(lora_B) if needs_B else None
-        grad_down = torch.empty_like(down)
+        x, weight, *saved = ctx.saved_tensors
+        delta: DeltasApart = ctx.delta
+        adapters, downs = iter(saved[: len(saved) // 3 * 2]), saved[len(saved) // 3 * 2 :]
+        needs_x, needs_adapters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:])
+        part = delta.product_tokens
         grad = grad.contiguous()
-        wide = grad.to(lora_A.dtype)
-        for g in range(x.shape[0]):
-            torch.mm(wide[g], lora_B[g], out=grad_down[g])
-        grad_down *= scale
-        for g in range(x.shape[0]):
-            if grad_A is not None:
-                torch.mm(grad_down[g].T, x[g].to(lora_A.dtype), out=grad_A[g])
-            if grad_B is not None:
-                torch.mm(wide[g].T, down[g], out=grad_B[g])
-            if grad_x is not None:
-                torch.mm(grad[g], weight, out=grad_x[g])
-                _add_product(grad_x[g], grad_down[g], lora_A[g])
-        return grad_x, grad_A, grad_B, None, None, None
-
-
-def _base_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    if bias is None:
-        torch.mm(x, weight.T, out=out)
-    else:
-        torch.addmm(bias, x, weight.T, out=out)
-
-
-def _add_product(out: Tensor, left: Tensor, right: Tensor) -> None:
-    """`out += left @ right`; adapters are float32 whatever the base's dtype, rounded once at the end."""
-    if out.dtype == left.dtype:
-        out.addmm_(left, right)
-    else:
-        out += left @ right
+        grad_x = product_by_parts(grad, weight.T, None, part) if needs_x else torch.empty_like(x)
+        grads: list[Tensor | None] = []
+        spans = zip(delta.parts(grad), delta.parts(x), delta.parts(grad_x), downs, strict=True)
+        for (own, own_grad), (_, rows), (_, own_grad_x), down in spans:
+            lora_A, lora_B = next(adapters), next(adapters)
+            wide = own_grad.to(lora_A.dtype)
+            grad_down = product_by_parts(wide, lora_B.T, None, part) * own.scale
+            if needs_x:
+                add_product_by_parts(own_grad_x, grad_down, lora_A, part)
+            if needs_adapters:
+                # The few rows come first: the other way round MKL takes five times as long for a rank of 8.
+                grads.append(linear_product(grad_down.T, rows.to(lora_A.dtype).T))
+                grads.append(linear_product(down.T, wide.T).T)
+            else:
+                grads += [None, None]
+        return grad_x if needs_x else None, None, None, None, *grads
 
 
 def module_family(name: str) -> str | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from tinsmith_trainer.oplog.model_queue import Entry
 from tinsmith_trainer.oplog.model_queues import Ready
 from tinsmith_trainer.training.executor import TrainingCall
 from tinsmith_trainer.training.turns import Contender
 
-MOST_CALLS = 4
-"""In all, but that each tenant may have one: none waits for the end of another's operation."""
+MOST_CALLS = 8
+"""In all, but that each tenant may have one: none waits for the end of another's operation. So many can share a
+forward."""
 
 
 @dataclass(slots=True)
@@ -21,6 +23,7 @@ class CallInProgress:
     """`seconds`: what its microbatches have taken so far."""
 
     contender: Contender
+    entry: Entry
     training: TrainingCall
     seconds: float = 0.0
 
@@ -37,6 +40,14 @@ class CallsInProgress:
     def take(self, model_id: str) -> CallInProgress | None:
         """To go on with it. Whoever does not give it back has dropped it."""
         return self._calls.pop(model_id, None)
+
+    def find(self, model_id: str) -> CallInProgress | None:
+        """To compute some of it beside another's."""
+        return self._calls.get(model_id)
+
+    def has_room(self) -> bool:
+        """For one more, whosever it is, beside the one that has been taken."""
+        return len(self._calls) + 1 < MOST_CALLS
 
     def give_back(self, call: CallInProgress) -> None:
         self._calls[call.contender.model_id] = call

@@ -5,7 +5,7 @@ An executor computes; it does not write to the journal. The scheduler makes its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,18 +55,24 @@ class LogprobGap:
         self.value = mean if np.isnan(self.value) else self.weight * self.value + (1 - self.weight) * mean
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TrainingCall:
     """A forward_backward, or a forward alone, under way on the engine."""
 
     request: ForwardBackward
     call: Call
 
+    @property
+    def next_tokens(self) -> int:
+        """What its next microbatch computes; 0: all is computed."""
+        return self.call.next_tokens
+
 
 class Executor:
     """Runs operations on one engine; raises `TrainerError`s, and then the adapter is as it was.
 
-    Training calls are started and advanced, so that others have their turns within one; the rest is executed at once.
+    Training calls are started, computed a microbatch at a time, so that others have their turns within one, and
+    finished; the rest is executed at once.
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot) -> None:
@@ -103,12 +109,21 @@ class Executor:
         work = Work(operation.model_id, request.datums, request.loss, request.forward_only)
         return TrainingCall(request, self._engine.start(work))
 
-    def advance(self, training: TrainingCall) -> OperationResult | None:
-        """Computes its next microbatch; the result after the last one."""
-        if training.call.next_tokens:
-            self._engine.advance([training.call])
-        if training.call.next_tokens:
-            return None
+    def room_beside(self, training: TrainingCall) -> int:
+        """Tokens that its next forward could take of others; 0: it goes alone."""
+        return self._engine.room_beside(training.call)
+
+    def together(self, first: TrainingCall, others: Sequence[TrainingCall]) -> list[TrainingCall]:
+        """The first, and those of the others that go into its next forward."""
+        group = self._engine.together([first.call, *(other.call for other in others)])
+        return [first, *(other for other in others if any(other.call is call for call in group))]
+
+    def compute(self, group: Sequence[TrainingCall]) -> None:
+        """The next microbatch of each, in one forward; `together` has chosen them."""
+        self._engine.advance([training.call for training in group])
+
+    def finish(self, training: TrainingCall) -> OperationResult:
+        """Of one of which all is computed."""
         outcome = self._engine.finish(training.call)
         self.logprob_gap.observe(training.request, outcome)
         return OperationResult(

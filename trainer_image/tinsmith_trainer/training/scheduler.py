@@ -1,9 +1,9 @@
 """Runs accepted operations on the engine: each model's in order, tenants and models in turn, results durable first.
 
-A turn of the engine's thread is a microbatch, or an operation that has none. When an operation has
-ended, its outcome, snapshot and events go to the journal in one transaction. While that is being
-synced the next turn runs; the result becomes visible when its transaction is on disk. After a crash
-the same operations run again from the newest snapshot, for their effect alone.
+A turn of the engine's thread is a microbatch, beside which those of other models may be computed, or an operation
+that has none. When an operation has ended, its outcome, snapshot and events go to the journal in one transaction.
+While that is being synced the next turn runs; the result becomes visible when its transaction is on disk. After a
+crash the same operations run again from the newest snapshot, for their effect alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import CREATES, ModelQueues, Ready
 from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_failure
 from tinsmith_trainer.process_exit import fatal_on_error
-from tinsmith_trainer.training.calls_in_progress import CallInProgress, CallsInProgress
+from tinsmith_trainer.training.calls_in_progress import CallsInProgress
+from tinsmith_trainer.training.company import Company
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.operation_results import Stamp, failure_of, write_operation_result
 from tinsmith_trainer.training.parking import Parking
@@ -39,7 +40,7 @@ from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.restoring import Restorer
 from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolicy, Snapshotter
 from tinsmith_trainer.training.storage_retries import retry_seconds
-from tinsmith_trainer.training.turns import Contender, Pace, Turns
+from tinsmith_trainer.training.turns import Pace, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -97,6 +98,9 @@ class Scheduler:
         self._turns = Turns()
         self._pace = Pace()
         self._calls = CallsInProgress()
+        self._company = Company(
+            executor, self._calls, queues.take_payload, self._attempts, self.engine_call, self._pace
+        )
         restorer = Restorer(engine, snapshots, queues, journal, self._attempts, self.engine_call, self._stamp)
         self.parking = Parking(
             engine, queues, self._model_snapshots, restorer, at_work=self._calls, rules=residency or ResidencyRules()
@@ -153,19 +157,32 @@ class Scheduler:
     def _take_one_of(self, ready: Sequence[Ready]) -> None:
         by_model = {one[0].model_id: one for one in ready}
         self._calls.keep_only(by_model)
-        chosen = self._turns.next(self._calls.contenders(ready))
+        contenders = {contender.model_id: contender for contender in self._calls.contenders(ready)}
+        chosen = self._turns.next(list(contenders.values()))
         if self._calls.has_others_than(chosen.model_id):
             reach("operation-preempted")
-        before, started = self._pace.tokens, time.perf_counter()
+        started = time.perf_counter()
         queue, turn, entry = by_model[chosen.model_id]
         is_there, brought = self.parking.bring(queue, entry), time.perf_counter()
+        along = (by_model[one.model_id] for one in self._turns.who_may_go_along(chosen, contenders.values()))
+        self._company.invite([other for other in along if self.parking.holds(other[0])])
         if is_there:
             self._take(queue, turn, entry)
             self.parking.used(queue)
-        tokens = self._pace.tokens - before
+        computed = self._company.computed
         # What is done around a microbatch is not charged: on a busy machine those seconds are another program's.
-        seconds = (brought if tokens else time.perf_counter()) - started
-        self._turns.charge(chosen, tokens + self._pace.worth(seconds))
+        seconds = (brought if computed else time.perf_counter()) - started
+        self._turns.charge(chosen, computed.pop(chosen.model_id, 0) + self._pace.worth(seconds))
+        for model_id, tokens in computed.items():
+            self._turns.charge(contenders[model_id], tokens)
+            self._end_if_computed(*by_model[model_id])
+
+    def _end_if_computed(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
+        """Of one that went along: its client need not wait for a turn of its own."""
+        self.parking.used(queue)
+        call = self._calls.find(queue.model_id)
+        if call is not None and not call.training.next_tokens:
+            self._take(queue, turn, entry)
 
     def _take(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
         try:
@@ -292,22 +309,18 @@ class Scheduler:
 
     def _advance(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Its next microbatch. Raises _NotNow unless that was the last: whose turn is next is open."""
-        call = self._calls.take(queue.model_id)
-        payload = self._queues.take_payload(entry) if call is None else b""
-        started = time.perf_counter()
-        with self.engine_call.at(entry.work):
-            if call is None:
-                contender = Contender(queue.tenant, queue.model_id)
-                call = CallInProgress(contender, self._executor.start(entry.operation, payload))
-            tokens = call.training.call.next_tokens
-            result = self._executor.advance(call.training)
-        seconds = time.perf_counter() - started
-        self._pace.note(tokens, seconds)
-        call.seconds += seconds
-        if result is None:
+        call = self._calls.take(queue.model_id) or self._company.begin(queue, entry)
+        if call.training.next_tokens:
+            self._company.compute(call)
+        if call.training.next_tokens:
             self._calls.give_back(call)
             raise _NotNow
-        self._note_success(queue, entry.operation, result, call.seconds)
+        started = time.perf_counter()
+        with self.engine_call.at(entry.work):
+            result = self._executor.finish(call.training)
+        seconds = time.perf_counter() - started
+        self._pace.note(0, seconds)  # where calls are not divided, this is when they are computed
+        self._note_success(queue, entry.operation, result, call.seconds + seconds)
         return result
 
     def _note_success(self, queue: ModelQueue, operation: Operation, result: OperationResult, seconds: float) -> None:

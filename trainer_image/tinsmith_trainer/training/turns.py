@@ -48,7 +48,7 @@ class Shares(Generic[Key]):
     def next(self, waiting: Iterable[Key]) -> Key:
         """Of those who wait now, at least one. Among equals it is who has waited for longest."""
         in_order = list(dict.fromkeys(waiting))
-        self._admit(frozenset(in_order))
+        self.admit(frozenset(in_order))
         chosen = min(in_order, key=lambda key: (self._had[key], self._since[key]))
         self._turn, self._latest = self._turn + 1, chosen
         self._since[chosen] = 2 * self._turn + 1  # whoever comes during this turn waits for longer
@@ -61,7 +61,12 @@ class Shares(Generic[Key]):
     def knows(self, key: Key) -> bool:
         return key in self._had
 
-    def _admit(self, now: frozenset[Key]) -> None:
+    def had(self, key: Key) -> int:
+        """In tokens, to compare it with others of those who wait."""
+        return self._had[key]
+
+    def admit(self, now: frozenset[Key]) -> None:
+        """Those who wait now. Again for the same: nothing changes."""
         stayed = now & self._waiting
         if not stayed:  # whoever had the last turn had it while nobody else waited
             self._had, self._since = {}, {}
@@ -77,7 +82,9 @@ class Shares(Generic[Key]):
 
 
 class Turns:
-    """Tenants in turn, and within each its models."""
+    """Tenants in turn, and within each its models. In a turn of one others may be computed beside it: each is charged
+    for its own.
+    """
 
     def __init__(self) -> None:
         self._tenants = Shares[tuple[str, str]]()
@@ -85,13 +92,31 @@ class Turns:
 
     def next(self, contenders: Sequence[Contender]) -> Contender:
         """Of at least one."""
-        share = self._tenants.next(contender.share for contender in contenders)
+        chosen = self._tenants.next(contender.share for contender in contenders)
         self._models = {known: models for known, models in self._models.items() if self._tenants.knows(known)}
-        own = {contender.model_id: contender for contender in contenders if contender.share == share}
-        return own[self._models.setdefault(share, Shares()).next(own)]
+        waiting: dict[tuple[str, str], dict[str, Contender]] = {}
+        for contender in contenders:
+            waiting.setdefault(contender.share, {})[contender.model_id] = contender
+        for share, models in waiting.items():
+            self._models.setdefault(share, Shares()).admit(frozenset(models))
+        return waiting[chosen][self._models[chosen].next(waiting[chosen])]
+
+    def who_may_go_along(self, chosen: Contender, contenders: Iterable[Contender]) -> list[Contender]:
+        """Of those of the latest `next`, whoever has had least first: others than the chosen one, and none that is far
+        ahead of it. Small turns of one would be as long as large ones of another that comes along each time.
+        """
+        others = [one for one in contenders if one != chosen and self._ahead(one, chosen) <= HEAD_START_TOKENS]
+        return sorted(others, key=lambda one: self._ahead(one, chosen))
+
+    def _ahead(self, one: Contender, other: Contender) -> int:
+        """In tokens that it has had, of its tenant's or of the model's own."""
+        if one.share == other.share:
+            models = self._models[one.share]
+            return models.had(one.model_id) - models.had(other.model_id)
+        return self._tenants.had(one.share) - self._tenants.had(other.share)
 
     def charge(self, contender: Contender, tokens: int) -> None:
-        """For the turn that it has had."""
+        """For what it has had in this turn."""
         cost = max(tokens, LEAST_TOKENS)
         self._tenants.charge(contender.share, cost)
         self._models[contender.share].charge(contender.model_id, cost)

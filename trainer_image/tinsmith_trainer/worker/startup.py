@@ -13,6 +13,7 @@ import structlog
 from typing_extensions import override
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.collector import uncollected
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine, EngineCapabilities
 from tinsmith_trainer.errors import ImageChanged, ServerError
 from tinsmith_trainer.load_failures import explained
@@ -165,7 +166,10 @@ def pin_image(volume: Volume, image: str) -> None:
 def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     """What `--engine` names. Off the event loop: importing a framework takes as long as some models do."""
     with explained(options.engine, options.model):
-        engine, sampler = _engine_factory(options.engine)(options)
+        with uncollected():
+            build = _engine_factory(options.engine)
+        log.info("engine imported", engine=options.engine)
+        engine, sampler = build(options)
     _check_length(options, engine.base_model())
     if sampler is not None and not options.sampling:
         raise ServerError(f"The engine {options.engine} brings a sampler in spite of --no-sampling.")
@@ -175,7 +179,10 @@ def load_engine(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 def load_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
     """In a thread, likewise."""
     with explained(options.engine, options.model):
-        base, sampler = _sampler_factory(options.engine)(options)
+        with uncollected():
+            build = _sampler_factory(options.engine)
+        log.info("engine imported", engine=options.engine)
+        base, sampler = build(options)
     _check_length(options, base)
     return base, sampler
 

@@ -92,6 +92,23 @@ def test_a_start_that_dies_after_it_counted_does_not_count_again(tmp_path: Path)
         assert count == 1
 
 
+def test_of_those_that_shared_a_call_nobody_is_blamed_and_each_runs_by_itself_until_it_is_known(tmp_path: Path) -> None:
+    mine, others = WORKS[0], InFlightWork("operation", "b", 1)
+    for _ in range(2 * LIMIT):
+        with life(tmp_path) as (_, marker, _):
+            marker.set(mine, others)
+    with life(tmp_path) as (attempts, _, _):
+        for work in (mine, others):
+            assert attempts.is_suspect(work)
+            assert attempts.verdict(work, operation()) == "run"
+        assert not attempts.is_suspect(WORKS[1])
+    for _ in range(LIMIT):
+        ends_at(tmp_path, mine)
+    with life(tmp_path) as (attempts, _, _):
+        assert attempts.verdict(mine, operation()) == "fail"
+        assert attempts.verdict(others, operation()) == "run"
+
+
 def test_work_that_succeeds_after_all_starts_from_nothing(tmp_path: Path) -> None:
     for _ in range(LIMIT - 1):
         ends_at(tmp_path, WORKS[2])

@@ -7,6 +7,8 @@ import threading
 import pytest
 import torch
 from tinsmith_trainer.torch_model.lora import (
+    DeltasApart,
+    OwnDelta,
     StackedDelta,
     StackedLoraLinear,
     module_family,
@@ -15,7 +17,8 @@ from tinsmith_trainer.torch_model.lora import (
 )
 from torch import Tensor, nn
 
-ROWS, LENGTH = 4, 6
+ROWS, LENGTH = 4, 16
+PRODUCT_TOKENS = 48  # three rows, which no number of rows here is a multiple of
 
 
 def layer(
@@ -28,16 +31,20 @@ def layer(
     return StackedLoraLinear(linear, "layer")
 
 
-def delta(
-    layer: StackedLoraLinear, groups: int, *, rank: int = 4, isolated: bool = True, seed: int = 1
-) -> StackedDelta:
+def delta(layer: StackedLoraLinear, groups: int, *, rank: int = 4, seed: int = 1) -> StackedDelta:
     generator = torch.Generator().manual_seed(seed)
     return StackedDelta(
         torch.randn(groups, rank, layer.in_features, generator=generator).requires_grad_(),
         torch.randn(groups, layer.out_features, rank, generator=generator).requires_grad_(),
         torch.linspace(0.5, 2.0, groups).view(-1, 1, 1),
-        isolated,
     )
+
+
+def apart(stack: StackedDelta) -> DeltasApart:
+    """The same adapters, each by itself, some rows at a time."""
+    scales = stack.scale.flatten().tolist()
+    owns = tuple(map(OwnDelta, stack.lora_A, stack.lora_B, scales))
+    return DeltasApart(owns, (ROWS * LENGTH,) * len(owns), PRODUCT_TOKENS)
 
 
 def rows(layer: StackedLoraLinear, groups: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -60,14 +67,14 @@ def gradients(out: Tensor, x: Tensor, delta: StackedDelta) -> tuple[Tensor, ...]
     return torch.autograd.grad(out, (x, delta.lora_A, delta.lora_B), slope)
 
 
-@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "together"])
+@pytest.mark.parametrize("is_apart", [True, False], ids=["apart", "stacked"])
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("bias", [False, True], ids=["no-bias", "bias"])
-def test_output_and_gradients_are_those_of_the_definition(isolated: bool, groups: int, bias: bool) -> None:
+def test_output_and_gradients_are_those_of_the_definition(is_apart: bool, groups: int, bias: bool) -> None:
     one = layer(bias=bias)
-    x, stack = rows(one, groups), delta(one, groups, isolated=isolated)
+    x, stack = rows(one, groups), delta(one, groups)
 
-    with routed({"layer": stack}):
+    with routed({"layer": apart(stack)} if is_apart else {"layer": stack}):
         out = one(x)
 
     expected = by_definition(one, x, stack)
@@ -80,7 +87,7 @@ def test_a_low_precision_base_gets_its_delta_in_float32_rounded_once() -> None:
     one = layer(dtype=torch.float16)
     x, stack = rows(one, 2, dtype=torch.float16), delta(one, 2)
 
-    with routed({"layer": stack}):
+    with routed({"layer": apart(stack)}):
         out = one(x)
 
     assert out.dtype == torch.float16
@@ -89,21 +96,36 @@ def test_a_low_precision_base_gets_its_delta_in_float32_rounded_once() -> None:
     assert (grad_x.dtype, grad_A.dtype, grad_B.dtype) == (torch.float16, torch.float32, torch.float32)
 
 
-@pytest.mark.parametrize("position", range(3))
-def test_an_isolated_group_has_the_bits_it_has_alone(position: int) -> None:
+@pytest.mark.parametrize("position", range(4))
+def test_a_row_has_the_bits_it_has_alone_whatever_rows_ranks_and_modules_are_beside_it(position: int) -> None:
     one = layer(64, 96)
-    x, stack = rows(one, 3), delta(one, 3, rank=8)
-    alone = slice(position, position + 1)
-    own = StackedDelta(stack.lora_A[alone], stack.lora_B[alone], stack.scale[alone], isolated=True)
-    own_x = x[position * ROWS : (position + 1) * ROWS]
+    x = rows(one, 4)[:10]
+    owns = [None if rank is None else apart(delta(one, 1, rank=rank, seed=rank)).groups[0] for rank in (8, 2, None, 5)]
+    counts = [1, 4, 2, 3]
+    own, first = owns[position], sum(counts[:position])
 
-    with routed({"layer": stack}):
-        together = one(x).chunk(3)[position]
-    with routed({"layer": own}):
-        by_itself = one(own_x)
+    with routed({"layer": DeltasApart(tuple(owns), tuple(count * LENGTH for count in counts), PRODUCT_TOKENS)}):
+        together = one(x)[first : first + 1]
+    with routed({"layer": DeltasApart((own,), (LENGTH,), PRODUCT_TOKENS)}):
+        by_itself = one(x[first : first + 1])
 
     assert torch.equal(together, by_itself)
     slope = torch.ones_like(by_itself)
+    assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (together, by_itself)))
+
+
+def test_an_adapters_gradients_have_the_bits_they_have_without_the_others() -> None:
+    one = layer(64, 96)
+    x, stack = rows(one, 3), delta(one, 3, rank=8)
+    own = OwnDelta(stack.lora_A[1], stack.lora_B[1], 1.25)
+
+    with routed({"layer": apart(stack)}):
+        together = one(x).chunk(3)[1]
+    with routed({"layer": DeltasApart((own,), (ROWS * LENGTH,), PRODUCT_TOKENS)}):
+        by_itself = one(x.chunk(3)[1])
+
+    slope = torch.ones_like(by_itself)
+    assert torch.equal(together, by_itself)
     for mine, others in zip(
         torch.autograd.grad(together, (stack.lora_A, stack.lora_B), slope),
         torch.autograd.grad(by_itself, (stack.lora_A, stack.lora_B), slope),
@@ -119,7 +141,6 @@ def test_rank_padded_with_zeros_adds_nothing_and_receives_exactly_nothing() -> N
         nn.functional.pad(small.lora_A.detach(), (0, 0, 0, 5)).requires_grad_(),
         nn.functional.pad(small.lora_B.detach(), (0, 5)).requires_grad_(),
         small.scale,
-        isolated=True,
     )
 
     with routed({"layer": padded}):
@@ -134,7 +155,7 @@ def test_rank_padded_with_zeros_adds_nothing_and_receives_exactly_nothing() -> N
 def test_an_input_without_gradient_costs_none() -> None:
     one = layer()
     stack = delta(one, 1)
-    with routed({"layer": stack}):
+    with routed({"layer": apart(stack)}):
         out = one(rows(one, 1).detach())
     assert all(part is not None for part in torch.autograd.grad(out.sum(), (stack.lora_A, stack.lora_B)))
 

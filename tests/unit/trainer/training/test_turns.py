@@ -65,6 +65,49 @@ def test_a_newcomer_waits_for_the_turn_that_runs_and_no_other(data: st.DataObjec
     assert engine.turn({**{tenant: data.draw(COSTS) for tenant in others}, "D": MOST}) == "D"
 
 
+@given(st.lists(st.tuples(COSTS, st.integers(LEAST_TOKENS, 1024)), min_size=1, max_size=60))
+def test_who_goes_along_in_anothers_turn_is_charged_and_never_far_ahead(turns: list[tuple[int, int]]) -> None:
+    engine = Engine()
+    contenders = [Contender(tenant, f"{tenant}1") for tenant in "AB"]
+    for cost, tokens_along in turns:
+        chosen = engine.turns.next(contenders)
+        shares = [(chosen, cost)]
+        for other in engine.turns.who_may_go_along(chosen, contenders):
+            assert other != chosen
+            shares.append((other, tokens_along))
+        for who, tokens in shares:
+            engine.turns.charge(who, tokens)
+            engine.had[who.tenant] += tokens
+        assert abs(engine.had["A"] - engine.had["B"]) <= MOST + HEAD_START_TOKENS
+
+
+def test_small_turns_are_not_made_long_by_one_who_comes_along_each_time() -> None:
+    engine = Engine()
+    small, large = Contender("A", "A1"), Contender("B", "B1")
+    for _ in range(600):
+        chosen = engine.turns.next([small, large])
+        along = engine.turns.who_may_go_along(chosen, [small, large])
+        for who in (chosen, *along):
+            tokens = 16 if who is small else 512
+            engine.turns.charge(who, tokens)
+            engine.had[who.tenant] += tokens
+    assert abs(engine.had["A"] - engine.had["B"]) <= HEAD_START_TOKENS + 512
+
+
+def test_of_a_tenants_models_those_that_have_had_least_come_along_first() -> None:
+    engine = Engine()
+    models = [Contender("A", f"A{number}") for number in range(4)]
+    for tokens in (40, 30, 20):
+        engine.turns.charge(engine.turns.next(models), tokens)
+    chosen = engine.turns.next(models)
+    assert [one.model_id for one in (chosen, *engine.turns.who_may_go_along(chosen, models))] == [
+        "A3",
+        "A2",
+        "A1",
+        "A0",
+    ]
+
+
 def test_a_newcomers_step_follows_its_gradient_before_another_has_a_turn() -> None:
     engine = Engine()
     engine.turn({"A": 1024})

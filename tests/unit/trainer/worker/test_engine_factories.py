@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from support.sampler.jobs import job, prompt_of, submit
@@ -12,6 +15,17 @@ from tinsmith_trainer.worker.engine_factories import build_colocated, build_samp
 def options(*flags: str) -> WorkerOptions:
     needed = ["--model", str(tiny_directory()), "--volume", "v", "--socket", "s", "--checkpoint-root", "file:///c"]
     return parse_options([*needed, *flags])
+
+
+def test_what_every_model_stands_on_comes_with_the_factories_while_the_collector_rests() -> None:
+    """And not later with the model, whose loading may make garbage that must go."""
+    program = """
+import sys
+import tinsmith_trainer.worker.engine_factories
+print(sys.modules.keys() >= {"torch", "transformers.modeling_utils"})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_without_sampling_there_is_no_sampler() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -18,23 +19,21 @@ from tinsmith_trainer.errors import TrainerError
 
 @dataclass(frozen=True, slots=True)
 class _GroupKey:
-    """Microbatches with equal keys have equal tensors, and may share a forward."""
+    """Microbatches with equal keys may share a forward, of whatever rank and modules their adapters are."""
 
-    shape: MicrobatchShape
-    rank: int
-    modules: tuple[str, ...]
+    length: int
     trains: bool
 
 
 @dataclass(slots=True, eq=False)
 class PeftCall(Call):
-    """Gradients add up in `scratch`, which is the adapter's only from the end on."""
+    """Gradients add up in `scratch`, from the first microbatch on; it is the adapter's only from the end on."""
 
     work: Work
     adapter: Adapter
     loss: PreparedLoss
     plan: Sequence[Microbatch]
-    scratch: Tensor | None
+    scratch: Tensor | None = None
     computed: int = 0
     results: dict[int, DatumResult] = field(default_factory=dict)  # by datum
     error: TrainerError | None = None
@@ -53,10 +52,11 @@ class PeftCall(Call):
         return self.plan[self.computed].shape
 
     def key(self) -> _GroupKey:
-        adapter = self.adapter
-        return _GroupKey(self.shape, adapter.lora.rank, adapter.layout.modules, self.scratch is not None)
+        return _GroupKey(self.shape.length, trains=not self.work.forward_only)
 
     def share(self) -> Share:
+        if self.scratch is None and not self.work.forward_only:
+            self.scratch = torch.zeros_like(self.adapter.weights.data)
         arrays = pad(self.plan[self.computed], self.work.datums, self.loss.arrays)
         return Share(self.adapter, arrays, self.loss, self.scratch)
 
@@ -84,10 +84,13 @@ class PeftCall(Call):
 
 
 def share_a_forward(calls: Sequence[PeftCall], cobatch_tokens: int) -> list[PeftCall]:
-    """The first, and those whose next microbatch is of the same shape, of so many tokens together."""
+    """The first, and those whose next microbatch is of the same length, of so many tokens together."""
     first = calls[0]
     if first.is_alone:
         return [first]
-    key = first.key()
-    alike = [call for call in calls if not call.is_alone and call.key() == key]
-    return alike[: max(1, cobatch_tokens // key.shape.tokens)]
+    group, room = [first], cobatch_tokens - first.next_tokens
+    for call in calls[1:]:
+        if not call.is_alone and call.next_tokens <= room and call.key() == first.key():
+            group.append(call)
+            room -= call.next_tokens
+    return group

@@ -33,6 +33,7 @@ from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.rows import keeps_rows_apart
 
 log = structlog.get_logger(__name__)
 
@@ -40,13 +41,17 @@ log = structlog.get_logger(__name__)
 class PeftEngine(Engine):
     """Adapters over one TorchModel; raises ModelDirectoryInvalid for an architecture it cannot train.
 
-    `batch_invariant` on the CPU in float32, where it was measured to hold (docs/design.md).
+    `batch_invariant` on the CPU in float32, for models whose rows keep apart (docs/design.md). Others share no forward:
+    what was computed in company would have other bits when it is run again after a crash.
     """
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
         check_architecture(torch_model)
         self._torch_model = torch_model
         self._settings = settings
+        model = torch_model.model
+        is_exact = torch_model.device.type == "cpu" and model.dtype == torch.float32
+        self._is_invariant = is_exact and keeps_rows_apart(model.get_decoder(), model.config)
         self._adapters: dict[str, Adapter] = {}
 
     @override
@@ -55,13 +60,12 @@ class PeftEngine(Engine):
 
     @override
     def capabilities(self) -> EngineCapabilities:
-        model = self._torch_model
         return EngineCapabilities(
             engine="peft",
             losses=loss_names(map_stable_reinforce=self._settings.map_stable_reinforce),
             max_rank=self._settings.max_rank,
             adapter_slots=self._settings.adapter_slots,
-            batch_invariant=model.device.type == "cpu" and model.model.dtype == torch.float32,
+            batch_invariant=self._is_invariant,
         )
 
     @override
@@ -87,26 +91,32 @@ class PeftEngine(Engine):
         loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=settings.map_stable_reinforce)
         check_tokens(work.datums, vocab_size=info.vocab_size, max_length=info.max_sequence_length)
         plan = plan_microbatches(work.datums, max_length=info.max_sequence_length, token_budget=settings.token_budget)
-        scratch = None if work.forward_only else torch.zeros_like(adapter.weights.data)
-        return PeftCall(work, adapter, loss, plan, scratch)
+        return PeftCall(work, adapter, loss, plan)
+
+    @override
+    def room_beside(self, call: Call) -> int:
+        own = cast("PeftCall", call)
+        if own.is_alone or not self._is_invariant:
+            return 0
+        return max(0, self._settings.cobatch_tokens - own.next_tokens)
 
     @override
     def together(self, calls: Sequence[Call]) -> Sequence[Call]:
-        return share_a_forward(cast("Sequence[PeftCall]", calls), self._settings.cobatch_tokens)
+        most_tokens = self._settings.cobatch_tokens if self._is_invariant else 0
+        return share_a_forward(cast("Sequence[PeftCall]", calls), most_tokens)
 
     @override
     def advance(self, calls: Sequence[Call]) -> None:
         group = cast("Sequence[PeftCall]", calls)
-        shares = [call.share() for call in group]
         try:
             with needs_device():
-                results = run_shares(self._torch_model, group[0].shape, shares, self._settings)
-        except (RuntimeError, MemoryError) as error:  # torch's out-of-memory is a RuntimeError
+                shares = [call.share() for call in group]
+                results = run_shares(self._torch_model, group[0].shape.length, shares, self._settings)
+            for call, result in zip(group, results, strict=True):
+                call.take(result)
+        except Exception as error:  # also one of ours: the gradients of all of them may have been added by then
             log.exception("a microbatch failed", adapters=[call.work.adapter_id for call in group])
             _fail(group, error)
-            return
-        for call, result in zip(group, results, strict=True):
-            call.take(result)
 
     @override
     @needs_device()

@@ -1,4 +1,7 @@
-"""Logprobs of targets from hidden states, without ever holding more logits than a byte budget allows."""
+"""Logprobs of targets from hidden states, without ever holding more logits than a byte budget allows.
+
+On the CPU in float32 no logits are held at all. Elsewhere the device's own kernels are fast enough to hold them.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,28 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from tinsmith_trainer.torch_model.lora import StackedDelta, StackedLoraLinear, apply_delta
+from tinsmith_trainer.engines.peft.vocabulary_tiles import tiled_target_logprobs
+from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, StackedLoraLinear, apply_delta
 
 FLOAT32_BYTES = 4
 
 
 def target_logprobs(
-    hidden: Tensor, targets: Tensor, head: StackedLoraLinear, delta: StackedDelta | None, byte_budget: int
+    hidden: Tensor,
+    targets: Tensor,
+    head: StackedLoraLinear,
+    delta: OwnDelta | None,
+    *,
+    product_tokens: int | None,
+    byte_budget: int,
 ) -> Tensor:
     """Float32 logprobs `[tokens, K]` of int64 targets `[tokens, K]`, for hidden states `[tokens, d]` of one adapter.
 
-    How many chunks there are follows from the shapes alone, so that bits do not depend on company.
+    On the CPU in float32 a product takes `product_tokens` at a time, all at once if None, and its shape is all that a
+    token's bits depend on.
     """
+    if hidden.device.type == "cpu" and hidden.dtype == head.weight.dtype == torch.float32:
+        return tiled_target_logprobs(hidden, targets, head, delta, product_tokens or len(hidden))
     chunk = tokens_per_chunk(len(hidden), head.out_features, byte_budget)
     if chunk >= len(hidden):
         return _head_logprobs(hidden, targets, head, delta)
@@ -36,8 +49,8 @@ def tokens_per_chunk(tokens: int, vocab_size: int, byte_budget: int) -> int:
     return min(tokens, max(1, byte_budget // (vocab_size * FLOAT32_BYTES)))
 
 
-def _head_logprobs(hidden: Tensor, targets: Tensor, head: StackedLoraLinear, delta: StackedDelta | None) -> Tensor:
-    logits = head.base(hidden) if delta is None else apply_delta(hidden.unsqueeze(0), head.base, delta).squeeze(0)
+def _head_logprobs(hidden: Tensor, targets: Tensor, head: StackedLoraLinear, delta: OwnDelta | None) -> Tensor:
+    logits = apply_delta(hidden.unsqueeze(0), head.base, DeltasApart((delta,), (len(hidden),), None)).squeeze(0)
     logprobs: Tensor = _GatheredLogSoftmax.apply(logits, targets)
     return logprobs
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.torch_model.lora import Route, StackedDelta, StackedLoraLinear
+from tinsmith_trainer.torch_model.lora import Stack, StackedDelta, StackedLoraLinear
 
 BASE_SERIAL = 0
 PADDED_RANKS = (8, 32, 128)  # few, so that adapters of unlike rank still meet in a batch
@@ -48,7 +48,7 @@ class LoadedAdapter:
     def nbytes(self) -> int:
         return sum(delta.lora_A.nbytes + delta.lora_B.nbytes for delta in self.deltas.values())
 
-    def route(self, rows: int) -> Route:
+    def route(self, rows: int) -> Stack:
         """The same adapter for each of `rows` groups, without copies."""
         return {name: _expanded(delta, rows) for name, delta in self.deltas.items()}
 
@@ -80,11 +80,11 @@ class RowAdapters:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._uniform: tuple[LoadedAdapter, int, Route] | None = None
+        self._uniform: tuple[LoadedAdapter, int, Stack] | None = None
         self._stack: dict[str, StackedDelta] = {}
         self._stacked: list[LoadedAdapter | None] = [None] * rows
 
-    def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
+    def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Stack:
         """For the first `rows` rows of the batch; None is an idle row, to which any adapter may apply."""
         used = {adapter.serial: adapter for adapter in adapters if adapter is not None}
         if len(used) <= 1:
@@ -92,7 +92,7 @@ class RowAdapters:
             return self._uniform_route(adapter, rows)
         return self._stacked_route(adapters, rows)
 
-    def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Route:
+    def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Stack:
         """For some rows of the batch, none of them idle; `adapters` are those of all its rows."""
         used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
         if len(used) == 1:
@@ -103,13 +103,13 @@ class RowAdapters:
             for name, delta in self._stacked_route(adapters, len(adapters)).items()
         }
 
-    def _uniform_route(self, adapter: LoadedAdapter, rows: int) -> Route:
+    def _uniform_route(self, adapter: LoadedAdapter, rows: int) -> Stack:
         self._stack, self._stacked = {}, [None] * self._rows
         if self._uniform is None or self._uniform[0] is not adapter or self._uniform[1] != rows:
             self._uniform = (adapter, rows, adapter.route(rows))
         return self._uniform[2]
 
-    def _stacked_route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
+    def _stacked_route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Stack:
         self._uniform = None
         for row, adapter in enumerate(adapters):
             if adapter is not None and adapter is not self._stacked[row]:

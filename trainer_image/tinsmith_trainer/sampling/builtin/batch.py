@@ -18,7 +18,7 @@ from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
-from tinsmith_trainer.torch_model.lora import Route
+from tinsmith_trainer.torch_model.lora import Stack
 
 SMALLEST_EXTENT = 256
 TRIMMED_EXTENT_STEP = 64
@@ -182,7 +182,7 @@ class DecodeBatch:
         asked = _top_logprobs_asked(logits, samples)
         return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]
 
-    def _route(self, rows: Items[int], samples: list[Sample | None]) -> Route:
+    def _route(self, rows: Items[int], samples: list[Sample | None]) -> Stack:
         if isinstance(rows, range):
             return self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
         return self._adapters.route_of([None if s is None else s.run.adapter for s in self._samples], rows)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.engines.base import Datum
-from tinsmith_trainer.engines.batching import row_count
 from tinsmith_trainer.engines.losses import LossArrays
 from tinsmith_trainer.engines.nemo_rl.batches.batch import INPUT_LENGTHS, NO_ROW, ROW_ID, Batch, encode, rows_in, take
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+
+MAX_ROWS = 8
 
 SHORTEST_BESIDE = 0.5
 """A datum joins a microbatch of longer ones unless more than half of its row would be padding."""
@@ -61,6 +62,11 @@ def close_shards(
     idle = filling(batch(by_length[-1:]), 1)
     dealt = (by_length[rank :: layout.data] for rank in range(layout.data))
     return [[batch(rows) for rows in cut_by_length(own, lengths, token_budget)] or [idle] for own in dealt]
+
+
+def row_count(length: int, token_budget: int) -> int:
+    """Rows of a microbatch of this length at most."""
+    return max(1, min(MAX_ROWS, token_budget // length))
 
 
 def cut_by_length(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine.datums import sft_datum
 from tinsmith_trainer.engines.base import LossSpec
-from tinsmith_trainer.engines.batching import MAX_ROWS
 from tinsmith_trainer.engines.losses import prepare_loss
 from tinsmith_trainer.engines.nemo_rl.batches.batch import (
     INPUT_IDS,
@@ -26,12 +25,14 @@ from tinsmith_trainer.engines.nemo_rl.batches.batch import (
     rows_in,
 )
 from tinsmith_trainer.engines.nemo_rl.batches.sharding import (
+    MAX_ROWS,
     SHORTEST_BESIDE,
     close_shards,
     cut_by_length,
     equal_shards,
     fill_up,
     length_multiple,
+    row_count,
     rows_of_microbatch,
     shards_of,
 )
@@ -112,7 +113,14 @@ def test_one_long_datum_does_not_make_the_short_ones_long() -> None:
     assert equal == 32 * 1001
 
 
-def test_short_datums_are_computed_together_and_never_in_greater_number_than_the_engines_have_rows() -> None:
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_rows_stay_within_the_token_budget_unless_one_row_is_above_it(length: int, budget: int) -> None:
+    rows = row_count(length, budget)
+    assert 1 <= rows <= MAX_ROWS
+    assert rows == 1 or rows * length <= budget
+
+
+def test_short_datums_are_computed_together_and_never_too_many_at_a_time() -> None:
     assert [len(part) for part in cut_by_length(range(20), [4] * 20, 1024)] == [MAX_ROWS, MAX_ROWS, 4]
 
 

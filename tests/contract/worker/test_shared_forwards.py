@@ -1,0 +1,125 @@
+"""Microbatches of several models in one forward: whose, what they are charged, and that nobody can tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.engine.contract import state_bits
+from support.engine.reference import ReferenceCall, ReferenceEngine
+from support.worker.in_process import Worker
+from support.worker.process import create, step, train, train_many
+from tinsmith_trainer.training.company import Measured
+
+from .conftest import StartWorker
+
+MODELS = [f"sess-{number}:train:0" for number in range(6)]
+PROGRAM = [train(1), train_many(2, 30), train(3, (5, 3, 5)), step(4), train(5, forward_only=True), step(6)]
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Whose microbatches each forward computed."""
+    monkeypatch.setenv("TINSMITH_REFERENCE_SHARED_TOKENS", "1000")
+    monkeypatch.setattr(Measured, "pays", lambda _: True)
+    computed: list[list[str]] = []
+    advance = ReferenceEngine.advance
+
+    def watched(engine: ReferenceEngine, calls: Sequence[ReferenceCall]) -> None:
+        computed.append([call.work.adapter_id for call in calls])
+        advance(engine, calls)
+
+    monkeypatch.setattr(ReferenceEngine, "advance", watched)
+    return computed
+
+
+async def run_all(worker: Worker, beside: bool) -> list[object]:
+    """The program for each model, all at once or one model after the other; every result and state."""
+    await worker.submit(*(create(model_id=model_id) for model_id in MODELS))
+    calls = {model_id: [replace(call, model_id=model_id) for call in PROGRAM] for model_id in MODELS}
+    if beside:
+        await worker.submit(*(call for turn in zip(*calls.values(), strict=True) for call in turn))
+    found: list[object] = []
+    for model_id in MODELS:
+        await worker.submit(*calls[model_id])
+        found += [await worker.finished(call.seq_id, model_id) for call in PROGRAM]
+        found.append(state_bits(worker.engine.state(model_id)))
+    return found
+
+
+async def test_those_who_share_a_forward_have_the_results_and_states_of_those_who_do_not(
+    start: StartWorker, tmp_path: Path, forwards: list[list[str]]
+) -> None:
+    alone = Worker(tmp_path / "alone")
+    await alone.service.activate(1)
+    one_by_one = await run_all(alone, beside=False)
+    assert all(len(models) == 1 for models in forwards)
+    forwards.clear()
+    assert await run_all(await start(), beside=True) == one_by_one
+    assert max(map(len, forwards)) > 2
+    assert all(len(set(models)) == len(models) for models in forwards), "one microbatch of each at most"
+    await alone.service.drain()
+
+
+async def test_what_cannot_be_read_fails_by_itself_and_not_who_would_have_shared(
+    worker: Worker, forwards: list[list[str]]
+) -> None:
+    await worker.submit(*(create(model_id=model_id) for model_id in MODELS[:3]))
+    await worker.submit(train_many(1, 30, MODELS[0]))
+    await worker.submit(replace(train(1), model_id=MODELS[1], payload=b"\xff"))
+    await worker.submit(replace(train(1, (1, 2, 10_000)), model_id=MODELS[2]))
+    assert (await worker.finished(1, MODELS[0])).failure is None
+    for model_id in MODELS[1:3]:
+        assert (await worker.finished(1, model_id)).failure is not None
+    await worker.submit(*(replace(step(2), model_id=model_id) for model_id in MODELS[:3]))
+    assert (await worker.finished(2, MODELS[0])).failure is None
+
+
+async def test_an_error_that_the_engine_keeps_to_nobody_makes_the_others_begin_again(
+    worker: Worker, forwards: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance, failed = ReferenceEngine.advance, list[str]()
+
+    def failing_in_company(engine: ReferenceEngine, calls: Sequence[ReferenceCall]) -> None:
+        advance(engine, calls)
+        if len(calls) > 1 and not failed:
+            failed.append(calls[0].work.adapter_id)
+            raise ValueError("a plugin's mistake")
+
+    monkeypatch.setattr(ReferenceEngine, "advance", failing_in_company)
+    await worker.submit(*(create(model_id=model_id) for model_id in MODELS))
+    await worker.submit(*(train_many(1, 30, model_id) for model_id in MODELS))
+    results = {model_id: await worker.finished(1, model_id) for model_id in MODELS}
+    assert [model_id for model_id, result in results.items() if result.failure is not None] == failed
+    states = {state_bits(worker.engine.state(model_id)) for model_id in MODELS if model_id not in failed}
+    assert len(states) == 1, "the same call on the same adapter: none has a microbatch twice"
+
+
+async def test_what_is_computed_at_the_end_of_a_call_counts_as_computing(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this the worker knows when a snapshot is due, and what a step costs in tokens."""
+    finish = ReferenceEngine.finish
+
+    def slowly(engine: ReferenceEngine, call: ReferenceCall) -> object:
+        time.sleep(0.2)
+        return finish(engine, call)
+
+    monkeypatch.setattr(ReferenceEngine, "finish", slowly)
+    await worker.submit(create(), train_many(1, 8))
+    await worker.finished(1)
+    assert worker.service.scheduler.counters.train_seconds >= 0.2
+
+
+async def test_a_microbatch_larger_than_the_room_goes_alone(
+    worker: Worker, forwards: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINSMITH_REFERENCE_SHARED_TOKENS", "5")
+    await worker.submit(*(create(model_id=model_id) for model_id in MODELS))
+    await worker.submit(*(train_many(1, 30, model_id) for model_id in MODELS))
+    for model_id in MODELS:
+        await worker.finished(1, model_id)
+    assert all(len(models) == 1 for models in forwards)

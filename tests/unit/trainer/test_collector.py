@@ -1,0 +1,35 @@
+"""The collector rests while modules are imported, and what is there then is behind it for good."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from tinsmith_trainer.collector import uncollected
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_nothing_is_collected_while_modules_are_imported() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_what_is_there_then_is_never_looked_through_again() -> None:
+    with uncollected():
+        imported: list[object] = [[]]
+    assert gc.get_freeze_count() > 0
+    assert not any(one is imported for one in gc.get_objects())
+
+
+def test_an_import_that_fails_leaves_the_collector_at_work() -> None:
+    with pytest.raises(ModuleNotFoundError), uncollected():
+        raise ModuleNotFoundError
+    assert gc.isenabled()
