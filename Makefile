@@ -141,8 +141,13 @@ lock: ## resolve requirements/*.txt anew (needs uv)
 soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
 	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
 
-bench: venv ## the time of a training step as a multiple of a bare PEFT loop's
+bench: venv ## steps, short and many calls, the output projection, samples, starts, memory: each beside its reference and goal
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/shared_forwards.py
+	$(BIN)/python benchmarks/output_projection.py
+	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/start.py
+	PYTHONPATH=tests:testcluster $(BIN)/python benchmarks/server_memory.py
 
 bench-api: venv ## what the API server adds to its worker's own calls, on SQLite and PostgreSQL
 	PYTHONPATH=tests $(BIN)/python benchmarks/api_overhead.py

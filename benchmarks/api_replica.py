@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 from pydantic import SecretStr
 from tinsmith_server.app import create_app
-from tinsmith_server.cli.serving import BACKLOG, KEEP_ALIVE_SECONDS, listen, url_of
+from tinsmith_server.cli.connections import KEEP_ALIVE_SECONDS, Addresses, BoundedProtocol
+from tinsmith_server.cli.serving import BACKLOG, SWITCH_SECONDS, listen, url_of
 from tinsmith_server.cli.stopping import StoppingServer
 from tinsmith_server.errors import WorkerAbsent
 from tinsmith_server.fleet.activation import ActivatedHandle
@@ -31,6 +33,7 @@ from typing_extensions import override
 API_KEY = "tml-benchmark"
 MODEL = "bench/reference"
 WORKER_ID = "bench-worker"
+SLOTS = 8
 
 
 class OneWorker(ActivatedHandle):
@@ -46,6 +49,16 @@ class OneWorker(ActivatedHandle):
     @override
     def base_model(self) -> str:
         return MODEL
+
+    @property
+    @override
+    def slots(self) -> int:
+        return SLOTS
+
+    @property
+    @override
+    def trouble(self) -> str | None:
+        return None
 
     @override
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
@@ -143,8 +156,15 @@ def main(socket: str, data: str, database_url: str | None = None) -> None:
     listener = listen("127.0.0.1", 0)
     app = create_app(settings, OneWorkerFleet(socket))
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="on", timeout_keep_alive=KEEP_ALIVE_SECONDS, backlog=BACKLOG
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        http=partial(BoundedProtocol, addresses=Addresses(settings.connections_per_address, ())),  # type: ignore[arg-type]
+        timeout_keep_alive=int(KEEP_ALIVE_SECONDS),
+        backlog=BACKLOG,
     )
+    sys.setswitchinterval(SWITCH_SECONDS)
     # uvicorn repeats the signal after a clean stop.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     StoppingServer(config, announce=lambda: print(url_of(listener), flush=True)).run(sockets=[listener])

@@ -63,15 +63,17 @@ class Options:
     json: bool
 
 
-def parse_options(description: str) -> Options:
+def parse_options(description: str, *, with_models: bool = True) -> Options:
     """Sets the number of PyTorch's threads for the processes that are started after it."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", choices=[*WORKLOADS, "all"], default="all", help="by its parameters")
+    if with_models:
+        parser.add_argument("--model", choices=[*WORKLOADS, "all"], default="all", help="by its parameters")
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="measurements of each side")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch, on each side")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": str(given.threads), "TINKER_TELEMETRY": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     transformers_logging.disable_progress_bar()
-    workloads = list(WORKLOADS.values()) if given.model == "all" else [WORKLOADS[given.model]]
+    model = getattr(given, "model", "all")
+    workloads = list(WORKLOADS.values()) if model == "all" else [WORKLOADS[model]]
     return Options(workloads, given.blocks, given.threads, given.json)

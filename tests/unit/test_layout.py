@@ -44,6 +44,7 @@ CHOICE = "a package's public choice, which its __init__ exports"
 WHY_SHORT = {
     "api_server/tinsmith_server/cli/stopping.py": "in force while serving.py still loads uvicorn",
     "api_server/tinsmith_server/fleet/kubernetes/errors.py": SHARED,
+    "api_server/tinsmith_server/fleet/local/threads.py": "reads the machine, where its neighbours start processes",
     "api_server/tinsmith_server/routes/dependencies.py": SHARED,
     "api_server/tinsmith_server/routes/sampling.py": ROUTER,
     "api_server/tinsmith_server/routes/unsupported.py": ROUTER,
@@ -91,6 +92,7 @@ WHY_SHORT = {
     "testcluster/testcluster/project_images.py": FOR_TESTS,
     "testcluster/testcluster/record.py": SHARED,
     "trainer_image/tinsmith_trainer/__main__.py": PROGRAM,
+    "trainer_image/tinsmith_trainer/collector.py": SHARED,
     "trainer_image/tinsmith_trainer/durable_files.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/adam.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/adapter_state.py": SHARED,
@@ -99,7 +101,6 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/engines/nemo_rl/nemo/actor.py": "Ray loads it by name, in another environment",
     "trainer_image/tinsmith_trainer/engines/nemo_rl/ranks/ray_answers.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/peft/settings.py": CHOICE,
-    "trainer_image/tinsmith_trainer/engines/whole_calls.py": SHARED,
     "trainer_image/tinsmith_trainer/failpoints.py": SHARED,
     "trainer_image/tinsmith_trainer/flag_check.py": PROGRAM,
     "trainer_image/tinsmith_trainer/load_failures.py": SHARED,
