@@ -51,6 +51,11 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
         ),
         pytest.param([*WORKER, "--socket", "s", "--max-sequence-length", "0"], "must be positive", id="no-length"),
         pytest.param([*WORKER, "--socket", "s", "--adapter-slots", "0"], "must be positive", id="no-slots"),
+        pytest.param([*WORKER, "--socket", "s", "--kv-cache-bytes", "0"], "must be positive", id="no-memory"),
+        pytest.param(
+            [*WORKER, "--socket", "s", "--no-sampling", "--kv-cache-bytes", "9"], "there is none", id="nobodys-memory"
+        ),
+        pytest.param([*SAMPLER, "--engine", "vllm", "--kv-cache-bytes", "9"], "there is none", id="vllms-memory"),
         pytest.param(
             [*WORKER, "--socket", "s", "--model-places", "9"], "give --adapter-slots or more", id="few-places"
         ),

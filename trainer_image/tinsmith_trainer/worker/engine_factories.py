@@ -12,6 +12,7 @@ from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory_bytes
 from tinsmith_trainer.torch_model.loading import TorchModel, check_files, describe_model, load_torch_model, place
 from tinsmith_trainer.torch_model.model_source import model_directory
 
@@ -27,7 +28,7 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
             map_stable_reinforce=options.map_stable_reinforce,
         ),
     )
-    return engine, _sampler(model, options) if options.sampling else None
+    return engine, _sampler(model, options, alone=False) if options.sampling else None
 
 
 def build_nemo_rl(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
@@ -53,7 +54,7 @@ def build_nemo_rl(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
 def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
     """The sampler alone. Raises what `build_colocated` does."""
     model = load_base_model(options)
-    return model.info, _sampler(model, options)
+    return model.info, _sampler(model, options, alone=options.role == "sampler")
 
 
 def load_base_model(options: WorkerOptions) -> TorchModel:
@@ -64,8 +65,12 @@ def load_base_model(options: WorkerOptions) -> TorchModel:
     return model
 
 
-def _sampler(model: TorchModel, options: WorkerOptions) -> Sampler:
-    return BuiltinSampler(model, BuiltinSamplerSettings(deterministic=options.deterministic_sampling))
+def _sampler(model: TorchModel, options: WorkerOptions, *, alone: bool) -> Sampler:
+    settings = BuiltinSamplerSettings(
+        deterministic=options.deterministic_sampling,
+        kv_cache_bytes=kv_memory_bytes(model, options.kv_cache_bytes, alone=alone),
+    )
+    return BuiltinSampler(model, settings)
 
 
 def _limited(info: BaseModelInfo, options: WorkerOptions) -> BaseModelInfo:

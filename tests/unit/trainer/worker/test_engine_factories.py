@@ -47,6 +47,11 @@ def test_the_dtype_is_that_of_the_weights_that_engine_and_sampler_share() -> Non
     assert load_base_model(options("--device", "cpu")).model.dtype == torch.float32
 
 
+def test_memory_for_keys_that_holds_no_row_ends_the_start() -> None:
+    with pytest.raises(ServerError, match="--kv-cache-bytes allows"):
+        build_colocated(options("--kv-cache-bytes", "1000"))
+
+
 def test_a_length_beyond_the_models_is_refused() -> None:
     own = SMALL.max_sequence_length
     with pytest.raises(ServerError, match=f"Give {own} or less"):

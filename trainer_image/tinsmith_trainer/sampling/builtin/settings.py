@@ -27,7 +27,9 @@ class BuiltinSamplerSettings:
     prefill_tokens_per_step: int = 512
     """Prompt tokens computed between two decode steps, so that a long prompt does not stall other jobs."""
     kv_cache_bytes: int = 2048 * MIB
-    """Keys and values of running rows, all batches together; one batch takes a quarter at most (but has a row)."""
+    """Keys and values of running rows, all batches together; one batch takes a quarter at most (but has a row).
+
+    A worker's is by its device, see kv_memory.py."""
     prefix_cache_bytes: int = 256 * MIB
     """Keys and values of prompt prefixes kept for later jobs, least recently used first out; 0 keeps none."""
     stacked_adapter_bytes: int = 256 * MIB
