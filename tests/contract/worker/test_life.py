@@ -445,17 +445,6 @@ async def test_a_result_is_not_declared_unknown_before_the_journal_was_read(tmp_
     await worker.service.drain()
 
 
-async def test_the_journal_forgets_inputs_below_a_snapshot_and_keeps_results(worker: Worker) -> None:
-    await worker.submit(create(), train(1), step(2), save(3, "a"), train(4))
-    await worker.finished(4)
-
-    def kept(db: object) -> list[int]:
-        return [seq_id for (seq_id,) in db.execute("SELECT seq_id FROM operations WHERE payload IS NOT NULL")]  # type: ignore[attr-defined]
-
-    assert worker.service.journal.read(kept).result() == [4]
-    assert (await worker.finished(1)).payload is not None
-
-
 async def test_results_are_forgotten_after_their_time_and_said_to_be_gone(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

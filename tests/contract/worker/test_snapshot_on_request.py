@@ -99,6 +99,15 @@ async def test_it_is_on_the_disk_and_in_the_journal_before_the_answer(worker: Wo
     SnapshotFolder(worker.service.parts.volume.snapshots_path).read(line.snapshot)
 
 
+async def test_the_journal_forgets_inputs_below_it_and_keeps_results(worker: Worker) -> None:
+    await trained(worker)
+    await worker.service.snapshot()
+    await worker.submit(train(3))
+    await worker.finished(3)
+    assert payloads_kept(worker) == 1
+    assert (await worker.finished(1)).payload is not None
+
+
 async def test_the_time_of_the_last_snapshot_moves_on_though_nothing_had_changed(port: Port) -> None:
     """Whoever asked compares it with the moment at which they did."""
     await trained(port.worker)

@@ -48,6 +48,11 @@ class Operation:
     def is_forward_backward(self) -> bool:
         return self.kind == worker_pb2.FORWARD_BACKWARD
 
+    @property
+    def changes_the_adapter(self) -> bool:
+        """Or may: what comes of the others needs no replay."""
+        return self.kind != worker_pb2.SAVE_WEIGHTS
+
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
@@ -295,7 +300,8 @@ def count_to_replay(db: Database) -> int:
     """How many operations gave out a result that only running them again can bring back."""
     row = db.execute(
         "SELECT COUNT(*) FROM operations JOIN models USING (model_id)"
-        " WHERE state IN ('creating', 'live') AND seq_id > applied AND status = 'done'"
+        " WHERE state IN ('creating', 'live') AND seq_id > applied AND status = 'done' AND kind <> ?",
+        (int(worker_pb2.SAVE_WEIGHTS),),
     ).fetchone()
     return int(row[0]) if row else 0
 

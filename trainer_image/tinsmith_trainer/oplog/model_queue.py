@@ -56,6 +56,7 @@ class ModelQueue:
     quarantined: str = ""  # why nothing of it runs until the worker is started again; it keeps its place
     # The engine's thread alone:
     window_failure: WindowFailure | None = None
+    changed_at: int = -1  # the last operation, of those that ran here, after which a snapshot is not as before
     replay_seconds: float = 0.0  # what a crash now would cost to run again
     snapshot_seconds: float = 0.0  # what the latest snapshot took; until the first, what reading the old one took
     retried_since: float | None = None  # when its next operation was first to be retried

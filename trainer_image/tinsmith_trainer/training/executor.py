@@ -187,7 +187,6 @@ class Executor:
         reach("checkpoint-before-commit")
         return OperationResult(
             orjson.dumps(_save_result(operation.model_id, request, written)),
-            forces_snapshot=True,
             events=(_saved_event(operation, request, written, state.lora),),
             saved_name=(request.kind, request.name) if request.name else None,
             saved=SavedWeights(written, state.weights_only()) if request.kind in SAMPLED_KINDS else None,

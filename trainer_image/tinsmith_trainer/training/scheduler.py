@@ -190,6 +190,8 @@ class Scheduler:
                 queue.window_failure = missing_failure(turn.missing)
             result = self._decide(queue, entry)
             queue.retried_since = None
+            if turn.missing or entry.operation.changes_the_adapter:
+                queue.changed_at = turn.seq_id
             # Before anybody can hear of the result, and ask for what comes after it.
             self._queues.finish(queue, turn)
             if result is not None:
@@ -225,6 +227,8 @@ class Scheduler:
         if entry.failure is not None:
             self._note_failure(queue, operation, entry.failure, bears_gradient=bears_gradient)
             return
+        if operation.kind == worker_pb2.SAVE_WEIGHTS:
+            return  # its files are on the checkpoint root, and the adapter is as it was before
         if operation.kind not in (worker_pb2.FORWARD_BACKWARD, worker_pb2.OPTIM_STEP):
             raise AssertionError(f"operation {operation.seq_id} left no snapshot, and replay must not repeat it")
         if operation.kind == worker_pb2.OPTIM_STEP or bears_gradient:
@@ -324,7 +328,7 @@ class Scheduler:
         return result
 
     def _note_success(self, queue: ModelQueue, operation: Operation, result: OperationResult, seconds: float) -> None:
-        queue.replay_seconds += seconds
+        queue.replay_seconds += seconds if operation.changes_the_adapter else 0.0
         self.counters.train_seconds += seconds
         self.counters.trained_tokens += result.trained_tokens
         if operation.kind == worker_pb2.OPTIM_STEP:

@@ -233,7 +233,10 @@ class ModelSnapshots:
         applied = queue.order.applied
         if not queue.is_open or applied <= queue.snapshot_applied:
             return
-        file = self._snapshotter.now(queue, applied)
+        if queue.snapshot is not None and queue.changed_at <= queue.snapshot_applied:
+            file = queue.snapshot  # what came after it were saves: it is as good for the latest of them
+        else:
+            file = self._snapshotter.now(queue, applied)
         before_journal()
         recorded = self._journal.write(
             lambda db: journal_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
