@@ -63,6 +63,10 @@ CREATE TABLE IF NOT EXISTS saved_names (
     model_id TEXT NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL, event_id INTEGER NOT NULL,
     PRIMARY KEY (model_id, kind, name)
 );
+CREATE TABLE IF NOT EXISTS forgotten (   -- operations whose rows are gone, as ranges of their numbers
+    model_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    PRIMARY KEY (model_id, first)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS interruptions (
     model_id TEXT NOT NULL, seq_id INTEGER NOT NULL, purpose TEXT NOT NULL, count INTEGER NOT NULL,
     life TEXT NOT NULL,               -- of the process that was counted last

@@ -16,11 +16,15 @@ from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
 from tinsmith_trainer.errors import Category
 from tinsmith_trainer.in_flight_marker import InFlightWork, Interruption
+from tinsmith_trainer.oplog.number_ranges import NumberRanges
 
 Database = apsw.Connection
 Status = Literal["pending", "done", "failed", "late"]
 """`late`: its number was written off before it came; it failed at once and was never in the order."""
 ModelPhase = Literal["creating", "live", "released", "corrupted"]
+
+HIGHEST_NUMBER = 2**63 - 1
+"""That SQLite can hold."""
 
 NEVER_READ = b""
 """In place of a body that ends the process that reads it. Unreadable, so it counts as a gradient."""
@@ -95,6 +99,11 @@ class StoredModel:
     @property
     def is_open(self) -> bool:
         return self.phase in ("creating", "live")
+
+    @property
+    def settled_up_to(self) -> int:
+        """Up to this number an operation that has a result is never run again."""
+        return self.applied if self.is_open else HIGHEST_NUMBER
 
 
 def get_meta(db: Database, key: str) -> str | None:
@@ -208,7 +217,7 @@ def forget_model(db: Database, model_id: str) -> None:
     """A released model keeps its results, not its inputs or its snapshot."""
     set_model_phase(db, model_id, "released")
     db.execute("UPDATE models SET snapshot_file = NULL, snapshot_digest = NULL WHERE model_id = ?", (model_id,))
-    db.execute("UPDATE operations SET payload = NULL WHERE model_id = ?", (model_id,))
+    db.execute("UPDATE operations SET payload = NULL WHERE model_id = ? AND payload IS NOT NULL", (model_id,))
 
 
 def add_event(db: Database, build: Callable[[int], bytes]) -> int:
@@ -256,13 +265,15 @@ def read_payload(db: Database, model_id: str, seq_id: int) -> bytes:
 
 
 def read_result(db: Database, model_id: str, seq_id: int) -> OperationResult | None:
-    """None while it is pending or unknown."""
+    """Of an accepted operation; None while it is pending. One whose row is gone has a result without a payload."""
     row = db.execute(
         "SELECT status, result, result_protobuf, event_id, failure_category, failure_message FROM operations"
         " WHERE model_id = ? AND seq_id = ?",
         (model_id, seq_id),
     ).fetchone()
-    if row is None or row[0] == "pending":
+    if row is None:
+        return OperationResult()
+    if row[0] == "pending":
         return None
     status, result, protobuf, event_id, category, message = row
     failure = None if status == "done" else Failure(category, message)
@@ -277,14 +288,49 @@ def read_models(db: Database) -> list[StoredModel]:
     return [StoredModel(*row) for row in rows]
 
 
-def read_operations(db: Database, model_id: str) -> list[StoredOperation]:
-    """All operations of a model in order, without payloads and results."""
-    rows = db.execute(
+def read_unsettled(db: Database, model: StoredModel) -> list[StoredOperation]:
+    """Operations that have no result, or must run again for their effect: in order, without payloads and results."""
+    columns = (
         "SELECT seq_id, kind, zstd, accepted_at, rejection_category, rejection_message, forward_only, status,"
-        " failure_category, failure_message FROM operations WHERE model_id = ? ORDER BY seq_id",
-        (model_id,),
+        " failure_category, failure_message FROM operations WHERE model_id = ?1"
     )
-    return [_stored_operation(model_id, row) for row in rows]
+    rows = db.execute(
+        f"{columns} AND seq_id <= ?2 AND status = 'pending' UNION ALL"
+        f" {columns} AND seq_id > ?2 AND status <> 'late' ORDER BY seq_id",
+        (model.model_id, model.settled_up_to),
+    )
+    return [_stored_operation(model.model_id, row) for row in rows]
+
+
+def read_settled(db: Database, model: StoredModel) -> NumberRanges:
+    """The numbers of all other operations."""
+    settled = read_forgotten(db, model.model_id)
+    rows = db.execute(
+        "SELECT seq_id FROM operations WHERE model_id = ? AND (status = 'late' OR seq_id <= ? AND status <> 'pending')"
+        " ORDER BY seq_id",
+        (model.model_id, model.settled_up_to),
+    )
+    for (seq_id,) in rows:
+        settled.add(int(seq_id))
+    return settled
+
+
+def read_forgotten(db: Database, model_id: str) -> NumberRanges:
+    """Numbers whose rows are gone."""
+    return NumberRanges(
+        (int(first), int(last))
+        for first, last in db.execute(
+            "SELECT first, last FROM forgotten WHERE model_id = ? ORDER BY first", (model_id,)
+        )
+    )
+
+
+def last_accepted_at(db: Database, model_id: str) -> float:
+    """Of the highest number that is still there, in Unix seconds; 0: there is none."""
+    row = db.execute(
+        "SELECT accepted_at FROM operations WHERE model_id = ? ORDER BY seq_id DESC LIMIT 1", (model_id,)
+    ).fetchone()
+    return 0.0 if row is None else float(row[0])
 
 
 def _stored_operation(model_id: str, row: tuple) -> StoredOperation:  # type: ignore[type-arg]
@@ -339,29 +385,3 @@ def forget_interruptions(db: Database, work: InFlightWork) -> None:
 
 def forget_all_interruptions(db: Database) -> None:
     db.execute("DELETE FROM interruptions")
-
-
-def forget_results(db: Database, finished_before: float, keep_bytes: int) -> int:
-    """Drops the payloads of old results, then of the oldest until the rest fits; returns how many."""
-    db.execute("UPDATE operations SET result = NULL WHERE result IS NOT NULL AND finished_at < ?", (finished_before,))
-    dropped = db.changes()
-    db.execute(
-        "UPDATE operations SET result = NULL WHERE id IN (SELECT id FROM (SELECT id,"
-        " sum(result_bytes) OVER (ORDER BY finished_at DESC, id DESC) AS newer_bytes"
-        " FROM operations WHERE result IS NOT NULL) WHERE newer_bytes > ?)",
-        (keep_bytes,),
-    )
-    return dropped + db.changes()
-
-
-def forget_released_models(db: Database, finished_before: float) -> list[str]:
-    """Removes every trace of models that were released and whose last result is past its time; returns them."""
-    rows = db.execute(
-        "SELECT model_id FROM models WHERE state = 'released' AND NOT EXISTS (SELECT 1 FROM operations"
-        " WHERE operations.model_id = models.model_id AND (finished_at IS NULL OR finished_at >= ?))",
-        (finished_before,),
-    )
-    forgotten = [str(model_id) for (model_id,) in rows.fetchall()]
-    for table in ("operations", "saved_names", "interruptions", "models"):
-        db.executemany(f"DELETE FROM {table} WHERE model_id = ?", [(model_id,) for model_id in forgotten])
-    return forgotten

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, WindowFailure
 from tinsmith_trainer.in_flight_marker import InFlightWork, Purpose
 from tinsmith_trainer.oplog.journal_tables import Failure, ModelPhase, Operation, Status, StoredModel, StoredOperation
+from tinsmith_trainer.oplog.number_ranges import NumberRanges
 from tinsmith_trainer.oplog.ordering import OperationOrder
 
 SETTLED: Future[None] = Future()
@@ -45,7 +46,9 @@ class ModelQueue:
     reason: str = ""
     tenant: str = ""  # empty: created under a server of a release that does not say
     order: OperationOrder = field(default_factory=OperationOrder)
-    entries: dict[int, Entry] = field(default_factory=dict)
+    entries: dict[int, Entry] = field(default_factory=dict)  # those without a result, and those that are to run again
+    settled: NumberRanges = field(default_factory=NumberRanges)  # all others: their results are the journal's alone
+    last_accepted_at: float = 0.0  # Unix seconds; 0: nothing is known of it
     snapshot: SnapshotFile | None = None
     snapshot_applied: int = -1
     snapshot_at: float = 0.0
@@ -58,30 +61,49 @@ class ModelQueue:
     window_failure: WindowFailure | None = None
     changed_at: int = -1  # the last operation, of those that ran here, after which a snapshot is not as before
     replay_seconds: float = 0.0  # what a crash now would cost to run again
+    unsaved_operations: int = 0  # since the snapshot; each of them is read at a start
     snapshot_seconds: float = 0.0  # what the latest snapshot took; until the first, what reading the old one took
     retried_since: float | None = None  # when its next operation was first to be retried
     optimizer_step: int = 0
     rank: int = 0
 
     @classmethod
-    def recovered(cls, model: StoredModel, operations: list[StoredOperation], now: float) -> ModelQueue:
+    def recovered(
+        cls, model: StoredModel, unsettled: list[StoredOperation], settled: NumberRanges, now: float
+    ) -> ModelQueue:
         """As the journal knows it: everything above the snapshot is in the order again."""
         queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
         queue.order = OperationOrder(model.applied, model.closed_below)
         queue.snapshot_applied = model.applied
         queue.snapshot_at = now
+        queue.settled = settled
         if model.snapshot_file is not None and model.snapshot_digest is not None:
             queue.snapshot = SnapshotFile(model.snapshot_file, model.snapshot_digest)
-        for stored in operations:
+        for stored in unsettled:
             queue._add_stored(stored)
         return queue
 
     def _add_stored(self, stored: StoredOperation) -> None:
         operation = stored.operation
         self.entries[operation.seq_id] = Entry(operation, stored.status, stored.failure)
-        runs_again = operation.seq_id > self.snapshot_applied and stored.status != "late"
-        if runs_again and self.is_open:
+        if operation.seq_id > self.snapshot_applied and self.is_open:
             self.put_in_order(operation)
+
+    def add(self, entry: Entry) -> None:
+        self.entries[entry.operation.seq_id] = entry
+        self.last_accepted_at = max(self.last_accepted_at, entry.operation.accepted_at)
+
+    def settle(self, entry: Entry) -> None:
+        """Its result is on disk, and it has had its effect: of itself only the number is needed."""
+        self.entries.pop(entry.operation.seq_id, None)
+        self.settled.add(entry.operation.seq_id)
+
+    def is_finished(self, seq_id: int) -> bool | None:
+        """Whether there is a result that clients may know; None: no such operation was accepted."""
+        entry = self.entries.get(seq_id)
+        if entry is not None:
+            return entry.is_finished
+        return True if seq_id in self.settled else None
 
     def put_in_order(self, operation: Operation) -> None:
         """Its commit is on disk: it takes its place."""
@@ -131,10 +153,6 @@ class ModelQueue:
             )
         return None
 
-    def last_accepted_at(self) -> float:
-        """Unix seconds; 0: nothing is known of it."""
-        return max((entry.operation.accepted_at for entry in self.entries.values()), default=0.0)
-
     def oldest_waiting_at(self) -> float | None:
-        waiting = (self.entries[seq_id] for seq_id in self.order.waiting())
-        return min((entry.operation.accepted_at for entry in waiting), default=None)
+        waiting = (self.entries.get(seq_id) for seq_id in self.order.waiting())
+        return min((entry.operation.accepted_at for entry in waiting if entry is not None), default=None)

@@ -71,15 +71,18 @@ class ModelQueues:
         """Everything the journal holds, in place again."""
         models = self._journal.read(journal_tables.read_models).result()
         for model in models:
-            queue = ModelQueue.recovered(model, self._stored_operations(model.model_id), self._clock())
+            queue = self._journal.read(lambda db, model=model: self._recovered(db, model)).result()  # type: ignore[misc]
             with self._changed:
                 self._enlist(queue)
             for entry in queue.unplaced():
                 self._write_late(queue, entry, queue.closed_failure())
         return self.all()
 
-    def _stored_operations(self, model_id: str) -> list[journal_tables.StoredOperation]:
-        return self._journal.read(lambda db: journal_tables.read_operations(db, model_id)).result()
+    def _recovered(self, db: journal_tables.Database, model: journal_tables.StoredModel) -> ModelQueue:
+        unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
+        queue = ModelQueue.recovered(model, unsettled, settled, self._clock())
+        queue.last_accepted_at = journal_tables.last_accepted_at(db, model.model_id)
+        return queue
 
     def stop(self) -> None:
         """`wait_for_turns` returns None from now on."""
@@ -101,10 +104,11 @@ class ModelQueues:
         with self._changed:
             return self._queues.get(model_id)
 
-    def entry(self, model_id: str, seq_id: int) -> Entry | None:
+    def is_finished(self, model_id: str, seq_id: int) -> bool | None:
+        """Whether there is a result that clients may know; None: no such operation was accepted."""
         with self._changed:
             queue = self._queues.get(model_id)
-            return None if queue is None else queue.entries.get(seq_id)
+            return None if queue is None else queue.is_finished(seq_id)
 
     def backlog(self, model_id: str) -> int:
         with self._changed:
@@ -125,13 +129,15 @@ class ModelQueues:
             known = queue.entries.get(operation.seq_id)
             if known is not None:
                 return known.accepted
+            if operation.seq_id in queue.settled:
+                return SETTLED
             # Decision and enqueueing are one step: the journal keeps the order in which we decided.
             late = queue.late_failure(operation.seq_id)
             entry = Entry(operation, "pending", accepted=self._write_accepted(queue.tenant, operation, payload, late))
             if self._kept_bytes + len(payload) <= KEPT_PAYLOAD_BYTES:
                 entry.payload = payload
                 self._kept_bytes += len(payload)
-            queue.entries[operation.seq_id] = entry
+            queue.add(entry)
         entry.accepted.add_done_callback(lambda done: self._place(queue, entry, late, done))
         return entry.accepted
 
@@ -186,8 +192,7 @@ class ModelQueues:
             # While this was being synced, a later operation may have closed the gap that it would fill.
             became_late = None if late else queue.late_failure(operation.seq_id)
             if late is not None:
-                self._drop_payload(entry)
-                entry.status, entry.failure = "late", late
+                self._settle_late(queue, entry)
             elif became_late is None:
                 queue.put_in_order(operation)
             self._changed.notify_all()
@@ -206,7 +211,7 @@ class ModelQueues:
         with self._changed:
             self._drop_payload(entry)
             del queue.entries[entry.operation.seq_id]
-            if not queue.entries:
+            if not queue.entries and not queue.settled:
                 del self._queues[queue.model_id]
                 self._open.pop(queue.model_id, None)
 
@@ -278,14 +283,20 @@ class ModelQueues:
             return not self._has_a_place_free()
 
     def finish(self, queue: ModelQueue, turn: Turn) -> None:
+        """It has had its effect, for the first time or again."""
         with self._changed:
             queue.order.finish(turn)
+            queue.unsaved_operations += 1
+            entry = queue.entries.get(turn.seq_id)
+            if entry is not None and entry.is_finished:
+                queue.settle(entry)
 
     def publish(self, queue: ModelQueue, entry: Entry, failure: Failure | None) -> None:
         """The outcome is on disk: clients may know."""
         with self._changed:
+            self._drop_payload(entry)  # of one that failed without being read
             entry.status = "done" if failure is None else "failed"
-            entry.failure = failure
+            queue.settle(entry)
             if queue.phase == "creating" and entry.operation.kind in CREATES:
                 if failure is None:
                     queue.phase = "live"
@@ -308,6 +319,8 @@ class ModelQueues:
     def _close(self, queue: ModelQueue, phase: journal_tables.ModelPhase, reason: str) -> None:
         queue.phase, queue.reason = phase, reason
         self._open.pop(queue.model_id, None)
+        for entry in [entry for entry in queue.entries.values() if entry.is_finished]:
+            queue.settle(entry)  # nothing of it is run again
 
     def _fail_waiting(self, queue: ModelQueue) -> None:
         failure = queue.closed_failure()
@@ -324,11 +337,15 @@ class ModelQueues:
 
         def publish(_: Future[None]) -> None:
             with self._changed:
-                self._drop_payload(entry)
-                entry.status, entry.failure = "late", failure
+                self._settle_late(queue, entry)
             self._on_finished(operation.model_id, operation.seq_id)
 
         self._journal.write(write, must_succeed=True).add_done_callback(publish)
+
+    def _settle_late(self, queue: ModelQueue, entry: Entry) -> None:
+        self._drop_payload(entry)
+        entry.status = "late"
+        queue.settle(entry)
 
     # ---- gaps
 

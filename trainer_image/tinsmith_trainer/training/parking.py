@@ -139,7 +139,7 @@ class Parking:
         A model that never left a snapshot starts over with its create.
         """
         parked = [queue for queue in queues if queue.is_open and queue.snapshot and self._restorer.is_sound(queue)]
-        parked.sort(key=lambda queue: (queue.order.waiting_count > 0, queue.last_accepted_at()), reverse=True)
+        parked.sort(key=lambda queue: (queue.order.waiting_count > 0, queue.last_accepted_at), reverse=True)
         for queue in reversed(parked[: self._slots]):
             if not self._queues.is_stopping:
                 self._restore(queue)

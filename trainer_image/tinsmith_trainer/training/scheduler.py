@@ -258,7 +258,7 @@ class Scheduler:
         except Exception as error:
             if self._retried_later(queue, operation, error):
                 raise _NotNow from error
-            return self._failed(queue, operation, failure_of(operation, error), self._bears_gradient(entry))
+            result = self._failed(queue, operation, failure_of(operation, error), self._bears_gradient(entry))
         return replace(result, snapshot=self._model_snapshots.for_result(queue, entry.work, result))
 
     def _retried_later(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:

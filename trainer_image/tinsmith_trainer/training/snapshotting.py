@@ -27,12 +27,17 @@ from tinsmith_trainer.oplog.model_queues import ModelQueues
 
 log = structlog.get_logger(__name__)
 
+MOST_UNSAVED_OPERATIONS = 5000
+"""Each is read at a start, and kept in memory until it has run again; many cost next to nothing, as failed ones do."""
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
-    """A snapshot is due when replay after a crash would cost this much, or this many times the snapshot itself."""
+    """A snapshot is due when replay after a crash would cost this much, or this many times the snapshot itself; or when
+    it is of very many operations, whatever they cost.
+    """
 
     replay_seconds: float = 10.0
     times_snapshot_cost: float = 20.0
@@ -62,7 +67,7 @@ class Snapshotter:
     def if_due(self, queue: ModelQueue, applied: int) -> SnapshotFile | None:
         """Only shortens a replay: where it fails, the journal keeps its inputs."""
         limit = max(self._policy.replay_seconds, self._policy.times_snapshot_cost * self._cost_seconds)
-        if queue.replay_seconds <= limit:
+        if queue.replay_seconds <= limit and queue.unsaved_operations < MOST_UNSAVED_OPERATIONS:
             return None
         try:
             return self._write_unless_deadly(queue, applied)
@@ -113,7 +118,7 @@ class Snapshotter:
         self._cost_seconds = queue.snapshot_seconds = time.perf_counter() - started
         self.last_time = self._clock()
         queue.rank, queue.optimizer_step = state.lora.rank, state.optimizer_step
-        queue.replay_seconds = 0.0
+        queue.replay_seconds, queue.unsaved_operations = 0.0, 0
         return file
 
 

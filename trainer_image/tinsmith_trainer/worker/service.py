@@ -21,6 +21,7 @@ from tinsmith_trainer.errors import Category, Draining, JournalFull, ModelChange
 from tinsmith_trainer.in_flight_marker import InFlightMarker
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
+from tinsmith_trainer.oplog.forgetting import Forgetting, Retention
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult, StoredModel
 from tinsmith_trainer.oplog.model_queues import ModelQueues
@@ -44,6 +45,10 @@ BACKLOG_DELAY_SECONDS = 20.0
 BACKLOG_POLL_SECONDS = 0.05
 KEEP_RESULTS_SECONDS = 72 * 3600.0
 KEEP_RESULT_BYTES = 2 * 1024**3
+KEEP_OPERATIONS = 5000
+"""Of each model, below its snapshot: far more than a program may have under way."""
+KEEP_ALL_SECONDS = 900.0
+"""However many those are: a client that lost an answer asks again within minutes."""
 CACHED_RESULT_BYTES = 64 * 1024**2
 RESULT_ENTRY_BYTES = 512
 """What a cached result takes beside its payload and its message: its key, its objects, and its place."""
@@ -117,6 +122,7 @@ class WorkerService:
         self._heard_at = time.monotonic()
         self._draining = False
         self._cache = ResultCache(CACHED_RESULT_BYTES)
+        self._forgetting = Forgetting(self.journal)
 
     # ---- life
 
@@ -189,7 +195,7 @@ class WorkerService:
         Who `tenant` is decides only whose turn comes when.
         """
         self._check_epoch(request.epoch)
-        if self.queues.entry(request.model_id, request.seq_id) is None:
+        if self.queues.is_finished(request.model_id, request.seq_id) is None:
             await self._hold_back(request.model_id)
             # A release makes room: it is what the reserve is for.
             makes_room = request.kind == worker_pb2.RELEASE_MODEL
@@ -204,12 +210,12 @@ class WorkerService:
         """None when it is not finished in time. Raises KeyError when the operation is not known."""
         if self.epoch == 0:
             raise NotActive("this worker has not been activated, and does not know what its journal holds")
-        entry = self.queues.entry(model_id, seq_id)
-        if entry is None:
+        finished = self.queues.is_finished(model_id, seq_id)
+        if finished is None:
             raise KeyError((model_id, seq_id))
-        if not entry.is_finished:
+        if not finished:
             await self._wait_until_announced(model_id, seq_id, timeout_seconds)
-        if not entry.is_finished:
+        if not self.queues.is_finished(model_id, seq_id):
             return None
         return await self._result(model_id, seq_id)
 
@@ -267,8 +273,7 @@ class WorkerService:
 
     async def _wait_until_announced(self, model_id: str, seq_id: int, timeout_seconds: float) -> None:
         waiter = self._waiters.setdefault((model_id, seq_id), asyncio.Event())
-        entry = self.queues.entry(model_id, seq_id)
-        if entry is None or entry.is_finished:
+        if self.queues.is_finished(model_id, seq_id) is not False:
             return
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -304,17 +309,14 @@ class WorkerService:
         return await asyncio.wrap_future(self.journal.read(run))
 
     async def tidy(self) -> None:
-        """Forgets results, events and released models that are past their time; nothing before the journal was read."""
+        """Forgets results, operations, events and released models that are past their time, but nothing before the
+        journal was read.
+        """
         if self._recovery is None or not self._recovery.done():
             return
-        horizon, acknowledged = time.time() - KEEP_RESULTS_SECONDS, self._acknowledged_event_id
-
-        def forget(db: journal_tables.Database) -> list[str]:
-            journal_tables.forget_results(db, horizon, KEEP_RESULT_BYTES)
-            journal_tables.forget_events(db, acknowledged)
-            return journal_tables.forget_released_models(db, horizon)
-
-        self.queues.forget(await asyncio.wrap_future(self.journal.write(forget, must_succeed=True)))
+        retention = Retention(KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS)
+        gone = await self._forgetting.round(retention, self._acknowledged_event_id, time.time())
+        self.queues.forget(gone)
 
     @staticmethod
     def _samples_of(parts: WorkerParts) -> Samples | None:

@@ -1,0 +1,275 @@
+"""What the journal forgets is nothing that anybody is promised, and of no operation that it knew the number."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.oplog import forgetting, journal_tables
+from tinsmith_trainer.oplog.forgetting import Forgetting, Retention
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_tables import Database, Failure, Operation, OperationResult, StoredModel
+
+MODEL = "sess:train:0"
+NOW = 1_000_000.0
+KEEPS_ALL = Retention(seconds=math.inf, result_bytes=2**40, operations=10**9, least_seconds=0.0)
+FAILED = Failure("user", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`age_seconds`: since it had its result; None: it has none yet."""
+
+    seq_id: int
+    age_seconds: float | None = 100.0
+    result_bytes: int = 10
+    late: bool = False
+
+
+class InMemory(Journal):
+    """Keeps nothing; can be cut off before a write, as a process can."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(":memory:"))
+        self.writes_left = math.inf
+        self.rows_changed: list[int] = []
+
+    def write(self, run: Callable[[Database], Any], *, must_succeed: bool = False) -> Future[Any]:
+        self.writes_left -= 1
+        if self.writes_left < 0:
+            raise InterruptedError
+
+        def counted(db: Database) -> Any:
+            before = db.total_changes()
+            result = run(db)
+            self.rows_changed.append(db.total_changes() - before)
+            return result
+
+        return super().write(counted, must_succeed=must_succeed)
+
+
+@contextmanager
+def journal_of(
+    rows: Sequence[Row], applied: int, model_id: str = MODEL, phase: journal_tables.ModelPhase = "live"
+) -> Iterator[InMemory]:
+    journal = InMemory()
+    journal.write(lambda db: fill(db, rows, applied, model_id, phase)).result()
+    journal.rows_changed.clear()
+    yield journal
+    journal.close()
+
+
+def fill(
+    db: Database, rows: Sequence[Row], applied: int, model_id: str, phase: journal_tables.ModelPhase = "live"
+) -> None:
+    journal_tables.insert_model(db, model_id, "")
+    journal_tables.set_model_phase(db, model_id, phase)
+    for row in rows:
+        operation = Operation(model_id, row.seq_id, worker_pb2.OPTIM_STEP, False, NOW - 10_000)
+        finished_at = NOW - (row.age_seconds or 0)
+        journal_tables.insert_operation(db, operation, b"body", FAILED if row.late else None, finished_at)
+        if not row.late and row.age_seconds is not None:
+            result = OperationResult(bytes(row.result_bytes), event_id=0)
+            journal_tables.record_result(db, model_id, row.seq_id, result, finished_at)
+    journal_tables.record_snapshot(db, model_id, applied, "snapshot", "digest")
+
+
+def forget(journal: Journal, retention: Retention) -> list[str]:
+    return asyncio.run(Forgetting(journal).round(retention, 0, NOW))
+
+
+def kept(journal: Journal) -> list[int]:
+    return [
+        seq_id for (seq_id,) in journal.read(lambda db: db.execute("SELECT seq_id FROM operations").fetchall()).result()
+    ]
+
+
+def known(journal: Journal) -> tuple[set[int], list[int]]:
+    """As a start reads it: the numbers that need nothing more, and those of the operations that do."""
+
+    def read(db: Database) -> tuple[set[int], list[int]]:
+        [model] = journal_tables.read_models(db)
+        unsettled = [stored.operation.seq_id for stored in journal_tables.read_unsettled(db, model)]
+        return numbers_of(db, model), unsettled
+
+    return journal.read(read).result()
+
+
+def numbers_of(db: Database, model: StoredModel) -> set[int]:
+    return {number for first, last in journal_tables.read_settled(db, model) for number in range(first, last + 1)}
+
+
+# ---- the rule
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Row]:
+    """Numbers with gaps, results of any age, some of them late, some still to come."""
+    numbers = draw(st.lists(st.integers(0, 30), unique=True))
+    ages = st.one_of(st.none(), st.integers(0, 1000))
+    rows = [Row(number, draw(ages), draw(st.integers(0, 50)), draw(st.booleans())) for number in sorted(numbers)]
+    return [Row(row.seq_id, row.age_seconds or 1.0, 0, late=True) if row.late else row for row in rows]
+
+
+retentions = st.builds(
+    Retention,
+    seconds=st.integers(0, 1000),
+    result_bytes=st.integers(0, 500),
+    operations=st.integers(0, 10),
+    least_seconds=st.integers(0, 1000),
+)
+
+
+@given(histories(), st.integers(-1, 30), retentions)
+def test_no_number_is_forgotten_and_nothing_that_a_start_needs(
+    rows: list[Row], applied: int, retention: Retention
+) -> None:
+    with journal_of(rows, applied) as journal:
+        before = known(journal)
+        forget(journal, retention)
+        assert known(journal) == before
+        assert set(before[1]) <= set(kept(journal))
+
+
+@given(histories(), st.integers(-1, 30), retentions)
+def test_a_row_goes_only_when_nobody_is_promised_its_result(
+    rows: list[Row], applied: int, retention: Retention
+) -> None:
+    with journal_of(rows, applied) as journal:
+        forget(journal, retention)
+        gone = [row for row in rows if row.seq_id not in kept(journal)]
+    below = [row.seq_id for row in rows if row.seq_id <= applied]
+    newest = below[max(len(below) - retention.operations, 0) :]
+    for row in gone:
+        assert row.age_seconds is not None
+        newer = [other for other in rows if (other.age_seconds or 0.0) <= row.age_seconds and not other.late]
+        bytes_of_newer = sum(other.result_bytes for other in newer if other.age_seconds is not None)
+        expired = row.age_seconds >= retention.seconds or bytes_of_newer > retention.result_bytes
+        crowded_out = row.seq_id not in newest and row.age_seconds >= retention.least_seconds
+        assert expired or crowded_out
+
+
+@given(histories(), st.integers(-1, 30), retentions, st.integers(0, 6))
+def test_a_round_that_was_cut_off_ends_alike_in_the_next(
+    rows: list[Row], applied: int, retention: Retention, writes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forgetting, "ROWS_IN_A_STEP", 3)
+        with journal_of(rows, applied) as undisturbed, journal_of(rows, applied) as journal:
+            forget(undisturbed, retention)
+            journal.writes_left = writes
+            try:
+                forget(journal, retention)
+            except InterruptedError:
+                journal.writes_left = math.inf
+                forget(journal, retention)
+            assert kept(journal) == kept(undisturbed)
+            assert known(journal) == known(undisturbed)
+
+
+# ---- in examples
+
+
+def test_below_the_snapshot_the_newest_stay_and_above_it_all() -> None:
+    with journal_of([Row(number) for number in range(10)], applied=7) as journal:
+        forget(journal, Retention(math.inf, 2**40, operations=3, least_seconds=0.0))
+        assert kept(journal) == [5, 6, 7, 8, 9]
+
+
+def test_however_many_there_are_none_goes_before_its_least_time() -> None:
+    rows = [Row(number, age_seconds=100.0 - number) for number in range(10)]
+    with journal_of(rows, applied=9) as journal:
+        forget(journal, Retention(math.inf, 2**40, operations=0, least_seconds=95.0))
+        assert kept(journal) == [6, 7, 8, 9]
+
+
+def test_the_oldest_results_go_until_the_rest_fits() -> None:
+    rows = [Row(number, age_seconds=100.0 - number, result_bytes=10) for number in range(10)]
+    with journal_of(rows, applied=4) as journal:
+        forget(journal, Retention(math.inf, 35, operations=100, least_seconds=math.inf))
+        assert kept(journal) == [5, 6, 7, 8, 9]
+        readable = [
+            number
+            for number in kept(journal)
+            if journal.read(lambda db, number=number: journal_tables.read_result(db, MODEL, number)).result().payload  # type: ignore[misc]
+        ]
+        assert readable == [7, 8, 9]
+
+
+def test_one_that_waits_to_be_told_that_it_is_late_holds_up_those_behind_it_alone() -> None:
+    rows = [Row(1), Row(2, age_seconds=None), Row(3)]
+    with journal_of(rows, applied=3) as journal:
+        forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))
+        assert kept(journal) == [2, 3]
+        assert known(journal) == ({1, 3}, [2])
+
+
+def test_an_operation_whose_row_is_gone_has_a_result_that_is_gone() -> None:
+    with journal_of([Row(1)], applied=1) as journal:
+        forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))
+        assert journal.read(lambda db: journal_tables.read_result(db, MODEL, 1)).result() == OperationResult()
+
+
+def test_of_a_released_model_every_trace_goes_with_its_last_row() -> None:
+    rows = [Row(0, age_seconds=100.0), Row(1, age_seconds=10.0)]
+    with journal_of(rows, applied=0, phase="released") as journal:
+        assert forget(journal, Retention(50.0, 2**40, operations=100, least_seconds=0.0)) == []
+        assert kept(journal) == [1]
+        assert forget(journal, Retention(5.0, 2**40, operations=100, least_seconds=0.0)) == [MODEL]
+        assert journal.read(journal_tables.read_models).result() == []
+        assert not journal.read(lambda db: db.execute("SELECT * FROM forgotten").fetchall()).result()
+
+
+def test_one_model_forgets_nothing_of_another() -> None:
+    rows = [Row(number) for number in range(4)]
+    with journal_of(rows, applied=3) as journal:
+        journal.write(lambda db: fill(db, rows, 3, "sess:train:1")).result()
+        forget(journal, Retention(math.inf, 2**40, operations=3, least_seconds=0.0))
+        assert kept(journal) == [1, 2, 3, 1, 2, 3]
+
+
+# ---- in steps
+
+
+def test_much_is_forgotten_in_transactions_that_are_each_small() -> None:
+    rows = [Row(number) for number in range(1000)]
+    with journal_of(rows, applied=999) as journal:
+        forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))
+        assert kept(journal) == []
+        assert max(journal.rows_changed) <= forgetting.ROWS_IN_A_STEP + 2
+
+
+def test_results_that_are_large_are_forgotten_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "BYTES_IN_A_STEP", 100)
+    rows = [Row(number, result_bytes=60) for number in range(20)]
+    with journal_of(rows, applied=9) as journal:
+        forget(journal, Retention(0.0, 2**40, operations=0, least_seconds=0.0))
+        assert kept(journal) == list(range(10, 20))
+        assert max(journal.rows_changed) <= 2 + 2
+
+
+def test_a_round_with_nothing_to_forget_changes_nothing() -> None:
+    with journal_of([Row(number) for number in range(10)], applied=9) as journal:
+        forget(journal, KEEPS_ALL)
+        assert sum(journal.rows_changed) == 0
+
+
+async def test_who_writes_meanwhile_waits_for_a_step_and_not_for_the_round() -> None:
+    with journal_of([Row(number) for number in range(5000)], applied=4999) as journal:
+        nothing_kept = Retention(0.0, 2**40, operations=0, least_seconds=0.0)
+        under_way = asyncio.create_task(Forgetting(journal).round(nothing_kept, 0, NOW))
+        while not journal.rows_changed:
+            await asyncio.sleep(0)
+        await asyncio.wrap_future(journal.write(lambda db: journal_tables.set_meta(db, "another", "1")))
+        assert not under_way.done()
+        await under_way
