@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,9 @@ class LossyFolders:
         self._contents: dict[int, bytes] = {}  # by inode
         self._entries: dict[int, dict[str, int]] = {}  # a folder's inode: name to inode
         self._is_folder: dict[int, bool] = {root.stat().st_ino: True}
+        # By inode: as long as it is open, no later file gets the number of one that was removed and may come back.
+        self._held: dict[int, int] = {}
+        weakref.finalize(self, _close_all, self._held)
         self._real_fsync = os.fsync
         monkeypatch.setattr(os, "fsync", self._fsync)
 
@@ -93,8 +97,15 @@ class LossyFolders:
             found = list(os.scandir(path))
             self._entries[status.st_ino] = {entry.name: entry.inode() for entry in found}
             self._is_folder |= {entry.inode(): entry.is_dir() for entry in found}
+            for entry in found:
+                self._hold(entry)
         else:
             self._contents[status.st_ino] = path.read_bytes()
+
+    def _hold(self, entry: os.DirEntry[str]) -> None:
+        if entry.inode() not in self._held:
+            with suppress(FileNotFoundError):  # removed since
+                self._held[entry.inode()] = os.open(entry.path, os.O_RDONLY)
 
     def image(self) -> dict[Path, bytes]:
         """What the disk holds now: synced names only, and a file that was never synced is empty."""
@@ -106,6 +117,11 @@ class LossyFolders:
                 yield from self._walk(path / name, child)
             else:
                 yield path / name, self._contents.get(child, b"")
+
+
+def _close_all(descriptors: dict[int, int]) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor)
 
 
 def restore(image: dict[Path, bytes], source: Path, target: Path) -> None:
