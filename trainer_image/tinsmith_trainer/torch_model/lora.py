@@ -12,7 +12,7 @@ are those that it has alone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,9 @@ class DeltasApart:
 
 
 Stack = Mapping[str, StackedDelta]
-Route = Stack | Mapping[str, DeltasApart]
+OwnProduct = Callable[[Tensor, nn.Linear], Tensor]
+"""Computes a module's output `[rows, ..., d_out]` from its input and the frozen layer, without a gradient."""
+Route = Stack | Mapping[str, DeltasApart] | Mapping[str, OwnProduct]
 """What is routed to each module, by name."""
 
 _current = threading.local()
@@ -122,17 +124,19 @@ class StackedLoraLinear(nn.Module):
     @override
     def forward(self, x: Tensor) -> Tensor:
         route: Route | None = getattr(_current, "route", None)
-        delta: StackedDelta | DeltasApart | None = None if route is None else route.get(self.key)
+        delta: StackedDelta | DeltasApart | OwnProduct | None = None if route is None else route.get(self.key)
         if delta is None:
             out: Tensor = self.base(x)
             return out
         return apply_delta(x, self.base, delta)
 
 
-def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta | DeltasApart) -> Tensor:
+def apply_delta(x: Tensor, base: nn.Linear, delta: StackedDelta | DeltasApart | OwnProduct) -> Tensor:
     """The frozen layer plus the deltas, for x `[rows, ..., d_in]` in g equal groups of rows."""
     if isinstance(delta, DeltasApart):
         return _apart(x, base, delta)
+    if not isinstance(delta, StackedDelta):
+        return delta(x, base)
     groups = delta.lora_A.shape[0]
     together: Tensor = base(x)
     return together + _batched(x.reshape(groups, -1, x.shape[-1]), delta).view_as(together).to(together.dtype)

@@ -1,22 +1,26 @@
 """Loaded adapter versions, and the routes that give each row of a batch its own.
 
-Rows of a batch share shapes, never weights: a batch holds adapters of one padded rank and one set
-of modules, each row is a group of its own, and so a row's result does not depend on which adapters
-the others use.
+There are two ways. By products, for speed: rows of one adapter lie next to each other and share one product, so nothing
+is copied, and adapters of any rank and size meet in a batch. Stacked, for rows whose bits must not depend on their
+company, and for GPUs, where many small products cost more than copies: a batch holds adapters of one padded rank and
+one set of modules, and each row is a group of its own.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.torch_model.lora import Stack, StackedDelta, StackedLoraLinear
+from tinsmith_trainer.torch_model.lora import OwnDelta, OwnProduct, Stack, StackedDelta, StackedLoraLinear
+from tinsmith_trainer.torch_model.products import linear_product
 
 BASE_SERIAL = 0
 PADDED_RANKS = (8, 32, 128)  # few, so that adapters of unlike rank still meet in a batch
@@ -43,6 +47,8 @@ class LoadedAdapter:
     serial: int
     shape: AdapterShape
     deltas: Mapping[str, StackedDelta] = field(repr=False)
+    own: Mapping[str, OwnDelta] = field(repr=False, default_factory=dict)
+    """The same weights without padding, for products of this adapter alone."""
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +73,8 @@ def load_adapter(
             raise ServerError(f"Adapter {key} has weights for {name}, which the base model does not have.")
     scale = state.lora.alpha / state.lora.rank
     deltas = {name: _delta(key, name, state, rank, scale, layers[name], device) for name in names}
-    return LoadedAdapter(key, next(_serials), AdapterShape(rank, tuple(names)), deltas)
+    own = {name: _own(delta, state.lora.rank, scale) for name, delta in deltas.items()}
+    return LoadedAdapter(key, next(_serials), AdapterShape(rank, tuple(names)), deltas, own)
 
 
 def padded_rank(rank: int) -> int:
@@ -75,11 +82,75 @@ def padded_rank(rank: int) -> int:
     return next((padded for padded in PADDED_RANKS if rank <= padded), rank)
 
 
-class RowAdapters:
-    """The route of one batch. Most batches hold one adapter, and then nothing is copied."""
+AdapterRun = tuple[LoadedAdapter, int]
+"""Rows, or tokens, of one adapter that follow one another."""
 
-    def __init__(self, rows: int) -> None:
+
+def route_by_products(runs: Sequence[AdapterRun], modules: Sequence[str]) -> Mapping[str, OwnProduct]:
+    """Of each module one product for all tokens, and for each run those of its adapter, of any rank."""
+    ends = list(itertools.accumulate(count for _, count in runs))
+    spans = [(adapter, end - count, end) for (adapter, count), end in zip(runs, ends, strict=True)]
+    return {
+        name: AdapterProducts(
+            [(start, end, own) for adapter, start, end in spans if (own := adapter.own.get(name)) is not None],
+            uniform=len(runs) == 1,
+        )
+        for name in modules
+    }
+
+
+class AdapterProducts:
+    """One module's. Each span of tokens has an adapter; a single one is that of all tokens, however many come."""
+
+    __slots__ = ("_spans", "_uniform")
+
+    def __init__(self, spans: Sequence[tuple[int, int, OwnDelta]], *, uniform: bool) -> None:
+        self._spans = spans
+        self._uniform = uniform
+
+    def __call__(self, x: Tensor, base: nn.Linear) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        out = linear_product(flat, base.weight, base.bias)
+        for start, end, own in self._spans:
+            if self._uniform:
+                _add_delta(out, flat, own)
+            else:
+                _add_delta(out[start:end], flat[start:end], own)
+        return out.view(*x.shape[:-1], -1)
+
+
+def _add_delta(out: Tensor, x: Tensor, own: OwnDelta) -> None:
+    """Adapters are float32 whatever the dtype of the base is; a sum is rounded once."""
+    if out.dtype == own.lora_A.dtype:
+        out.addmm_(functional.linear(x, own.lora_A), own.lora_B.T, alpha=own.scale)
+    else:
+        out += functional.linear(functional.linear(x.to(own.lora_A.dtype), own.lora_A) * own.scale, own.lora_B)
+
+
+def moves_into_runs(groups: Sequence[int | None]) -> list[tuple[int, int]]:
+    """Rows (from, to) that move so that those in use come first and each group's together. None is an idle row.
+
+    Where one row came or left, at most one of each group moves.
+    """
+    sizes = Counter(group for group in groups if group is not None)
+    wanted = [group for group in sorted(sizes) for _ in range(sizes[group])]
+    stays = [place < len(wanted) and wanted[place] == group for place, group in enumerate(groups)]
+    movers: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        if group is not None and not stays[row]:
+            movers.setdefault(group, []).append(row)
+    return [(movers[group].pop(0), place) for place, group in enumerate(wanted) if not stays[place]]
+
+
+class RowAdapters:
+    """The stacked route of one batch. Most batches hold one adapter, and then nothing is copied.
+
+    `fixed`: the products have one shape however many rows share an adapter.
+    """
+
+    def __init__(self, rows: int, *, fixed: bool) -> None:
         self._rows = rows
+        self._fixed = fixed
         self._uniform: tuple[LoadedAdapter, int, Stack] | None = None
         self._stack: dict[str, StackedDelta] = {}
         self._stacked: list[LoadedAdapter | None] = [None] * rows
@@ -96,7 +167,7 @@ class RowAdapters:
         """For some rows of the batch, none of them idle; `adapters` are those of all its rows."""
         used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
         if len(used) == 1:
-            return next(iter(used.values())).route(len(rows))
+            return self._same(next(iter(used.values())), len(rows))
         chosen = list(rows)
         return {
             name: StackedDelta(delta.lora_A[chosen], delta.lora_B[chosen], delta.scale[chosen])
@@ -106,8 +177,11 @@ class RowAdapters:
     def _uniform_route(self, adapter: LoadedAdapter, rows: int) -> Stack:
         self._stack, self._stacked = {}, [None] * self._rows
         if self._uniform is None or self._uniform[0] is not adapter or self._uniform[1] != rows:
-            self._uniform = (adapter, rows, adapter.route(rows))
+            self._uniform = (adapter, rows, self._same(adapter, rows))
         return self._uniform[2]
+
+    def _same(self, adapter: LoadedAdapter, rows: int) -> Stack:
+        return adapter.route(rows) if self._fixed else adapter.deltas
 
     def _stacked_route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Stack:
         self._uniform = None
@@ -151,6 +225,10 @@ def _delta(
     wide_A[0, :rank] = lora_A
     wide_B[0, :, :rank] = lora_B
     return StackedDelta(wide_A.to(device), wide_B.to(device), torch.full((1, 1, 1), scale, device=device))
+
+
+def _own(delta: StackedDelta, rank: int, scale: float) -> OwnDelta:
+    return OwnDelta(delta.lora_A[0, :rank], delta.lora_B[0, :, :rank], scale)
 
 
 def _tensor(key: str, name: str, state: AdapterState, shape: tuple[int, int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection
@@ -12,28 +13,37 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
-from tinsmith_trainer.sampling.builtin.adapters import AdapterShape, LoadedAdapter, RowAdapters
+from tinsmith_trainer.sampling.builtin.adapters import (
+    AdapterRun,
+    AdapterShape,
+    LoadedAdapter,
+    RowAdapters,
+    moves_into_runs,
+    route_by_products,
+)
 from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens, top_logprobs
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
-from tinsmith_trainer.torch_model.lora import Stack
+from tinsmith_trainer.torch_model.lora import Route
 
 SMALLEST_EXTENT = 256
 TRIMMED_EXTENT_STEP = 64
+ROWS_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """Which rows may share a batch. All of a forward's shapes follow from this key and the settings.
+    """Which rows may share a batch.
 
-    That is why a row's bits do not depend on its company: the extent is chosen by the row's own
-    length. `alone` is the serial of an adapter that is too large to be copied per row, else 0.
+    In deterministic mode all of a forward's shapes follow from this key and the settings. That is why a row's bits do
+    not depend on its company there: the extent is chosen by the row's own length. Where adapters are stacked, those of
+    one `shape` meet; `alone` is the serial of one that is too large to be copied per row, else 0.
     """
 
-    shape: AdapterShape
     extent: int
+    shape: AdapterShape = AdapterShape()
     alone: int = 0
 
 
@@ -45,25 +55,41 @@ class BatchPlan:
     settings: BuiltinSamplerSettings
     max_sequence_length: int
 
+    @property
+    def by_products(self) -> bool:
+        """Whether adapters of any shape share a batch."""
+        return not self.settings.deterministic and self.geometry.device.type == "cpu"
+
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
         """The batch of a sample whose next token goes to a position."""
         extent = SMALLEST_EXTENT
         while extent <= sample_position:
             extent *= 2
         extent = min(extent, self.max_sequence_length)
+        if self.by_products:
+            return BatchKey(extent)
         large = adapter.nbytes * self.rows(extent) > self.settings.stacked_adapter_bytes
-        return BatchKey(adapter.shape, extent, adapter.serial if large else 0)
+        return BatchKey(extent, adapter.shape, adapter.serial if large else 0)
 
     def rows(self, extent: int) -> int:
         """As many as a quarter of the memory holds, up to `max_rows`; a power of two."""
         affordable = self.settings.kv_cache_bytes // 4 // (extent * self.geometry.bytes_per_token)
         return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
 
+    def route_of_one(self, adapter: LoadedAdapter, tokens: int, modules: Items[str]) -> Route:
+        """Of a forward for one adapter alone."""
+        return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.deltas
+
     def filled_bytes(self, sample: Sample) -> int:
         return sample.position * self.geometry.bytes_per_token
 
     def nbytes(self, extent: int) -> int:
         return self.rows(extent) * extent * self.geometry.bytes_per_token
+
+
+def computed_rows(used: int) -> int:
+    """Few shapes, since a library of products prepares itself for each of them, and little more than are used."""
+    return 1 << (used - 1).bit_length() if used <= ROWS_STEP else -(-used // ROWS_STEP) * ROWS_STEP
 
 
 @dataclass(slots=True)
@@ -87,7 +113,8 @@ class DecodeBatch:
         self._fixed = plan.settings.deterministic
         self._samples: list[Sample | None] = [None] * plan.rows(key.extent)
         self._kv = plan.geometry.allocate(len(self._samples), key.extent)
-        self._adapters = RowAdapters(len(self._samples))
+        self._adapters = RowAdapters(len(self._samples), fixed=self._fixed)
+        self._route_by_products: tuple[list[AdapterRun], Route] | None = None
 
     @property
     def samples(self) -> list[Sample]:
@@ -135,6 +162,8 @@ class DecodeBatch:
 
     def step(self, company: Collection[str]) -> StepResult:
         """Draws a token for every sample of these tenants."""
+        if not self._fixed:
+            self._arrange()
         rows = self._rows_of(company)
         samples = [self._samples[row] for row in rows]
         result = StepResult()
@@ -143,13 +172,27 @@ class DecodeBatch:
                 self._advance(row, sample, drawn, result)
         return result
 
+    @torch.inference_mode()
+    def _arrange(self) -> None:
+        """Rows in use come first, those of one adapter next to each other."""
+        moves = moves_into_runs([None if s is None else s.run.adapter.serial for s in self._samples])
+        if not moves:
+            return
+        sources, targets = (list(rows) for rows in zip(*moves, strict=True))
+        self._kv[:, :, targets] = self._kv[:, :, sources]
+        moved = [self._samples[row] for row in sources]
+        for row in sources:
+            self._samples[row] = None
+        for row, sample in zip(targets, moved, strict=True):
+            self._samples[row] = sample
+
     def _rows_of(self, company: Collection[str]) -> Items[int]:
         """All that are computed: a range from the first on if it is for everybody."""
         if self._fixed:
             return range(len(self._samples))
-        used = [row for row, sample in enumerate(self._samples) if sample is not None]
-        chosen = [row for row in used if self._tenant(row) in company]
-        return chosen if len(chosen) < len(used) else range(min(len(self._samples), 1 << used[-1].bit_length()))
+        used = len(self.samples)
+        chosen = [row for row in range(used) if self._tenant(row) in company]
+        return chosen if len(chosen) < used else range(min(len(self._samples), computed_rows(used)))
 
     def _tenant(self, row: int) -> str | None:
         sample = self._samples[row]
@@ -182,10 +225,21 @@ class DecodeBatch:
         asked = _top_logprobs_asked(logits, samples)
         return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]
 
-    def _route(self, rows: Items[int], samples: list[Sample | None]) -> Stack:
+    def _route(self, rows: Items[int], samples: list[Sample | None]) -> Route:
+        if self._plan.by_products:
+            return self._by_products(samples)
         if isinstance(rows, range):
             return self._adapters.route([None if s is None else s.run.adapter for s in samples], len(samples))
         return self._adapters.route_of([None if s is None else s.run.adapter for s in self._samples], rows)
+
+    def _by_products(self, samples: list[Sample | None]) -> Route:
+        """Idle rows are the last, and compute along with whoever is before them."""
+        used = [sample.run.adapter for sample in samples if sample is not None]
+        used += [used[-1]] * (len(samples) - len(used))
+        runs = [(next(same), 1 + len(list(same))) for _, same in itertools.groupby(used, lambda one: one.serial)]
+        if self._route_by_products is None or self._route_by_products[0] != runs:
+            self._route_by_products = runs, route_by_products(runs, self._forward.modules)
+        return self._route_by_products[1]
 
     def _extent_in_use(self, samples: Items[Sample | None]) -> int:
         if self._fixed:

@@ -25,6 +25,7 @@ class ForwardPass:
         self._model = torch_model.model
         self._turn = torch_model.turn
         self.device: torch.device = torch_model.device
+        self.modules = tuple(torch_model.layers)
         config = torch_model.model.config.get_text_config()
         self._layer_types = _layer_types(config)
         self._window: int = getattr(config, "sliding_window", None) or 0

@@ -163,7 +163,7 @@ class SamplingLoop:
             return None
         lane.waiting.remove(self._first_key(run))
         try:
-            prefill = Prefill(run, self._forward, self._prefixes, self._settings.prefill_block_tokens)
+            prefill = Prefill(run, self._forward, self._prefixes, self._plan)
         except Exception as error:  # no memory for the prompt, say
             self._fail([run], _as_trainer_error(error))
             raise JobFailed from error

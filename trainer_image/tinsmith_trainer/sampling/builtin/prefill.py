@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_keys
@@ -17,13 +18,13 @@ class Prefill:
     bits depend on the tokens up to its end only: not on other jobs, nor on what was cached.
     """
 
-    def __init__(self, run: Run, forward: ForwardPass, prefixes: PrefixCache, block_tokens: int) -> None:
+    def __init__(self, run: Run, forward: ForwardPass, prefixes: PrefixCache, plan: BatchPlan) -> None:
         self.run = run
         self._forward = forward
         self._prefixes = prefixes
-        self._block_tokens = block_tokens
+        self._block_tokens = block_tokens = plan.settings.prefill_block_tokens
         self._tokens = run.prefix
-        self._route = run.adapter.route(1)
+        self._route = plan.route_of_one(run.adapter, block_tokens, forward.modules)
         self._blocks = list(prefix_keys(run.adapter.serial, run.prefix, block_tokens))
         self.kv = forward.geometry.allocate(1, len(self._blocks) * block_tokens)
         self._next_block = self._take_known()

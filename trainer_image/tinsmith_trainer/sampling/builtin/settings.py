@@ -33,7 +33,7 @@ class BuiltinSamplerSettings:
     prefix_cache_bytes: int = 256 * MIB
     """Keys and values of prompt prefixes kept for later jobs, least recently used first out; 0 keeps none."""
     stacked_adapter_bytes: int = 256 * MIB
-    """Adapters that would take more than this, copied once for each row of a batch, decode in batches of their own."""
+    """Where rows have copies (in deterministic mode, and on GPUs), larger ones decode in batches of their own."""
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_rows & (self.max_rows - 1):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.sampler.jobs import random_adapter
 from tinsmith_trainer.sampling.builtin.adapters import (
     BASE_MODEL,
@@ -9,9 +11,12 @@ from tinsmith_trainer.sampling.builtin.adapters import (
     LoadedAdapter,
     RowAdapters,
     load_adapter,
+    moves_into_runs,
     padded_rank,
+    route_by_products,
 )
 from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.lora import apply_delta
 
 UNEMBED = "lm_head"
 
@@ -44,19 +49,19 @@ def test_versions_are_never_confused(model: TorchModel) -> None:
 
 def test_the_base_model_routes_nothing() -> None:
     assert BASE_MODEL.shape == AdapterShape(0, ())
-    assert RowAdapters(4).route([BASE_MODEL, None, BASE_MODEL, None], 4) == {}
+    assert RowAdapters(4, fixed=True).route([BASE_MODEL, None, BASE_MODEL, None], 4) == {}
 
 
 def test_one_adapter_in_all_rows_is_not_copied(model: TorchModel) -> None:
     adapter = loaded(model)
-    delta = RowAdapters(4).route([None, adapter, adapter, None], 4)[UNEMBED]
+    delta = RowAdapters(4, fixed=True).route([None, adapter, adapter, None], 4)[UNEMBED]
     assert delta.lora_A.shape[0] == 4
     assert delta.lora_A.data_ptr() == adapter.deltas[UNEMBED].lora_A.data_ptr()
 
 
 def test_each_row_gets_its_adapter_as_rows_change_hands(model: TorchModel) -> None:
     a, b, c = (loaded(model, rank=rank, seed=rank) for rank in (2, 5, 8))
-    rows = RowAdapters(3)
+    rows = RowAdapters(3, fixed=True)
     for adapters in ([a, b, c], [b, b, c], [b, None, a], [c, c, c], [a, c, None], [a, b]):
         delta = rows.route(adapters, len(adapters))[UNEMBED]
         for row, adapter in enumerate(adapters):
@@ -64,3 +69,49 @@ def test_each_row_gets_its_adapter_as_rows_change_hands(model: TorchModel) -> No
                 assert torch.equal(delta.lora_A[row], adapter.deltas[UNEMBED].lora_A[0])
                 assert torch.equal(delta.lora_B[row], adapter.deltas[UNEMBED].lora_B[0])
                 assert torch.equal(delta.scale[row], adapter.deltas[UNEMBED].scale[0])
+
+
+def test_on_a_gpu_one_adapter_in_all_rows_is_one_product(model: TorchModel) -> None:
+    adapter = loaded(model)
+    rows = RowAdapters(4, fixed=False)
+    assert rows.route([adapter] * 4, 4) is adapter.deltas
+    assert rows.route_of([adapter] * 4, [1, 3]) is adapter.deltas
+
+
+def test_products_of_runs_are_those_of_stacked_rows(model: TorchModel) -> None:
+    a, b, c = (loaded(model, rank=rank, seed=rank) for rank in (2, 8, 20))
+    x, base = torch.randn(6, 1, 64), model.layers[UNEMBED].base
+    route = route_by_products([(a, 1), (b, 3), (BASE_MODEL, 1), (c, 1)], [UNEMBED])
+    each = [
+        apply_delta(row[None], base, one.deltas[UNEMBED])
+        for one, row in zip((a, b, b, b, c), x[[0, 1, 2, 3, 5]], strict=True)
+    ]
+    expected = torch.cat([*each[:4], base(x[4:5]), each[4]])
+    torch.testing.assert_close(apply_delta(x, base, route[UNEMBED]), expected)
+
+
+def test_the_product_of_one_adapter_takes_as_many_tokens_as_come(model: TorchModel) -> None:
+    """The output projection is asked for fewer positions than the layers before it."""
+    adapter, base, x = loaded(model), model.layers[UNEMBED].base, torch.randn(1, 5, 64)
+    route = route_by_products([(adapter, 9)], [UNEMBED])
+    torch.testing.assert_close(apply_delta(x, base, route[UNEMBED]), apply_delta(x, base, adapter.deltas[UNEMBED]))
+
+
+@given(st.lists(st.none() | st.integers(0, 4), max_size=20))
+def test_rows_move_into_runs(groups: list[int | None]) -> None:
+    after = list(groups)
+    moves = moves_into_runs(groups)
+    for source, _ in moves:
+        after[source] = None
+    for source, target in moves:
+        assert after[target] is None
+        after[target] = groups[source]
+    used = sorted(group for group in groups if group is not None)
+    assert after == [*used, *[None] * (len(groups) - len(used))]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=20), st.data())
+def test_where_a_row_left_at_most_one_of_each_adapter_moves(groups: list[int], data: st.DataObject) -> None:
+    rows: list[int | None] = [*sorted(groups)]
+    rows[data.draw(st.integers(0, len(rows) - 1))] = None
+    assert len(moves_into_runs(rows)) <= len(set(groups))

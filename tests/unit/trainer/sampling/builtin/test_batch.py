@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.sampling.builtin import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.adapters import BASE_MODEL, AdapterShape, LoadedAdapter
-from tinsmith_trainer.sampling.builtin.batch import BatchPlan
+from tinsmith_trainer.sampling.builtin.batch import ROWS_STEP, BatchPlan, computed_rows
 from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
 from tinsmith_trainer.torch_model.lora import StackedDelta
 
 GEOMETRY = KvGeometry(layers=28, kv_heads=8, head_dim=128, dtype=torch.bfloat16, device=torch.device("cpu"))
 CONTEXT = 40_960
 PLAN = BatchPlan(GEOMETRY, BuiltinSamplerSettings(), CONTEXT)
+STACKED = BatchPlan(GEOMETRY, BuiltinSamplerSettings(deterministic=True), CONTEXT)
 EIGHT_MILLION = StackedDelta(torch.zeros(1, 8, 1 << 20), torch.zeros(1, 8, 8), torch.ones(1, 1, 1))
 BIG = LoadedAdapter("big", 7, AdapterShape(8, ("m",)), {"m": EIGHT_MILLION})
 
@@ -40,16 +41,31 @@ def test_rows_are_a_power_of_two_within_a_quarter_of_the_memory(extent: int, mem
     assert rows == 1 or plan.nbytes(extent) <= memory // 4
 
 
-def test_rows_meet_in_a_batch_by_shape_not_by_adapter() -> None:
+def test_adapters_of_any_shape_and_size_meet_in_a_batch() -> None:
+    assert PLAN.key(5, BIG) == PLAN.key(200, BASE_MODEL)
+
+
+def test_stacked_rows_meet_in_a_batch_by_shape_not_by_adapter() -> None:
     twin = dataclasses.replace(BIG, serial=8)
-    roomy = BatchPlan(GEOMETRY, BuiltinSamplerSettings(stacked_adapter_bytes=1 << 40), CONTEXT)
+    settings = BuiltinSamplerSettings(deterministic=True, stacked_adapter_bytes=1 << 40)
+    roomy = BatchPlan(GEOMETRY, settings, CONTEXT)
     assert roomy.key(5, BIG) == roomy.key(200, twin)
     assert roomy.key(5, BIG) != roomy.key(5, BASE_MODEL)
 
 
 def test_an_adapter_too_large_to_copy_per_row_has_batches_of_its_own() -> None:
     twin = dataclasses.replace(BIG, serial=8)
-    assert PLAN.key(5, BIG) != PLAN.key(5, twin)
+    assert STACKED.key(5, BIG) != STACKED.key(5, twin)
+
+
+def test_a_gpu_stacks_adapters() -> None:
+    on_gpu = BatchPlan(dataclasses.replace(GEOMETRY, device=torch.device("cuda")), BuiltinSamplerSettings(), CONTEXT)
+    assert on_gpu.key(5, BIG) == STACKED.key(5, BIG)
+
+
+@given(st.integers(1, 256))
+def test_few_idle_rows_are_computed(used: int) -> None:
+    assert used <= computed_rows(used) < used + ROWS_STEP
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_full_batch_holds_up_only_the_jobs_that_need_it(
     base, waiting, tuned = (
         job(prompt_of(10), max_tokens=50),
         job(prompt_of(10), max_tokens=1),
-        job(prompt_of(10), adapter="tuned", max_tokens=1),
+        job(prompt_of(300), adapter="tuned", max_tokens=1),
     )
     assert order_of_answers(model, sampler, [base, waiting, tuned]) == [2, 0, 1]
 
