@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from bare import gradients_sorted_by_length, load
 from comparing import Medians, Options, Pair, parse_options
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +29,7 @@ from workloads import ALPHA, RANK, ROWS, TOKENS, Workload
 
 ADAPTERS = [f"adapter-{number}" for number in range(8)]
 LENGTHS_SEED = 7
+RAGGED = "64 datums of 16 to 512, log-uniform"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +47,25 @@ class Comparison:
 class Bench:
     def __init__(self, workload: Workload, folder: Path, blocks: int) -> None:
         self._model = workload.name
+        self._folder = make_tiny_model(folder, shape=workload.shape)
         self._blocks = blocks
-        self._engine = PeftEngine(
-            load_torch_model(str(make_tiny_model(folder, shape=workload.shape))), PeftEngineSettings()
-        )
+        self._engine = PeftEngine(load_torch_model(str(self._folder)), PeftEngineSettings())
         for seed, adapter in enumerate(ADAPTERS):
             self._engine.create_adapter(adapter, LoraSpec(RANK, ALPHA, seed))
         self._draw = np.random.default_rng(0)
 
-    def company(self, rows: int, length: int, goal: float) -> Comparison:
-        """All adapters at once, beside one after the other."""
-        works = [self._work(adapter, [length] * rows) for adapter in ADAPTERS]
+    def company(self, what: str, lengths: Sequence[Sequence[int]], goal: float) -> Comparison:
+        """All adapters at once, beside one after the other. `lengths`: of each one's datums."""
+        works = [self._work(adapter, own) for adapter, own in zip(ADAPTERS, lengths, strict=True)]
         pairs = [(self._one_by_one(works), self._at_once(works)) for _ in range(self._blocks + 1)][1:]
-        return self._compared(f"8 adapters of {rows} x {length} at once", "one after the other", pairs, goal)
+        return self._compared(f"8 adapters of {what} at once", "one after the other", pairs, goal)
+
+    def beside_sorted(self, what: str, lengths: Sequence[int], goal: float) -> Comparison:
+        """One adapter's call, beside a loop that sorts by length, pads, and has as many tokens in a batch."""
+        work = self._work(ADAPTERS[0], lengths)
+        loop = gradients_sorted_by_length(load(self._folder), lengths, ROWS * TOKENS)
+        pairs = [(seconds_of(lambda: loop(1)), self._one_by_one([work])) for _ in range(self._blocks + 1)][1:]
+        return self._compared(what, "bare PEFT, sorted by length", pairs, goal)
 
     def lengths(self, what: str, lengths: Sequence[int], goal: float) -> Comparison:
         """One adapter's call, beside as many tokens of full microbatches."""
@@ -83,15 +91,10 @@ class Bench:
         return Work(adapter, datums, LossSpec("cross_entropy"))
 
     def _one_by_one(self, works: Sequence[Work]) -> float:
-        started = time.perf_counter()
-        for work in works:
-            self._compute([work])
-        return time.perf_counter() - started
+        return sum(seconds_of(lambda work=work: self._compute([work])) for work in works)
 
     def _at_once(self, works: Sequence[Work]) -> float:
-        started = time.perf_counter()
-        self._compute(works)
-        return time.perf_counter() - started
+        return seconds_of(lambda: self._compute(works))
 
     def _compute(self, works: Sequence[Work]) -> None:
         calls = [self._engine.start(work) for work in works]
@@ -101,16 +104,24 @@ class Bench:
             self._engine.finish(call)
 
 
+def seconds_of(compute: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    compute()
+    return time.perf_counter() - started
+
+
 def measure(workload: Workload, folder: Path, options: Options) -> list[Comparison]:
     bench = Bench(workload, folder, options.blocks)
     drawn = np.random.default_rng(LENGTHS_SEED)
     log_uniform = [int(length) for length in np.exp(drawn.uniform(np.log(16), np.log(512), 64))]
     return [
-        bench.company(1, 16, goal=2.5),
-        bench.company(1, 64, goal=0.97),
-        bench.company(ROWS, TOKENS, goal=0.97),
+        bench.company("1 x 16", [[16]] * 8, goal=2.5),
+        bench.company("1 x 64", [[64]] * 8, goal=0.97),
+        bench.company("a datum of 16 to 120 each", [[length] for length in range(16, 128, 14)], goal=0.97),
+        bench.company(f"{ROWS} x {TOKENS}", [[TOKENS] * ROWS] * 8, goal=0.97),
         bench.lengths("64 datums of 16", [16] * 64, goal=0.8),
-        bench.lengths("64 datums of 16 to 512, log-uniform", log_uniform, goal=0.9),
+        bench.lengths(RAGGED, log_uniform, goal=0.9),
+        bench.beside_sorted(RAGGED, log_uniform, goal=1.0),
     ]
 
 

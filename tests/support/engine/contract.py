@@ -40,7 +40,7 @@ SLOTS, MAX_RANK = 4, 16
 
 EngineFactory = Callable[[], Engine]
 
-_PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
+_PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK, token_budget=64)  # so that calls are divided
 _NEMO_RL = NemoRlSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
 
 

@@ -165,5 +165,5 @@ class Company:
 
 
 def _size(call: CallInProgress) -> tuple[int, bool]:
-    """What is compared: tokens, and whether there is a backward."""
-    return call.training.next_tokens, call.training.request.forward_only
+    """What is compared: tokens, from one power of two to the next, and whether there is a backward."""
+    return call.training.next_tokens.bit_length(), call.training.request.forward_only

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from support.engine.datums import VOCAB_SIZE, sft_datum, with_inputs
 from tinsmith_trainer.engines.base import Datum
 from tinsmith_trainer.engines.batching import (
+    PACKED_BELOW_TOKENS,
     Microbatch,
     MicrobatchShape,
     check_tokens,
@@ -24,37 +27,60 @@ datums = st.builds(
 )
 
 
-def plan(operation: list[Datum]) -> list[Microbatch]:
-    return plan_microbatches(operation, max_length=MAX_LENGTH, token_budget=BUDGET)
+def plan(operation: list[Datum], *, packs: bool = False) -> list[Microbatch]:
+    return plan_microbatches(operation, max_length=MAX_LENGTH, token_budget=BUDGET, packs=packs)
 
 
 @settings(deadline=None)
-@given(st.lists(datums, max_size=40))
-def test_every_datum_is_in_exactly_one_microbatch(operation: list[Datum]) -> None:
-    indices = [index for microbatch in plan(operation) for index in microbatch.datum_indices]
+@given(st.lists(datums, max_size=40), st.booleans())
+def test_every_datum_is_in_exactly_one_microbatch(operation: list[Datum], packs: bool) -> None:
+    indices = [index for microbatch in plan(operation, packs=packs) for index in microbatch.datum_indices]
     assert sorted(indices) == list(range(len(operation)))
 
 
 @settings(deadline=None)
 @given(st.lists(datums, max_size=40))
-def test_a_microbatch_holds_one_length_in_datum_order_and_no_empty_rows(operation: list[Datum]) -> None:
+def test_rows_are_of_one_length_in_datum_order(operation: list[Datum]) -> None:
     for microbatch in plan(operation):
         lengths = {padded_length(operation[index].length, MAX_LENGTH) for index in microbatch.datum_indices}
-        assert lengths == {microbatch.shape.length}
+        assert lengths == set(microbatch.shape.lengths)
         assert list(microbatch.datum_indices) == sorted(microbatch.datum_indices)
         assert len(microbatch.datum_indices) == microbatch.shape.rows >= 1
 
 
 @settings(deadline=None)
 @given(st.lists(datums, max_size=40))
-def test_microbatches_are_as_large_as_the_budget_allows_but_for_the_last_of_each_length(operation: list[Datum]) -> None:
-    by_length: dict[tuple[int, int | None], list[int]] = {}
-    for microbatch in plan(operation):
+def test_packed_datums_are_shorter_than_the_bound_and_compute_no_padding(operation: list[Datum]) -> None:
+    for microbatch in plan(operation, packs=True):
+        lengths = tuple(operation[index].length for index in microbatch.datum_indices)
+        assert microbatch.shape.packed == (max(lengths) < PACKED_BELOW_TOKENS)
+        if microbatch.shape.packed:
+            assert microbatch.shape.lengths == lengths == tuple(sorted(lengths))
+
+
+@settings(deadline=None)
+@given(datums, st.lists(datums, max_size=10))
+def test_what_a_datums_products_take_follows_from_its_own_length(datum: Datum, others: list[Datum]) -> None:
+    def product_tokens(operation: list[Datum]) -> int:
+        [own] = [one for one in plan(operation, packs=True) if 0 in one.datum_indices]
+        return own.shape.product_tokens
+
+    assert product_tokens([datum, *others]) == product_tokens([datum])
+
+
+@settings(deadline=None)
+@given(st.lists(datums, max_size=40), st.booleans())
+def test_microbatches_keep_to_the_budget_and_leave_no_room_for_the_next(operation: list[Datum], packs: bool) -> None:
+    by_kind: dict[tuple[int, int | None, int | None], list[Microbatch]] = {}
+    for microbatch in plan(operation, packs=packs):
         shape = microbatch.shape
         assert shape.rows == 1 or shape.tokens <= BUDGET
-        by_length.setdefault((shape.length, shape.targets), []).append(shape.rows)
-    for (length, _), rows in by_length.items():
-        assert set(rows[:-1]) <= {max(1, BUDGET // length)}
+        kind = (shape.product_tokens, None if shape.packed else shape.width, shape.targets)
+        by_kind.setdefault(kind, []).append(microbatch)
+    for microbatches in by_kind.values():
+        for full, following in itertools.pairwise(microbatches):
+            first = following.shape.lengths[following.datum_indices.index(min(following.datum_indices))]
+            assert full.shape.tokens + first > BUDGET
 
 
 @pytest.mark.parametrize(
@@ -83,18 +109,19 @@ def test_padding_costs_at_most_a_quarter_of_the_length_above_the_shortest(length
     assert length <= padded <= max(1.25 * length, length + 15)
 
 
-def test_eight_datums_of_128_tokens_are_one_microbatch_without_padding() -> None:
-    [microbatch] = plan([sft_datum(128, seed) for seed in range(8)])
-    assert microbatch.shape == MicrobatchShape(rows=8, length=128)
+@pytest.mark.parametrize("packs", [False, True])
+def test_eight_datums_of_128_tokens_are_one_microbatch_without_padding(packs: bool) -> None:
+    [microbatch] = plan([sft_datum(128, seed) for seed in range(8)], packs=packs)
+    assert microbatch.shape == MicrobatchShape(lengths=(128,) * 8, product_tokens=128, packed=packs)
 
 
 @settings(deadline=None)
-@given(st.lists(datums, min_size=1, max_size=12))
-def test_padded_arrays_hold_each_datum_in_its_row_and_nothing_else(operation: list[Datum]) -> None:
+@given(st.lists(datums, min_size=1, max_size=12), st.booleans())
+def test_padded_arrays_hold_each_datum_in_its_row_and_nothing_else(operation: list[Datum], packs: bool) -> None:
     inputs = [{"weights": datum.loss_inputs["weights"]} for datum in operation]
-    for microbatch in plan(operation):
+    for microbatch in plan(operation, packs=packs):
         arrays = pad(microbatch, operation, inputs)
-        assert arrays.tokens.shape == (microbatch.shape.rows, microbatch.shape.length)
+        assert arrays.tokens.shape == (microbatch.shape.rows, microbatch.shape.width)
         for row, index in enumerate(microbatch.datum_indices):
             datum = operation[index]
             assert np.array_equal(arrays.tokens[row, : datum.length], datum.tokens)

@@ -24,6 +24,7 @@ from support.engine.peft import DATUMS, new_engine
 from support.tiny_models import SMALL, TIED, tiny_model
 from tinsmith_trainer import process_exit
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, LossSpec, Work
+from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, shared_forward
 from tinsmith_trainer.engines.peft import engine as engine_module
 from tinsmith_trainer.engines.peft.adapter import plan_layout
@@ -54,7 +55,7 @@ def test_logits_in_chunks_train_as_logits_at_once(model: TorchModel) -> None:
 
 def test_layers_recomputed_in_backward_train_bit_for_bit_as_layers_kept() -> None:
     recomputing = new_engine(PeftEngineSettings(checkpoint_above_tokens=0))
-    keeping = new_engine()
+    keeping = new_engine(PeftEngineSettings(checkpoint_above_tokens=PACKED_BELOW_TOKENS - 1))  # in rows, too
     assert bits(forward_backward(recomputing, DATUMS)) == bits(forward_backward(keeping, DATUMS))
     assert state_bits(recomputing.state("a")) == state_bits(keeping.state("a"))
 
@@ -133,16 +134,16 @@ def test_a_layer_is_recomputed_under_the_route_it_ran_under() -> None:
 def test_a_microbatch_that_runs_out_of_memory_fails_its_works_and_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = new_engine()
+    engine = new_engine(PeftEngineSettings(token_budget=40))
     before = {adapter: state_bits(engine.state(adapter)) for adapter in "ab"}
     run_shares = shared_forward.run_shares
 
-    def out_of_memory_at_length_48(model, length, shares, settings):
-        if length == 48:
+    def out_of_memory_at_length_40(model, shares, settings):
+        if 40 in shares[0].shape.lengths:
             raise torch.OutOfMemoryError("tried to allocate 1 PiB")
-        return run_shares(model, length, shares, settings)
+        return run_shares(model, shares, settings)
 
-    monkeypatch.setattr(engine_module, "run_shares", out_of_memory_at_length_48)
+    monkeypatch.setattr(engine_module, "run_shares", out_of_memory_at_length_40)
 
     failing = engine.start(Work("a", DATUMS, CROSS_ENTROPY))
     fine = engine.start(Work("b", DATUMS[:2], CROSS_ENTROPY))
@@ -320,7 +321,7 @@ def test_a_model_that_caps_its_logits_is_refused() -> None:
 
 def test_another_thread_gets_the_device_between_microbatches() -> None:
     """As a sampler does: it waits behind one microbatch, not behind the whole call."""
-    engine, model = new_engine(), tiny_model()
+    engine, model = new_engine(PeftEngineSettings(token_budget=40)), tiny_model()
     order: list[str] = []
 
     def sample() -> None:
@@ -330,7 +331,7 @@ def test_another_thread_gets_the_device_between_microbatches() -> None:
     sampler = threading.Thread(target=sample)
 
     def on_microbatch(_module: torch.nn.Module, _args: object, kwargs: dict[str, torch.Tensor]) -> None:
-        order.append(f"length {kwargs['input_ids'].shape[1]}")
+        order.append(f"{kwargs['input_ids'].numel()} tokens")
         if len(order) == 1:
             sampler.start()
             while not model.turn.waiting:
@@ -343,7 +344,7 @@ def test_another_thread_gets_the_device_between_microbatches() -> None:
         handle.remove()
         sampler.join()
 
-    assert order == ["length 16", "sampler", "length 32", "length 48"]
+    assert order == ["32 tokens", "sampler", "48 tokens"]
 
 
 def test_every_tensor_starts_where_blas_finds_it_aligned() -> None:

@@ -31,9 +31,9 @@ def test_small_microbatches_of_several_adapters_share_one_forward(monkeypatch: p
     stacks = []
     run_shares = shared_forward.run_shares
 
-    def counted(model, length, shares, settings):
+    def counted(model, shares, settings):
         stacks.append(len(shares))
-        return run_shares(model, length, shares, settings)
+        return run_shares(model, shares, settings)
 
     monkeypatch.setattr(engine_module, "run_shares", counted)
     engine = new_engine(PeftEngineSettings(cobatch_tokens=2 * 16))
@@ -161,6 +161,34 @@ def test_a_datums_bits_do_not_depend_on_its_row_or_company(length: int) -> None:
         assert bits(forward(engine, [datums[index]])) == repr([whole.outputs[index]["logprobs"].tolist()])
 
 
+MANY_IDS = TinyShape(
+    hidden_size=128, intermediate_size=704, layers=2, heads=4, kv_heads=2, vocab_size=3001, max_sequence_length=600
+)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("cobatch_tokens", [2**10, 2**20])
+def test_datums_of_any_length_have_the_same_bits_in_any_company(cobatch_tokens: int) -> None:
+    engine = new_engine(PeftEngineSettings(cobatch_tokens=cobatch_tokens), tiny_model(shape=MANY_IDS))
+    engine.create_adapter("c", LoraSpec(rank=3, alpha=8.0, seed=9, train_attn=False))
+    lengths = {"a": (1, 17, 64, 127, 33), "b": (128, 130, 511, 3), "c": (520, 5, 200, 99)}
+    works = [
+        Work(who, [sft_datum(length, seed) for seed, length in enumerate(own)], CROSS_ENTROPY)
+        for who, own in lengths.items()
+    ]
+    alone = [bits(forward_backward(engine, work.datums, adapter=work.adapter_id)) for work in works]
+    expected = {adapter: gradients(engine, adapter) for adapter in lengths}
+    for adapter in lengths:
+        engine.clear_gradients(adapter)
+
+    assert [bits(outcome) for outcome in compute_together(engine, works[::-1])][::-1] == alone
+    for adapter, gradient in expected.items():
+        assert all(np.array_equal(values, gradient[name]) for name, values in gradients(engine, adapter).items())
+    for work, outcome in zip(works, alone, strict=True):
+        one_by_one = [forward(engine, [datum], adapter=work.adapter_id).outputs[0] for datum in work.datums]
+        assert repr([output["logprobs"].tolist() for output in one_by_one]) in outcome
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     "other",
@@ -195,9 +223,9 @@ def test_after_a_failure_in_company_each_has_another_try_alone(monkeypatch: pyte
         engine.clear_gradients(adapter)
     run_shares = shared_forward.run_shares
 
-    def too_much_for_two(model, length, shares, settings):
-        results = run_shares(model, length, shares, settings)
-        if len(shares) > 1 and length == 48:
+    def too_much_for_two(model, shares, settings):
+        results = run_shares(model, shares, settings)
+        if len(shares) > 1:
             raise torch.OutOfMemoryError("behind the backward")
         return results
 

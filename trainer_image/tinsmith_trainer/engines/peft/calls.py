@@ -19,9 +19,13 @@ from tinsmith_trainer.errors import TrainerError
 
 @dataclass(frozen=True, slots=True)
 class _GroupKey:
-    """Microbatches with equal keys may share a forward, of whatever rank and modules their adapters are."""
+    """Microbatches with equal keys may share a forward, of whatever rank and modules their adapters are.
 
-    length: int
+    `length`: of those in rows; packed ones may have any.
+    """
+
+    product_tokens: int
+    length: int | None
     trains: bool
 
 
@@ -52,13 +56,15 @@ class PeftCall(Call):
         return self.plan[self.computed].shape
 
     def key(self) -> _GroupKey:
-        return _GroupKey(self.shape.length, trains=not self.work.forward_only)
+        shape = self.shape
+        length = None if shape.packed else shape.width
+        return _GroupKey(shape.product_tokens, length, trains=not self.work.forward_only)
 
     def share(self) -> Share:
         if self.scratch is None and not self.work.forward_only:
             self.scratch = torch.zeros_like(self.adapter.weights.data)
         arrays = pad(self.plan[self.computed], self.work.datums, self.loss.arrays)
-        return Share(self.adapter, arrays, self.loss, self.scratch)
+        return Share(self.adapter, self.shape, arrays, self.loss, self.scratch)
 
     def take(self, result: ShareResult) -> None:
         for row, index in enumerate(self.plan[self.computed].datum_indices):
@@ -84,7 +90,7 @@ class PeftCall(Call):
 
 
 def share_a_forward(calls: Sequence[PeftCall], cobatch_tokens: int) -> list[PeftCall]:
-    """The first, and those whose next microbatch is of the same length, of so many tokens together."""
+    """The first, and those whose next microbatch can be laid out beside its own, of so many tokens together."""
     first = calls[0]
     if first.is_alone:
         return [first]

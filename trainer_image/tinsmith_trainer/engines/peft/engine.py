@@ -22,7 +22,7 @@ from tinsmith_trainer.engines.base import (
     Outcome,
     Work,
 )
-from tinsmith_trainer.engines.batching import check_tokens, plan_microbatches
+from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS, check_tokens, plan_microbatches
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
@@ -33,6 +33,7 @@ from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.packing import packs
 from tinsmith_trainer.torch_model.rows import keeps_rows_apart
 
 log = structlog.get_logger(__name__)
@@ -52,6 +53,10 @@ class PeftEngine(Engine):
         model = torch_model.model
         is_exact = torch_model.device.type == "cpu" and model.dtype == torch.float32
         self._is_invariant = is_exact and keeps_rows_apart(model.get_decoder(), model.config)
+        recomputes = settings.checkpoint_above_tokens < PACKED_BELOW_TOKENS  # which is done with rows alone
+        self._packs = (
+            self._is_invariant and not recomputes and packs(model.get_decoder(), model.config, PACKED_BELOW_TOKENS)
+        )
         self._adapters: dict[str, Adapter] = {}
 
     @override
@@ -90,7 +95,12 @@ class PeftEngine(Engine):
         adapter = self._adapter(work.adapter_id)
         loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=settings.map_stable_reinforce)
         check_tokens(work.datums, vocab_size=info.vocab_size, max_length=info.max_sequence_length)
-        plan = plan_microbatches(work.datums, max_length=info.max_sequence_length, token_budget=settings.token_budget)
+        plan = plan_microbatches(
+            work.datums,
+            max_length=info.max_sequence_length,
+            token_budget=settings.token_budget,
+            packs=self._packs,
+        )
         return PeftCall(work, adapter, loss, plan)
 
     @override
@@ -111,7 +121,7 @@ class PeftEngine(Engine):
         try:
             with needs_device():
                 shares = [call.share() for call in group]
-                results = run_shares(self._torch_model, group[0].shape.length, shares, self._settings)
+                results = run_shares(self._torch_model, shares, self._settings)
             for call, result in zip(group, results, strict=True):
                 call.take(result)
         except Exception as error:  # also one of ours: the gradients of all of them may have been added by then

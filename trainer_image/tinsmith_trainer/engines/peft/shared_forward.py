@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tinsmith_trainer.engines.batching import MicrobatchArrays
+from tinsmith_trainer.engines.batching import MicrobatchArrays, MicrobatchShape
 from tinsmith_trainer.engines.losses import VALID, PreparedLoss
 from tinsmith_trainer.engines.peft.adapter import Adapter
 from tinsmith_trainer.engines.peft.logprobs import target_logprobs
@@ -21,9 +21,7 @@ from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, DeltasApart, OwnDelta, Route, routed
-
-LEAST_PRODUCT_TOKENS = 64
-"""Products of fewer take longer, a token. Measured for 256 x 640 on one thread: 85 GFLOP/s for 16, 170 for 64."""
+from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states
 
 PROBE_TOKENS = 8
 PROBE_TOLERANCE = 1e-2
@@ -34,6 +32,7 @@ class Share:
     """One adapter's part of a forward. Its gradient adds up in `scratch`, flat; None computes the forward only."""
 
     adapter: Adapter
+    shape: MicrobatchShape
     arrays: MicrobatchArrays
     loss: PreparedLoss
     scratch: Tensor | None
@@ -41,27 +40,26 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class ShareResult:
-    """Per row: logprobs `[rows, length]` or `[rows, length, K]`, loss and metrics `[rows]`; all float32."""
+    """Per row: logprobs `[rows, width]` or `[rows, width, K]`, loss and metrics `[rows]`; all float32."""
 
     logprobs: NDArray[np.float32]
     losses: NDArray[np.float32]
     metrics: Mapping[str, NDArray[np.float32]]
 
 
-def run_shares(
-    torch_model: TorchModel, length: int, shares: Sequence[Share], settings: PeftEngineSettings
-) -> list[ShareResult]:
-    """Computes shares of one padded length in one forward; adds gradients to their scratch.
+def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftEngineSettings) -> list[ShareResult]:
+    """Computes shares in one forward, all packed or all of one padded length; adds gradients to their scratch.
 
-    They may have any number of rows, and adapters of any rank and modules. All shares train or none does.
-    Takes the device's turn for its whole length.
+    They may have any number of datums, and adapters of any rank and modules; their products take equally many tokens.
+    All shares train or none does. Takes the device's turn for its whole length.
     """
     trains = shares[0].scratch is not None
     with torch_model.turn.taken(), torch.set_grad_enabled(trains):
         leaves = [_leaves(share) for share in shares]
-        route = _route(torch_model, shares, leaves)
+        layout = _layout(shares)
+        route = _route(torch_model, shares, layout, leaves)
         with routed(route):
-            hidden = _hidden_states(torch_model, length, shares, route, settings)
+            hidden = _hidden_states(torch_model, shares, layout, route, settings)
             computed = [
                 _share_loss(torch_model, share, rows, _own(share, UNEMBED_NAME, own), settings)
                 for share, rows, own in zip(shares, hidden, leaves, strict=True)
@@ -124,13 +122,22 @@ def _leaves(share: Share) -> dict[str, Tensor]:
     return leaves
 
 
-def _route(torch_model: TorchModel, shares: Sequence[Share], leaves: Sequence[Mapping[str, Tensor]]) -> Route:
+def _layout(shares: Sequence[Share]) -> Packing | None:
+    """None: rows of one length."""
+    return Packing([length for share in shares for length in share.shape.lengths]) if shares[0].shape.packed else None
+
+
+def _route(
+    torch_model: TorchModel, shares: Sequence[Share], layout: Packing | None, leaves: Sequence[Mapping[str, Tensor]]
+) -> Route:
     """Of all layers that LoRA may cover, so that a share's products are its own also where no adapter trains one."""
-    tokens = tuple(share.arrays.tokens.size for share in shares)
+    filling = (layout.filling,) if layout is not None and layout.filling else ()
+    tokens = (*(share.shape.tokens for share in shares), *filling)
     part = _product_tokens(torch_model, shares[0])
+    nobodys = (None,) * len(filling)
     return {
         module: DeltasApart(
-            tuple(_own(share, module, own) for share, own in zip(shares, leaves, strict=True)), tokens, part
+            (*(_own(share, module, own) for share, own in zip(shares, leaves, strict=True)), *nobodys), tokens, part
         )
         for module in torch_model.layers
         if module != UNEMBED_NAME
@@ -138,9 +145,8 @@ def _route(torch_model: TorchModel, shares: Sequence[Share], leaves: Sequence[Ma
 
 
 def _product_tokens(torch_model: TorchModel, share: Share) -> int | None:
-    """On the CPU a row's, or those of a few short ones, which is why bits do not depend on company. On a GPU: all."""
-    length = share.arrays.tokens.shape[1]
-    return length * max(1, LEAST_PRODUCT_TOKENS // length) if torch_model.device.type == "cpu" else None
+    """On the CPU so many that bits do not depend on company. On a GPU: all."""
+    return share.shape.product_tokens if torch_model.device.type == "cpu" else None
 
 
 def _own(share: Share, module: str, leaves: Mapping[str, Tensor]) -> OwnDelta | None:
@@ -149,33 +155,42 @@ def _own(share: Share, module: str, leaves: Mapping[str, Tensor]) -> OwnDelta | 
 
 
 def _hidden_states(
-    torch_model: TorchModel, length: int, shares: Sequence[Share], route: Route, settings: PeftEngineSettings
-) -> tuple[Tensor, ...]:
-    """Last hidden states of each share `[rows, length, d]`."""
-    tokens = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
+    torch_model: TorchModel, shares: Sequence[Share], layout: Packing | None, route: Route, settings: PeftEngineSettings
+) -> Sequence[Tensor]:
+    """Last hidden states of each share `[tokens, d]`."""
     decoder = torch_model.model.get_decoder()
-    recompute = torch.is_grad_enabled() and length > settings.checkpoint_above_tokens
+    sizes = [share.shape.tokens for share in shares]
+    if layout is not None:
+        tokens = np.concatenate([share.arrays.tokens[share.arrays.valid] for share in shares])
+        hidden = packed_hidden_states(decoder, torch.from_numpy(tokens), layout)
+        return torch.split(hidden, [*sizes, layout.filling])[: len(shares)]
+    rows = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
+    recompute = torch.is_grad_enabled() and rows.shape[1] > settings.checkpoint_above_tokens
     with recomputed(decoder.layers, route) if recompute else nullcontext():
-        hidden: Tensor = decoder(input_ids=tokens, use_cache=False).last_hidden_state
-    return torch.split(hidden, [len(share.arrays.tokens) for share in shares])
+        hidden = decoder(input_ids=rows, use_cache=False).last_hidden_state
+    return torch.split(hidden.flatten(0, 1), sizes)
 
 
 def _share_loss(
     torch_model: TorchModel, share: Share, hidden: Tensor, delta: OwnDelta | None, settings: PeftEngineSettings
 ) -> tuple[Tensor, Tensor, Mapping[str, Tensor]]:
+    """Of hidden states `[tokens, d]`: logprobs, and loss and metrics per row."""
     device = torch_model.device
     targets = torch.from_numpy(share.arrays.targets).to(device)
     inputs = {name: torch.from_numpy(values).to(device) for name, values in share.arrays.loss_inputs.items()}
     inputs[VALID] = torch.from_numpy(share.arrays.valid).to(device)
-    head = torch_model.layers[UNEMBED_NAME]
-    logprobs = target_logprobs(
-        hidden.flatten(0, 1),
-        targets.view(targets.shape[0] * targets.shape[1], -1),
-        head,
+    places = inputs[VALID].flatten().nonzero().squeeze(1) if share.shape.packed else None
+    flat_targets = targets.view(targets.shape[0] * targets.shape[1], -1)
+    computed = target_logprobs(
+        hidden,
+        flat_targets if places is None else flat_targets[places],
+        torch_model.layers[UNEMBED_NAME],
         delta,
         product_tokens=_product_tokens(torch_model, share),
         byte_budget=settings.logits_byte_budget,
-    ).view(targets.shape)
+    )
+    in_rows = computed if places is None else computed.new_zeros(flat_targets.shape).index_copy(0, places, computed)
+    logprobs = in_rows.view(targets.shape)
     terms = share.loss(logprobs, inputs)
     return logprobs, terms.loss.flatten(1).sum(1), terms.metrics
 

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from tinsmith_trainer.torch_model.lora import OwnDelta, StackedLoraLinear
 from tinsmith_trainer.torch_model.products import filled_up, linear_product
+from tinsmith_trainer.torch_model.rows import whole_vector_pieces
 
 BLOCK_TOKENS = 2048
 TILE_LOGITS = 2**18
@@ -133,6 +134,14 @@ class _TargetLogprobs(torch.autograd.Function):
         return grad_inputs, grad_B, None, None, None, None, None
 
 
+def _exp2(exponents: Tensor) -> Tensor:
+    """In place. A logit's bits do not depend on its token's place in the block."""
+    flat = exponents.view(-1)
+    for piece in torch.split(flat, whole_vector_pieces(len(flat))):
+        piece.exp2_()
+    return exponents
+
+
 class _Sums:
     """Over the tiles so far, relative to each token's largest logit among them: of powers, and of rows by powers."""
 
@@ -145,7 +154,7 @@ class _Sums:
     def add(self, rows: Tensor) -> None:
         exponents = linear_product(self._scaled, rows)
         largest = torch.maximum(self._largest, exponents.amax(1, keepdim=True))
-        powers = exponents.sub_(largest).exp2_()
+        powers = _exp2(exponents.sub_(largest))
         shrink = self._largest.sub_(largest).exp2_()
         self._powers.mul_(shrink).add_(powers.sum(1, keepdim=True))
         if self._rows is not None:
@@ -178,5 +187,5 @@ def _grad_B(inputs: Tensor, projection: _Projection, targets: Tensor, log2_sums:
 
 def _grad_B_of(rows: Tensor, scaled: Tensor, log2_sums: Tensor, weighted: Tensor) -> Tensor:
     """Of one tile, without what its targets add."""
-    probabilities = linear_product(scaled, rows).sub_(log2_sums).exp2_()
+    probabilities = _exp2(linear_product(scaled, rows).sub_(log2_sums))
     return linear_product(weighted, probabilities.T).T

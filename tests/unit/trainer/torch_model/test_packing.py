@@ -1,0 +1,104 @@
+"""Sequences of a packed forward attend to themselves alone, or a model's are not packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.tiny_models import tiny_model
+from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states, packs
+from tinsmith_trainer.torch_model.tiny_model import TinyShape
+from torch import Tensor, nn
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+LENGTHS = (7, 40, 40, 1, 130)
+LONGEST = 512
+
+
+@pytest.fixture(scope="module")
+def model() -> TorchModel:
+    return tiny_model(shape=TinyShape(hidden_size=64, intermediate_size=128, layers=2, heads=4, kv_heads=2))
+
+
+def drawn(count: int) -> Tensor:
+    return torch.randint(0, 64, (count,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3"])
+def test_packed_sequences_come_out_as_the_model_computes_each_alone(family: str) -> None:
+    decoder = tiny_model(family).model.get_decoder()
+    tokens = drawn(sum(LENGTHS))
+    with torch.no_grad():
+        together = packed_hidden_states(decoder, tokens, Packing(LENGTHS))[: len(tokens)]
+        for own, packed in zip(torch.split(tokens, LENGTHS), torch.split(together, LENGTHS), strict=True):
+            alone = decoder(input_ids=own.unsqueeze(0), use_cache=False).last_hidden_state[0]
+            torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
+def test_a_gradient_goes_back_to_its_own_sequence(model: TorchModel) -> None:
+    decoder, embeddings = model.model.get_decoder(), []
+    decoder.embed_tokens.register_forward_hook(lambda *hooked: embeddings.append(hooked[2].requires_grad_()))
+    packed_hidden_states(decoder, drawn(30), Packing((10, 20)))[:10].sum().backward()
+    gradient = embeddings[0].grad[0]
+    assert gradient[:10].abs().sum(1).all()
+    assert not gradient[10:].any()
+
+
+def test_sequences_are_filled_up_to_whole_vectors() -> None:
+    packing = Packing((7, 7, 3))
+    assert (packing.filling, packing.tokens, packing.runs()) == (15, 32, [(2, 7), (1, 3)])
+    assert Packing((16,)).filling == 0
+
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+LIKE_LLAMA = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("new_model", "expected"),
+    [
+        pytest.param(lambda: Qwen3ForCausalLM(Qwen3Config(**LIKE_LLAMA)), True, id="rotary positions"),
+        pytest.param(
+            lambda: Qwen3ForCausalLM(Qwen3Config(**{**LIKE_LLAMA, "head_dim": 18})), False, id="rows across cache lines"
+        ),
+        pytest.param(
+            lambda: Qwen3ForCausalLM(
+                Qwen3Config(**LIKE_LLAMA, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+            ),
+            False,
+            id="angles that the longest decides",
+        ),
+        pytest.param(
+            lambda: Gemma2ForCausalLM(Gemma2Config(**LIKE_LLAMA, sliding_window=128)), False, id="a short window"
+        ),
+        pytest.param(
+            lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2)),
+            True,
+            id="learned positions",
+        ),
+        pytest.param(lambda: BloomForCausalLM(BloomConfig(**SIZES)), False, id="biases by position"),
+        pytest.param(
+            lambda: MambaForCausalLM(MambaConfig(**{**SIZES, "state_size": 4})), False, id="a state along the tokens"
+        ),
+    ],
+)
+def test_only_models_that_keep_packed_sequences_apart_are_packed(new_model, expected: bool) -> None:
+    torch.manual_seed(0)
+    model: PreTrainedModel = new_model().eval()
+    assert packs(decoder_of(model), model.config, LONGEST) is expected
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model

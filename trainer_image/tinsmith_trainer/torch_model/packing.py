@@ -1,0 +1,165 @@
+"""Sequences one behind the other in a forward, without padding between them: each attends to itself alone.
+
+Transformers' models call their attention through a table of functions. Ours, in the place of `sdpa`, takes the
+sequences of a packed forward one length at a time, and hands all other calls on. Everything else of a model must work
+token by token; positions are given. Whether that is so is tried with each model, see `packs`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tinsmith_trainer.torch_model.lora import DeltasApart, StackedLoraLinear, routed
+
+log = structlog.get_logger(__name__)
+
+PROBE_LENGTHS = [5, 11, 11]
+PROBE_PRODUCT_TOKENS = 16
+PROBE_TOLERANCE = 1e-4
+FILLED_TO_TOKENS = 16
+"""So that all elements of a forward are whole vectors, and halves of them, too."""
+CACHE_LINE_FLOATS = 16
+LONGEST_DECIDES = {"dynamic", "longrope"}
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Sequences of `lengths`, one behind the other, and at the end a few tokens that are nobody's."""
+
+    lengths: Sequence[int]
+
+    @property
+    def filling(self) -> int:
+        return -sum(self.lengths) % FILLED_TO_TOKENS
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths) + self.filling
+
+    def runs(self) -> list[tuple[int, int]]:
+        """How many sequences of which length follow one another."""
+        return [(len(list(same)), length) for length, same in itertools.groupby(self.lengths)]
+
+    def filled(self, parts: Sequence[Tensor]) -> Tensor:
+        """All parts `[some tokens, ...]` and zeros behind them, as `[1, tokens, ...]`."""
+        return torch.cat([*parts, parts[0].new_zeros((self.filling, *parts[0].shape[1:]))]).unsqueeze(0)
+
+
+_current = threading.local()
+
+
+@contextmanager
+def _attending_apart(packing: Packing) -> Iterator[None]:
+    _current.packing = packing
+    try:
+        yield
+    finally:
+        _current.packing = None
+
+
+def packed_hidden_states(decoder: nn.Module, tokens: Tensor, packing: Packing) -> Tensor:
+    """Last hidden states `[tokens, d]`, filling included, of int64 tokens without it, on the CPU."""
+    # Models hand a mask of four dimensions to their attention as it is, which spares them the making of one.
+    no_mask = torch.empty((1, 1, 1, 0))
+    with _attending_apart(packing):
+        hidden: Tensor = decoder(
+            input_ids=packing.filled([tokens]),
+            position_ids=packing.filled([torch.arange(length) for length in packing.lengths]),
+            attention_mask=no_mask,
+            use_cache=False,
+        ).last_hidden_state
+    return hidden.flatten(0, 1)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """As transformers' own, `[rows, heads, length, d]` each; of a packed forward, every sequence by itself."""
+    packing: Packing | None = getattr(_current, "packing", None)
+    if packing is None:
+        whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return whole
+    runs = packing.runs()
+    parts = [_run_parts(states, packing, runs) for states in (query, key, value)]
+    attended = [
+        sdpa_attention_forward(module, *states, None, **options)[0].flatten(0, 1) for states in zip(*parts, strict=True)
+    ]
+    return packing.filled(attended), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("sdpa", _attention)
+
+
+def _run_parts(states: Tensor, packing: Packing, runs: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Of `[1, heads, tokens, d]`: `[count, heads, length, d]` for each run.
+
+    Split at once, since its backward is one copy, where that of a slice is as large as all of them.
+    """
+    flat = states.transpose(1, 2).flatten(0, 1)
+    sizes = [count * length for count, length in runs]
+    parts = torch.split(flat, [*sizes, packing.filling])
+    return [
+        part.view(*run, *part.shape[1:]).transpose(1, 2) for part, run in zip(parts[: len(runs)], runs, strict=True)
+    ]
+
+
+def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
+    """Whether a model's packed sequences, shorter than `longest`, come out as each by itself, to the last bit.
+
+    A window of attention must be as long as they are, and angles must not follow from the longest one. Products need rows that begin at cache lines, or BLAS may sum
+    a row differently at another place.
+    """
+    text = config.get_text_config()
+    windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    if any(window is not None and window < longest for window in windows):
+        return False
+    if LONGEST_DECIDES & set(_rope_types(getattr(text, "rope_parameters", None))):
+        return False
+    widths = [size for layer in decoder.modules() if isinstance(layer, nn.Linear) for size in layer.weight.shape]
+    if any(width % CACHE_LINE_FLOATS for width in widths):
+        return False
+    try:
+        with torch.no_grad():
+            return _come_out_alike(decoder, config.get_text_config().vocab_size)
+    except Exception as error:  # whatever a model does with positions and masks that it does not expect
+        log.info("sequences are not packed", model=type(decoder).__name__, error=str(error))
+        return False
+
+
+def _rope_types(parameters: Any) -> Iterator[str]:
+    """Of all layers, where kinds of layers have parameters of their own."""
+    if isinstance(parameters, dict):
+        yield str(parameters.get("rope_type"))
+        for own in parameters.values():
+            yield from _rope_types(own)
+
+
+def _come_out_alike(decoder: nn.Module, vocab_size: int) -> bool:
+    tokens = torch.arange(sum(PROBE_LENGTHS)) % vocab_size
+    together = _probe(decoder, tokens, PROBE_LENGTHS)
+    for own, packed in zip(torch.split(tokens, PROBE_LENGTHS), torch.split(together, PROBE_LENGTHS), strict=True):
+        plain = decoder(input_ids=own.unsqueeze(0), use_cache=False).last_hidden_state[0]
+        tolerance = PROBE_TOLERANCE * float(plain.abs().max())
+        is_right = torch.allclose(packed, plain, rtol=0, atol=tolerance)
+        if not is_right or not torch.equal(packed, _probe(decoder, own, [len(own)])):
+            return False
+    return True
+
+
+def _probe(decoder: nn.Module, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+    packing = Packing(lengths)
+    nobodys = DeltasApart((None,), (packing.tokens,), PROBE_PRODUCT_TOKENS)
+    layers = (module for module in decoder.modules() if isinstance(module, StackedLoraLinear))
+    with routed({layer.key: nobodys for layer in layers}):
+        return packed_hidden_states(decoder, tokens, packing)[: len(tokens)]
