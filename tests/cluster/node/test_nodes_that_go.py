@@ -108,6 +108,9 @@ def cut_off_and_back(
         assert SECOND in message
         assert "out-of-service" in message
         installation.wait_ready(SESSION, 240)
+        # The kubelet says of its pods that they are ready before it says so of its node. Of one that dies in between,
+        # Kubernetes never marks the pods again: it does so when a node stops being ready.
+        installation.cluster.kubectl("wait", f"node/{SECOND}", "--for=condition=Ready", "--timeout=60s")
         after = pod_of(installation)
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
         assert after["status"]["containerStatuses"][0]["restartCount"] == 0
