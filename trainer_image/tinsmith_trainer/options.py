@@ -28,7 +28,7 @@ KNOWN_ENGINES = {"worker": ("peft", "nemo-rl"), "sampler": ("builtin", *TOKEN_SE
 EXIT_USAGE = 2
 
 POSITIVE = (
-    *("max_sequence_length", "adapter_slots", "model_places", "max_rank", "kv_cache_bytes"),
+    *("max_sequence_length", "adapter_slots", "model_places", "max_rank", "token_budget", "kv_cache_bytes"),
     *("attempts_per_operation", "hang_timeout_seconds"),
 )
 
@@ -64,6 +64,7 @@ class WorkerOptions(RankFlags):
     device: str
     dtype: str
     deterministic_sampling: bool
+    token_budget: int | None
     kv_cache_bytes: int | None
     snapshot_replay_seconds: float
     snapshot_cost_factor: float
@@ -201,6 +202,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--deterministic-sampling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument(
+        "--token-budget", type=int, help="tokens of a microbatch; by default 1024, on a GPU by its memory"
+    )
+    parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"
     )
     parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="a crash may cost this much")
@@ -250,6 +254,8 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
     if options.engine not in known and not (module and colon and factory):
         parser.error(f"a {options.role} knows no engine {options.engine!r}: {', '.join(known)}, or module:factory")
     _check_placement(parser, options)
+    if options.token_budget is not None and options.role == "sampler":
+        parser.error("--token-budget is for training, and a sampler does none")
     if options.kv_cache_bytes is not None and (not options.sampling or options.engine in TOKEN_SERVERS):
         parser.error("--kv-cache-bytes is for the built-in sampler, and there is none")
     refusal = refused_server_flags(options.engine, options.gpus, options.server_argument, options.scratch)

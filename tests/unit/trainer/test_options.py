@@ -51,6 +51,8 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
         ),
         pytest.param([*WORKER, "--socket", "s", "--max-sequence-length", "0"], "must be positive", id="no-length"),
         pytest.param([*WORKER, "--socket", "s", "--adapter-slots", "0"], "must be positive", id="no-slots"),
+        pytest.param([*WORKER, "--socket", "s", "--token-budget", "0"], "must be positive", id="no-tokens"),
+        pytest.param([*SAMPLER, "--token-budget", "9"], "a sampler does none", id="untrained-tokens"),
         pytest.param([*WORKER, "--socket", "s", "--kv-cache-bytes", "0"], "must be positive", id="no-memory"),
         pytest.param(
             [*WORKER, "--socket", "s", "--no-sampling", "--kv-cache-bytes", "9"], "there is none", id="nobodys-memory"

@@ -7,7 +7,9 @@ from dataclasses import replace
 from transformers import AutoConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine
+from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.engines.peft.token_budget import token_budget_of
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
@@ -25,6 +27,7 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
         PeftEngineSettings(
             adapter_slots=options.adapter_slots,
             max_rank=options.max_rank,
+            token_budget=token_budget_of(model, options.token_budget),
             map_stable_reinforce=options.map_stable_reinforce,
         ),
     )
@@ -45,6 +48,7 @@ def build_nemo_rl(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     settings = NemoRlSettings(
         adapter_slots=options.adapter_slots,
         max_rank=options.max_rank,
+        token_budget=options.token_budget or DEFAULT_TOKEN_BUDGET,
         map_stable_reinforce=options.map_stable_reinforce,
     )
     engine = build_nemo_rl_engine(directory, _limited(info, options), ranks_wanted(options), settings)

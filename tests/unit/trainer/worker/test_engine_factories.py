@@ -5,8 +5,10 @@ import sys
 
 import pytest
 import torch
+from support.engine.datums import sft_datum
 from support.sampler.jobs import job, prompt_of, submit
 from support.tiny_models import SMALL, tiny_directory
+from tinsmith_trainer.engines.base import LoraSpec, LossSpec, Work
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions, parse_options
 from tinsmith_trainer.worker.engine_factories import build_colocated, build_sampler, load_base_model
@@ -45,6 +47,18 @@ def test_the_dtype_is_that_of_the_weights_that_engine_and_sampler_share() -> Non
     model = load_base_model(options("--device", "cpu", "--dtype", "bfloat16"))
     assert model.model.dtype == torch.bfloat16
     assert load_base_model(options("--device", "cpu")).model.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("flags", "microbatches"), [([], 1), (["--token-budget", "100"], 3)])
+def test_a_token_budget_is_what_is_computed_at_once(flags: list[str], microbatches: int) -> None:
+    engine, _ = build_colocated(options("--no-sampling", *flags))
+    engine.create_adapter("a", LoraSpec(rank=4, alpha=32.0, seed=1))
+    call = engine.start(Work("a", [sft_datum(90, seed) for seed in range(3)], LossSpec("cross_entropy")))
+    computed = 0
+    while call.next_tokens:
+        engine.advance([call])
+        computed += 1
+    assert computed == microbatches
 
 
 def test_memory_for_keys_that_holds_no_row_ends_the_start() -> None:
