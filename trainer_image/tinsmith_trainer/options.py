@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, get_args
 
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import BaseModelInfo, Engine
+from tinsmith_trainer.engines.base import BaseModelInfo, Engine, LoraProducts
 from tinsmith_trainer.engines.nemo_rl.flags import ENGINE as RANKS_ENGINE
 from tinsmith_trainer.engines.nemo_rl.flags import RankFlags, add_rank_flags, refused_rank_flags
 from tinsmith_trainer.sampling.base import Sampler
@@ -65,6 +65,7 @@ class WorkerOptions(RankFlags):
     dtype: str
     deterministic_sampling: bool
     token_budget: int | None
+    lora_products: LoraProducts | None
     kv_cache_bytes: int | None
     snapshot_replay_seconds: float
     snapshot_cost_factor: float
@@ -205,6 +206,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--token-budget", type=int, help="tokens of a microbatch; by default 1024, on a GPU by its memory"
     )
     parser.add_argument(
+        "--lora-products",
+        choices=get_args(LoraProducts),
+        help="what peft computes adapters' products in; float32 by default",
+    )
+    parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"
     )
     parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="a crash may cost this much")
@@ -256,6 +262,8 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
     _check_placement(parser, options)
     if options.token_budget is not None and options.role == "sampler":
         parser.error("--token-budget is for training, and a sampler does none")
+    if options.lora_products is not None and options.engine != "peft":
+        parser.error("--lora-products is for --engine peft")
     if options.kv_cache_bytes is not None and (not options.sampling or options.engine in TOKEN_SERVERS):
         parser.error("--kv-cache-bytes is for the built-in sampler, and there is none")
     refusal = refused_server_flags(options.engine, options.gpus, options.server_argument, options.scratch)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ExportLayout = Literal["peft", "merged"]
+LoraProducts = Literal["float32", "tf32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
             adapter_slots=options.adapter_slots,
             max_rank=options.max_rank,
             token_budget=token_budget_of(model, options.token_budget),
+            lora_products=options.lora_products or "float32",
             map_stable_reinforce=options.map_stable_reinforce,
         ),
     )

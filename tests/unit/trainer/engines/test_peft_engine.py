@@ -23,7 +23,7 @@ from support.engine.datums import policy_datum, sft_datum, with_inputs, without_
 from support.engine.peft import DATUMS, new_engine
 from support.tiny_models import SMALL, TIED, tiny_model
 from tinsmith_trainer import process_exit
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec, LossSpec, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraProducts, LoraSpec, LossSpec, Work
 from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS
 from tinsmith_trainer.engines.peft import PeftEngine, PeftEngineSettings, build_peft_engine, shared_forward
 from tinsmith_trainer.engines.peft import engine as engine_module
@@ -98,6 +98,28 @@ def test_a_low_precision_base_keeps_adapters_moments_and_losses_in_float32(dtype
         assert one["logprobs"].dtype == np.float32
         np.testing.assert_allclose(one["logprobs"], other["logprobs"], atol=0.25)
     assert not low.capabilities().batch_invariant
+
+
+@pytest.mark.usefixtures("portable_kernels")
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")  # by the flag's context itself
+def test_products_in_bfloat16_train_as_those_in_float32_within_what_it_rounds() -> None:
+    model = tiny_model(dtype=torch.bfloat16)
+    low, full = new_engine(PeftEngineSettings(lora_products="bfloat16"), model), new_engine(model=model)
+    low.load_state("a", full.state("a"), with_optimizer=True)
+    for engine in (low, full):
+        forward_backward(engine, DATUMS)
+
+    expected = gradients(full)
+    for name, gradient in gradients(low).items():
+        assert gradient.dtype == np.float32
+        np.testing.assert_allclose(gradient, expected[name], rtol=0, atol=0.05 * np.abs(expected[name]).max())
+    assert any(not np.array_equal(gradient, expected[name]) for name, gradient in gradients(low).items())
+
+
+@pytest.mark.parametrize(("products", "message"), [("bfloat16", "--dtype bfloat16"), ("tf32", "is for a GPU")])
+def test_products_that_the_weights_or_the_device_have_not_are_refused(products: LoraProducts, message: str) -> None:
+    with pytest.raises(ServerError, match=message):
+        build_peft_engine(tiny_model(), PeftEngineSettings(lora_products=products))
 
 
 def test_a_fresh_adapter_is_drawn_as_peft_draws_it_modules_by_name() -> None:

@@ -18,6 +18,7 @@ from tinsmith_trainer.engines.base import (
     Engine,
     EngineCapabilities,
     ExportLayout,
+    LoraProducts,
     LoraSpec,
     Outcome,
     Work,
@@ -40,7 +41,8 @@ log = structlog.get_logger(__name__)
 
 
 class PeftEngine(Engine):
-    """Adapters over one TorchModel; raises ModelDirectoryInvalid for an architecture it cannot train.
+    """Adapters over one TorchModel; raises ModelDirectoryInvalid for an architecture it cannot train, and ServerError
+    for products that its weights or its device have not.
 
     `batch_invariant` on the CPU in float32, for models whose rows keep apart (docs/design.md). Others share no forward:
     what was computed in company would have other bits when it is run again after a crash.
@@ -48,6 +50,7 @@ class PeftEngine(Engine):
 
     def __init__(self, torch_model: TorchModel, settings: PeftEngineSettings) -> None:
         check_architecture(torch_model)
+        _set_up_products(torch_model, settings.lora_products)
         self._torch_model = torch_model
         self._settings = settings
         model = torch_model.model
@@ -170,6 +173,16 @@ class PeftEngine(Engine):
     @override
     def drop(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)
+
+
+def _set_up_products(torch_model: TorchModel, lora_products: LoraProducts) -> None:
+    """Raises ServerError."""
+    if lora_products == "bfloat16" and torch_model.model.dtype != torch.bfloat16:
+        raise ServerError("--lora-products bfloat16 is for base weights in bfloat16: give --dtype bfloat16, too.")
+    if lora_products == "tf32" and torch_model.device.type != "cuda":
+        raise ServerError("--lora-products tf32 is for a GPU, and this worker computes on the CPU: leave it out.")
+    if torch_model.device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = lora_products == "tf32"
 
 
 def _fail(group: Sequence[PeftCall], error: Exception) -> None:

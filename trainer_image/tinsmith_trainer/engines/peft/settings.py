@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tinsmith_trainer.engines.base import LoraProducts
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 
 
@@ -17,7 +18,9 @@ class PeftEngineSettings:
     `logits_byte_budget`: float32 logits above it are computed in chunks, and again in backward; in float32 on a
     CPU none are held, whatever it is.
     `checkpoint_above_tokens`: from this padded length on, layers are recomputed in backward.
-    `token_budget`, `logits_byte_budget` and `checkpoint_above_tokens` decide how sums are rounded:
+    `lora_products`: what an adapter's own products are computed in. Its weights, gradients and moments are float32
+    whatever it is; `bfloat16` makes no float32 copy of activations, and is for a base in bfloat16.
+    `token_budget`, `logits_byte_budget`, `checkpoint_above_tokens` and `lora_products` decide how sums are rounded:
     changing one between a crash and its replay changes bits.
     """
 
@@ -27,4 +30,5 @@ class PeftEngineSettings:
     cobatch_tokens: int = 1024
     logits_byte_budget: int = 256 * 2**20
     checkpoint_above_tokens: int = 2048
+    lora_products: LoraProducts = "float32"
     map_stable_reinforce: bool = True

@@ -55,7 +55,7 @@ def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftE
     """
     trains = shares[0].scratch is not None
     with torch_model.turn.taken(), torch.set_grad_enabled(trains):
-        leaves = [_leaves(share) for share in shares]
+        leaves = [_in_product_dtype(_leaves(share), settings) for share in shares]
         layout = _layout(shares)
         route = _route(torch_model, shares, layout, leaves)
         with routed(route):
@@ -120,6 +120,13 @@ def _leaves(share: Share) -> dict[str, Tensor]:
     for name, gradient in share.adapter.layout.views(share.scratch).items():
         leaves[name].grad = gradient
     return leaves
+
+
+def _in_product_dtype(leaves: Mapping[str, Tensor], settings: PeftEngineSettings) -> Mapping[str, Tensor]:
+    """Gradients go back through the cast, and add up in float32."""
+    if settings.lora_products != "bfloat16":
+        return leaves
+    return {name: leaf.to(torch.bfloat16) for name, leaf in leaves.items()}
 
 
 def _layout(shares: Sequence[Share]) -> Packing | None:
