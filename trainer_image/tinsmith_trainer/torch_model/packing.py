@@ -117,8 +117,8 @@ def _run_parts(states: Tensor, packing: Packing, runs: Sequence[tuple[int, int]]
 def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
     """Whether a model's packed sequences, shorter than `longest`, come out as each by itself, to the last bit.
 
-    A window of attention must be as long as they are, and angles must not follow from the longest one. Products need rows that begin at cache lines, or BLAS may sum
-    a row differently at another place.
+    A window of attention must be as long as they are, and angles must not follow from the longest one. Products need
+    rows that begin at cache lines, or BLAS may sum a row differently at another place.
     """
     text = config.get_text_config()
     windows = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]

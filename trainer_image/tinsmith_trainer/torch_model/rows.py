@@ -82,11 +82,11 @@ def wrap_activations(model: nn.Module) -> None:
             module.forward = functools.partial(_angles_in_pieces, module.forward)
 
 
-def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tensor, **options: Any) -> Any:
+def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tensor, *more: Any, **options: Any) -> Any:
     """What `angles` makes of positions `[rows, length]`: a tensor `[rows, length, d]`, or several."""
     if not _may_have_tails():
-        return angles(x, position_ids, **options)
-    pieces = [angles(x, piece, **options) for piece in torch.split(position_ids, ANGLES_TOKENS, 1)]
+        return angles(x, position_ids, *more, **options)
+    pieces = [angles(x, piece, *more, **options) for piece in torch.split(position_ids, ANGLES_TOKENS, 1)]
     if isinstance(pieces[0], Tensor):
         return torch.cat(pieces, 1)
     return tuple(torch.cat(parts, 1) for parts in zip(*pieces, strict=True))

@@ -7,6 +7,7 @@ import torch
 from support.tiny_models import tiny_model
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states, packs
+from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.tiny_model import TinyShape
 from torch import Tensor, nn
 from transformers import (
@@ -14,6 +15,8 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     MambaConfig,
@@ -98,6 +101,14 @@ def test_only_models_that_keep_packed_sequences_apart_are_packed(new_model, expe
     torch.manual_seed(0)
     model: PreTrainedModel = new_model().eval()
     assert packs(decoder_of(model), model.config, LONGEST) is expected
+
+
+def test_the_angles_of_kinds_of_layers_are_asked_for_as_models_ask() -> None:
+    """Gemma 3 has two kinds, and names the one it means."""
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**LIKE_LLAMA, sliding_window=1024)).eval()
+    wrap_activations(model)
+    assert packs(decoder_of(model), model.config, LONGEST)
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
