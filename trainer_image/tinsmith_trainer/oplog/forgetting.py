@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 ROWS_IN_A_STEP = 250
 BYTES_IN_A_STEP = 16 * 1024**2
-SIZES_IN_A_STEP = 2500
+SIZES_IN_A_STEP = 1000
 
 
 @dataclass(frozen=True, slots=True)
