@@ -267,7 +267,7 @@ def test_a_tenant_alone_takes_as_many_forwards_as_if_there_were_no_shares(
         answers = submit_all(model, sampler, flood(8, 7 * BLOCK + 1, max_tokens=20))
         [answer.get() for answer in answers]
     assert forwards.count == 8 * 7 + 7 * 7 + 20
-    sampler = new_sampler(max_rows=8, prefill_tokens_per_step=10_000)
+    sampler = new_sampler(max_rows=8, prefill_tokens_per_step=10_000, prefill_forward_tokens=BLOCK)
     with counted(model) as forwards:
         answers = submit_all(model, sampler, flood(16, 7 * BLOCK + 1, max_tokens=20))
         [answer.get() for answer in answers]

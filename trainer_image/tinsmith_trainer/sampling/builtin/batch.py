@@ -76,6 +76,12 @@ class BatchPlan:
         affordable = self.settings.kv_cache_bytes // 4 // (extent * self.geometry.bytes_per_token)
         return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
 
+    def route_of_rows(self, adapters: Items[LoadedAdapter], tokens: int, modules: Items[str]) -> Route:
+        """Of a forward with so many tokens for each of some rows, those of one adapter next to each other."""
+        if len({adapter.serial for adapter in adapters}) == 1:
+            return self.route_of_one(adapters[0], len(adapters) * tokens, modules)
+        return route_by_products(adapter_runs(adapters, tokens), modules)
+
     def route_of_one(self, adapter: LoadedAdapter, tokens: int, modules: Items[str]) -> Route:
         """Of a forward for one adapter alone."""
         return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.deltas
@@ -85,6 +91,12 @@ class BatchPlan:
 
     def nbytes(self, extent: int) -> int:
         return self.rows(extent) * extent * self.geometry.bytes_per_token
+
+
+def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun]:
+    """Of rows of so many tokens each."""
+    same = (list(rows) for _, rows in itertools.groupby(adapters, lambda adapter: adapter.serial))
+    return [(rows[0], len(rows) * tokens) for rows in same]
 
 
 def computed_rows(used: int) -> int:
@@ -236,7 +248,7 @@ class DecodeBatch:
         """Idle rows are the last, and compute along with whoever is before them."""
         used = [sample.run.adapter for sample in samples if sample is not None]
         used += [used[-1]] * (len(samples) - len(used))
-        runs = [(next(same), 1 + len(list(same))) for _, same in itertools.groupby(used, lambda one: one.serial)]
+        runs = adapter_runs(used, 1)
         if self._route_by_products is None or self._route_by_products[0] != runs:
             self._route_by_products = runs, route_by_products(runs, self._forward.modules)
         return self._route_by_products[1]

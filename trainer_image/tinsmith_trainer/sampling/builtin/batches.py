@@ -47,8 +47,8 @@ class Batches:
         """Those in which a tenant has rows."""
         return [batch for batch in self._open.values() if batch.rows_by_tenant[tenant]]
 
-    def may_start(self, key: BatchKey, tenant: str) -> bool:
-        """Whether a new sample of this key would start at once.
+    def may_start(self, key: BatchKey, tenant: str, promised: int = 0) -> bool:
+        """Whether a new sample of this key would start at once, beside so many rows that are promised to the tenant.
 
         Raises OutOfMemoryForNow if it waits for memory, or an earlier one of the tenant's does: rows that run now will
         end, and until then nothing of the tenant's starts, or the one that waits never would.
@@ -59,10 +59,10 @@ class Batches:
             return False
         batch = self._open.get(key)
         if batch is not None:
-            return batch.free_rows > 0 or self._giver(batch, tenant) is not None
+            return batch.free_rows > promised or (not promised and self._giver(batch, tenant) is not None)
         if not self._could_open(key, tenant):
             raise OutOfMemoryForNow
-        return True
+        return promised < self.plan.rows(key.extent)
 
     def enqueue(self, sample: Sample) -> None:
         """Takes a sample that has its keys and values."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
-from tinsmith_trainer.sampling.builtin.kv_cache import BlockView, GeometryProbe, KvGeometry, StepView
+from tinsmith_trainer.sampling.builtin.kv_cache import (
+    BlockView,
+    GeometryProbe,
+    KvGeometry,
+    PromptPart,
+    PromptsView,
+    StepView,
+)
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
 
+KvView = BlockView | PromptsView | StepView
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -23,6 +32,7 @@ class ForwardPass:
 
     def __init__(self, torch_model: TorchModel) -> None:
         self._model = torch_model.model
+        self._decoder = torch_model.model.get_decoder()
         self._turn = torch_model.turn
         self.device: torch.device = torch_model.device
         self.modules = tuple(torch_model.layers)
@@ -44,7 +54,18 @@ class ForwardPass:
         length = ids.shape[1]
         positions = torch.arange(start, start + length, device=self.device)[None]
         view = BlockView(kv, start, length)
-        return self._run(ids, positions, view, start + length, route, 0 if all_logits else 1)[0]
+        keep = 0 if all_logits else 1
+        output = self._run(self._model, ids, positions, view, start + length, route, logits_to_keep=keep)
+        logits: Tensor = output.logits.float()
+        return logits[0]
+
+    @torch.inference_mode()
+    def prompts(self, parts: Sequence[PromptPart], ids: Tensor, route: Route) -> None:
+        """Computes keys and values of `ids` `[len(parts), length]`, padded behind each part's end, and no logits."""
+        length = ids.shape[1]
+        starts = torch.tensor([part.start for part in parts], device=self.device)
+        positions = starts[:, None] + torch.arange(length, device=self.device)
+        self._run(self._decoder, ids, positions, PromptsView(parts), max(part.end for part in parts), route)
 
     @torch.inference_mode()
     def step(
@@ -56,23 +77,24 @@ class ForwardPass:
         """
         chosen = None if rows is None else torch.tensor(rows, device=self.device)
         view = StepView(kv, positions, extent, chosen)
-        return self._run(ids, positions, view, extent, route, 0)[:, 0]
+        logits: Tensor = self._run(self._model, ids, positions, view, extent, route).logits.float()
+        return logits[:, 0]
 
     def _run(
-        self, ids: Tensor, positions: Tensor, view: BlockView | StepView, extent: int, route: Route, logits_to_keep: int
-    ) -> Tensor:
+        self, module: nn.Module, ids: Tensor, positions: Tensor, view: KvView, extent: int, route: Route, **options: int
+    ) -> Any:
         with self._turn.taken(), routed(route):
             started = time.perf_counter()
-            logits: Tensor = self._model(
+            output = module(
                 input_ids=ids,
                 position_ids=positions,
                 attention_mask=self._mask(positions, extent),
                 past_key_values=view,
                 use_cache=True,
-                logits_to_keep=logits_to_keep,
-            ).logits.float()
+                **options,
+            )
             self.busy_seconds += time.perf_counter() - started
-        return logits
+        return output
 
     def _mask(self, positions: Tensor, extent: int) -> Tensor | dict[str, Tensor]:
         """What each position sees of keys 0 to extent: additive, `[rows, 1, length, extent]`.

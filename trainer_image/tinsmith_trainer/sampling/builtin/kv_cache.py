@@ -7,6 +7,7 @@ because every forward here brings its positions and masks along.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,19 @@ class KvGeometry:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """What of one sequence is computed next, and where its keys and values are, `[layers, 2, 1, ...]`."""
+
+    kv: Tensor
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
 class BlockView:
     """One sequence's next `length` tokens, all attending to what is before them."""
 
@@ -49,6 +63,32 @@ class BlockView:
         self._kv[layer, 0, :, :, self._start : self._end] = keys
         self._kv[layer, 1, :, :, self._start : self._end] = values
         return self._kv[layer, 0, :, :, : self._end], self._kv[layer, 1, :, :, : self._end]
+
+
+class PromptsView:
+    """The next tokens of several sequences, each in a tensor of its own; what is behind a part's end is padding."""
+
+    is_compileable = False
+
+    def __init__(self, parts: Sequence[PromptPart]) -> None:
+        self._parts = parts
+        self._extent = max(part.end for part in parts)
+        self._all_new = not any(part.start for part in parts)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Stores `[rows, kv_heads, length, head_dim]`; returns all up to the longest row's end."""
+        for row, part in enumerate(self._parts):
+            for side, states in enumerate((keys, values)):
+                part.kv[layer, side, 0, :, part.start : part.end] = states[row, :, : part.length]
+        return (keys, values) if self._all_new else (self._seen(keys, layer, 0), self._seen(values, layer, 1))
+
+    def _seen(self, like: Tensor, layer: int, side: int) -> Tensor:
+        if len(self._parts) == 1:
+            return self._parts[0].kv[layer, side, :, :, : self._extent]
+        seen = like.new_zeros((like.shape[0], like.shape[1], self._extent, like.shape[3]))
+        for row, part in enumerate(self._parts):
+            seen[row, :, : part.end] = part.kv[layer, side, 0, :, : part.end]
+        return seen
 
 
 class StepView:

@@ -55,12 +55,11 @@ class Lane:
 
     tenant: str
     waiting: WaitingJobs = field(default_factory=WaitingJobs)
-    prefill: Prefill | None = None
+    prefills: list[Prefill] = field(default_factory=list)
     prompt_tokens: int = 0
     to_step: list[DecodeBatch] = field(default_factory=list)
 
     def remove_finished(self) -> None:
         """Lets go of jobs that were ended from outside."""
         self.waiting.remove_finished()
-        if self.prefill is not None and self.prefill.run.finished:
-            self.prefill = None
+        self.prefills = [prefill for prefill in self.prefills if not prefill.run.finished]

@@ -21,7 +21,7 @@ from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
 from tinsmith_trainer.sampling.builtin.lanes import Lane
-from tinsmith_trainer.sampling.builtin.prefill import Prefill
+from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.tenant_turns import TenantTurns
@@ -147,18 +147,44 @@ class SamplingLoop:
     def _compute_prompt(self, lane: Lane) -> bool:
         """A block, of the prompt that is open or else of the next one; False if none can be."""
         try:
-            lane.prefill = lane.prefill or self._next_prefill(lane)
+            self._open_prompts(lane)
         except OutOfMemoryForNow:
-            return False
+            if not lane.prefills:
+                return False
         except JobFailed:
             return True
-        if lane.prefill is None:
+        if not lane.prefills:
             return False
-        self._compute_block(lane, lane.prefill)
+        first = lane.prefills[0]
+        if self._settings.deterministic or first.run.first_scored is not None:
+            self._compute_block(lane, first)
+        else:
+            self._compute_group(lane)
         return True
 
+    def _open_prompts(self, lane: Lane) -> None:
+        """One, or as many as one forward takes if others may be beside it."""
+        if not lane.prefills and (prefill := self._next_prefill(lane)) is not None:
+            lane.prefills.append(prefill)
+        if self._settings.deterministic:
+            return
+        tokens = sum(prefill.left for prefill in lane.prefills)
+        while lane.prefills and tokens < self._forward_tokens and (prefill := self._next_prefill(lane)) is not None:
+            lane.prefills.append(prefill)
+            tokens += prefill.left
+
+    @property
+    def _forward_tokens(self) -> int:
+        settings = self._settings
+        return max(
+            settings.prefill_block_tokens, min(settings.prefill_forward_tokens, settings.prefill_tokens_per_step)
+        )
+
     def _next_prefill(self, lane: Lane) -> Prefill | None:
-        run = lane.waiting.first(lambda key: self._batches.may_start(key, lane.tenant))
+        promised: Counter[BatchKey] = Counter()
+        for prefill in lane.prefills:
+            promised[self._first_key(prefill.run)] += prefill.run.job.num_samples
+        run = lane.waiting.first(lambda key: self._batches.may_start(key, lane.tenant, promised[key]))
         if run is None or not self._has_room_for_prompt(run):
             return None
         lane.waiting.remove(self._first_key(run))
@@ -167,7 +193,6 @@ class SamplingLoop:
         except Exception as error:  # no memory for the prompt, say
             self._fail([run], _as_trainer_error(error))
             raise JobFailed from error
-        self._prefix_hit_tokens += run.hit_tokens
         return prefill
 
     def _first_key(self, run: Run) -> BatchKey:
@@ -176,7 +201,7 @@ class SamplingLoop:
     def _has_room_for_prompt(self, run: Run) -> bool:
         """Each tenant may have one open, which others' turns interrupt. A short one is always welcome."""
         needed = len(run.job.prompt) * self._forward.geometry.bytes_per_token
-        taken = sum(lane.prefill.kv.nbytes for lane in self._lanes.values() if lane.prefill is not None)
+        taken = sum(prefill.kv.nbytes for lane in self._lanes.values() for prefill in lane.prefills)
         memory = self._settings.kv_cache_bytes
         return needed <= memory // SHORT_PROMPT_PART or not taken or taken + needed <= memory // OPEN_PROMPTS_PART
 
@@ -190,8 +215,30 @@ class SamplingLoop:
         except Exception as error:
             self._fail([prefill.run], _as_trainer_error(error))
             return
-        if prefill.finished:
-            lane.prefill = None
+        self._start_finished(lane)
+
+    def _compute_group(self, lane: Lane) -> None:
+        for prefill in lane.prefills:
+            prefill.take_known()
+        unscored = [one for one in lane.prefills if not one.finished and one.run.first_scored is None]
+        group = None
+        try:
+            if unscored:
+                group = PromptGroup(unscored, self._forward_tokens)
+                self._turns.charge(lane.tenant, group.cost(self._forward))
+                group.compute(self._forward, self._plan)
+                lane.prompt_tokens += group.tokens
+                self._prefilled_tokens += group.tokens
+        except Exception as error:
+            self._fail([prefill.run for prefill in (group.prefills if group else unscored)], _as_trainer_error(error))
+            return
+        self._start_finished(lane)
+
+    def _start_finished(self, lane: Lane) -> None:
+        finished = [prefill for prefill in lane.prefills if prefill.finished]
+        lane.prefills = [prefill for prefill in lane.prefills if not prefill.finished]
+        for prefill in finished:
+            self._prefix_hit_tokens += prefill.run.hit_tokens
             self._start_samples(prefill)
 
     def _start_samples(self, prefill: Prefill) -> None:

@@ -1,6 +1,12 @@
-"""Computes a prompt's keys and values block by block, from the longest known prefix on."""
+"""Computes prompts' keys and values, from the longest known prefix on.
+
+Block by block, one prompt at a time, where bits must not depend on company, and where logits are asked for. Else
+several prompts share a forward, and a long one takes several blocks of itself.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,7 +14,8 @@ import torch
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
-from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_keys
+from tinsmith_trainer.sampling.builtin.kv_cache import PromptPart
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, PrefixKey, prefix_keys
 
 
 class Prefill:
@@ -27,11 +34,41 @@ class Prefill:
         self._route = plan.route_of_one(run.adapter, block_tokens, forward.modules)
         self._blocks = list(prefix_keys(run.adapter.serial, run.prefix, block_tokens))
         self.kv = forward.geometry.allocate(1, len(self._blocks) * block_tokens)
-        self._next_block = self._take_known()
+        self._next_block = 0
+        self.take_known()
 
     @property
     def finished(self) -> bool:
         return self._next_block == len(self._blocks)
+
+    @property
+    def start(self) -> int:
+        """The first position that is not computed."""
+        return min(self._next_block * self._block_tokens, len(self._tokens))
+
+    @property
+    def left(self) -> int:
+        """Tokens that are to be computed."""
+        return len(self._tokens) - self.start
+
+    @property
+    def next_key(self) -> PrefixKey:
+        return self._blocks[self._next_block][0]
+
+    def part(self, tokens: int) -> PromptPart:
+        """What is next, of so many tokens at most: whole blocks, or all that is left."""
+        whole = tokens // self._block_tokens * self._block_tokens
+        return PromptPart(self.kv, self.start, self.left if self.left <= tokens else whole)
+
+    def tokens_of(self, part: PromptPart) -> torch.Tensor:
+        return torch.from_numpy(self._tokens[part.start : part.end].astype(np.int64))
+
+    def took(self, part: PromptPart) -> None:
+        """The part is computed: its blocks are kept for later prompts."""
+        while not self.finished and self._blocks[self._next_block][1] <= part.end:
+            key, end = self._blocks[self._next_block]
+            self._prefixes.put(key, self.kv[:, :, 0, :, self.start : end])
+            self._next_block += 1
 
     def block_cost(self) -> float:
         """Of the next one."""
@@ -52,17 +89,18 @@ class Prefill:
         self._next_block += 1
         return end - start
 
-    def _take_known(self) -> int:
-        """Copies cached blocks in; returns how many. Positions to be scored must be computed."""
+    def take_known(self) -> None:
+        """Copies cached blocks in, behind what there is. Positions to be scored must be computed."""
         first_scored = self.run.first_scored
-        usable = [key for key, end in self._blocks if first_scored is None or end < first_scored]
-        start = 0
+        left = self._blocks[self._next_block :]
+        usable = [key for key, end in left if first_scored is None or end < first_scored]
+        start = before = self.start
         found = self._prefixes.find(usable)
         for block in found:
             self.kv[:, :, 0, :, start : start + block.shape[3]] = block
             start += block.shape[3]
-        self.run.hit_tokens = start
-        return len(found)
+        self.run.hit_tokens += start - before
+        self._next_block += len(found)
 
     def _score(self, logits: torch.Tensor, start: int, end: int) -> None:
         """What was asked about the tokens that follow positions start to end; nothing before the first of them."""
@@ -70,3 +108,42 @@ class Prefill:
         skipped = max(0, self.run.first_scored - (start + 1))
         if not self.run.scores.take(start + 1 + skipped, logits[skipped : end - start]):
             raise not_finite(self.run)
+
+
+class PromptGroup:
+    """The next parts of several prompts of one tenant, rows of one forward. Those of one adapter are neighbours."""
+
+    def __init__(self, prefills: Sequence[Prefill], tokens: int) -> None:
+        """Of the first prompt as much as fits in `tokens`, and of others where little of a row is padding.
+
+        A prompt that begins like one in the group waits, and finds its prefix known.
+        """
+        first = prefills[0]
+        self.length = first.part(tokens).length
+        chosen, keys = [first], {first.next_key}
+        for prefill in prefills[1:]:
+            is_full = (len(chosen) + 1) * self.length > tokens
+            if not is_full and prefill.next_key not in keys and 2 * prefill.part(self.length).length > self.length:
+                chosen.append(prefill)
+                keys.add(prefill.next_key)
+        self.prefills = sorted(chosen, key=lambda prefill: prefill.run.adapter.serial)
+        self._parts = [prefill.part(self.length) for prefill in self.prefills]
+
+    @property
+    def tokens(self) -> int:
+        """Without padding."""
+        return sum(part.length for part in self._parts)
+
+    def cost(self, forward: ForwardPass) -> float:
+        return forward.cost.of(len(self._parts) * self.length, sum(part.end for part in self._parts))
+
+    def compute(self, forward: ForwardPass, plan: BatchPlan) -> None:
+        """Computes and caches."""
+        ids = torch.zeros(len(self._parts), self.length, dtype=torch.long)
+        for row, (prefill, part) in enumerate(zip(self.prefills, self._parts, strict=True)):
+            ids[row, : part.length] = prefill.tokens_of(part)
+        adapters = [prefill.run.adapter for prefill in self.prefills]
+        route = plan.route_of_rows(adapters, self.length, forward.modules)
+        forward.prompts(self._parts, ids.to(forward.device), route)
+        for prefill, part in zip(self.prefills, self._parts, strict=True):
+            prefill.took(part)

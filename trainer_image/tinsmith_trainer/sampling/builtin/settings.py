@@ -24,6 +24,9 @@ class BuiltinSamplerSettings:
     """Rows of a decode batch, a power of two. Long rows share smaller batches, see `kv_cache_bytes`."""
     prefill_block_tokens: int = 64
     """Prompts are computed, and their prefixes cached, in blocks of this many tokens."""
+    prefill_forward_tokens: int = 256
+    """Of one forward for prompts, of several where they are short; in deterministic mode it is one block of one prompt.
+    While it runs, others wait."""
     prefill_tokens_per_step: int = 512
     """Prompt tokens computed between two decode steps, so that a long prompt does not stall other jobs."""
     kv_cache_bytes: int = 2048 * MIB
@@ -38,7 +41,7 @@ class BuiltinSamplerSettings:
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_rows & (self.max_rows - 1):
             raise ValueError(f"max_rows is {self.max_rows}; it must be a power of two.")
-        for name in ("prefill_block_tokens", "prefill_tokens_per_step", "kv_cache_bytes"):
+        for name in ("prefill_block_tokens", "prefill_forward_tokens", "prefill_tokens_per_step", "kv_cache_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if self.prefix_cache_bytes < 0 or self.stacked_adapter_bytes < 0:

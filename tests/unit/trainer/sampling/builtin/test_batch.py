@@ -74,6 +74,7 @@ def test_few_idle_rows_are_computed(used: int) -> None:
         ("max_rows", 0),
         ("max_rows", 12),
         ("prefill_block_tokens", 0),
+        ("prefill_forward_tokens", 0),
         ("prefill_tokens_per_step", 0),
         ("kv_cache_bytes", 0),
         ("prefix_cache_bytes", -1),

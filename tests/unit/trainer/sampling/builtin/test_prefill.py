@@ -1,0 +1,70 @@
+"""Prompts that share a forward. What they come to is in the contract of samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from support.sampler.jobs import job, prompt_of, random_adapter, submit
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.kv_cache import PromptPart
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+SETTINGS = BuiltinSamplerSettings(max_rows=8, prefill_block_tokens=16, prefill_forward_tokens=64)
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The lengths of what each forward for prompts computed."""
+    lengths: list[list[int]] = []
+    compute = ForwardPass.prompts
+
+    def counted(self: ForwardPass, parts: Sequence[PromptPart], *rest: object) -> None:
+        lengths.append([part.length for part in parts])
+        compute(self, parts, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ForwardPass, "prompts", counted)
+    return lengths
+
+
+def answers(model: TorchModel, *jobs: SampleJob) -> list[SampleOutcome]:
+    """Of jobs that are there before the first can run."""
+    sampler = BuiltinSampler(model, SETTINGS)
+    sampler.load_adapter("tuned", random_adapter(model))
+    with model.turn.taken():
+        waiting = [submit(sampler, each) for each in jobs]
+    outcomes = [answer.get() for answer in waiting]
+    sampler.close()
+    return outcomes
+
+
+def of_length(length: int, seed: int = 0, adapter: str = "") -> SampleJob:
+    """Whose prompt has so many tokens to compute."""
+    return job(prompt_of(length + 1, seed=seed), adapter=adapter, max_tokens=2)
+
+
+def test_prompts_of_several_adapters_share_a_forward(model: TorchModel, forwards: list[list[int]]) -> None:
+    answers(model, *(of_length(20, seed, ("", "tuned")[seed % 2]) for seed in range(6)))
+    assert [len(rows) for rows in forwards] == [3, 3]
+
+
+def test_a_long_prompt_takes_as_many_blocks_as_a_forward_has(model: TorchModel, forwards: list[list[int]]) -> None:
+    answers(model, of_length(150))
+    assert forwards == [[64], [64], [22]]
+
+
+def test_a_prompt_that_would_be_mostly_padding_waits(model: TorchModel, forwards: list[list[int]]) -> None:
+    answers(model, of_length(30), of_length(5, seed=1))
+    assert forwards == [[30], [5]]
+
+
+def test_a_prompt_that_begins_like_one_in_the_forward_finds_it_known(
+    model: TorchModel, forwards: list[list[int]]
+) -> None:
+    first, second = answers(model, of_length(20), of_length(20))
+    assert forwards == [[20]]
+    assert [first.prompt_cache_hit_tokens, second.prompt_cache_hit_tokens] == [0, 20]
+    np.testing.assert_array_equal(first.sequences[0].tokens, second.sequences[0].tokens)
