@@ -201,21 +201,35 @@ async def test_a_snapshot_that_kills_when_it_is_taken_is_not_taken(deadly: Path,
 SNAPSHOTS_OF_MINE = "/snapshots/.sess.train.0."
 
 
+async def load_what_was_saved(lives: Lives, seq_id: int) -> Call:
+    """A load leaves a snapshot before its result is visible."""
+    [saved] = [event.checkpoint_saved for event in await lives.worker.events() if event.HasField("checkpoint_saved")]
+    request = worker_pb2.LoadWeights(
+        directory=saved.directory,
+        manifest_digest=saved.manifest_digest,
+        tinker_path=f"tinker://{MODEL}/weights/{saved.name}",
+        with_optimizer=True,
+    )
+    return Call(seq_id, worker_pb2.LOAD_WEIGHTS, request.SerializeToString())
+
+
 async def test_a_snapshot_that_the_disk_does_not_keep_loses_nothing_and_leaves_nothing_half_done(
     deadly: Path, tmp_path: Path
 ) -> None:
-    before, after = [create(), train(1), step(2)], [save(3, "a"), train(4), step(5), save(6, "final")]
+    before, after = [create(), train(1), step(2), save(3, "a")], [train(5), step(6), save(7, "final")]
     async with worker(tmp_path / "undisturbed") as lives:
-        await lives.run([*before, *after])
+        await lives.run(before)
+        await lives.run([await load_what_was_saved(lives, 4), *after])
         expected, expected_files = lives.results(MODEL), await lives.saved_files(MODEL)
     async with worker(tmp_path / "disturbed", **{FOLDER_VARIABLE: str(deadly)}) as lives:
         await lives.run(before)
+        load = await load_what_was_saved(lives, 4)
         (deadly / BAD_DISK).write_text(SNAPSHOTS_OF_MINE)
         with suppress(grpc.aio.AioRpcError):  # it may end before it has acknowledged
-            await lives.worker.submit(after[0])
+            await lives.worker.submit(load)
         await lives.worker.wait_dead()
         (deadly / BAD_DISK).unlink()
-        await lives.run(after)
+        await lives.run([load, *after])
         assert (lives.ended, lives.results(MODEL)) == (1, expected)
         assert await lives.saved_files(MODEL) == expected_files
 
@@ -224,17 +238,19 @@ async def test_an_operation_whose_snapshot_no_process_can_keep_fails_with_the_re
     deadly: Path, tmp_path: Path
 ) -> None:
     async with worker(tmp_path, **{FOLDER_VARIABLE: str(deadly)}) as lives:
-        await lives.run([create(), create(model_id=OTHER), train(1), step(2)])
+        await lives.run([create(), create(model_id=OTHER), train(1), step(2), save(3, "a")])
+        load = await load_what_was_saved(lives, 4)
         (deadly / BAD_DISK).write_text(SNAPSHOTS_OF_MINE)
-        await lives.run([save(3, "a"), replace(save(1, "b"), model_id=OTHER)])
+        await lives.run([load])
+        await lives.run([replace(save(1, "b"), model_id=OTHER)])
         assert lives.ended == 3
         sign = r"\(the last sign: the operation could not be finished: .*Input/output error.*\)"
-        given_up = rf"save_weights 3 was given up, since the worker's process ended 3 times {sign} while it ran"
-        assert re.match(given_up, lives.failure(3, MODEL))
+        given_up = rf"load_weights 4 was given up, since the worker's process ended 3 times {sign} while it ran"
+        assert re.match(given_up, lives.failure(4, MODEL))
         assert lives.failure(1, OTHER) == ""
         (deadly / BAD_DISK).unlink()
-        await lives.run([train(4), step(5), save(6, "final")])
-        assert (lives.ended, lives.failure(6, MODEL)) == (3, "")
+        await lives.run([train(5), step(6), save(7, "final")])
+        assert (lives.ended, lives.failure(7, MODEL)) == (3, "")
 
 
 # ---- ends that say nothing of the operation

@@ -27,7 +27,7 @@ ARRIVALS = (1, 2, 5, 9)
 EAGER = ("--snapshot-replay-seconds=0", "--snapshot-cost-factor=0")
 """A snapshot after every gradient and step."""
 PARKING = ("park-before-journal", "park-before-drop", "restore-before-load")
-REACHED = {"checkpoint-before-manifest": 3, "checkpoint-before-commit": 3}
+REACHED = {"save-before-write": 3, "checkpoint-before-manifest": 3, "checkpoint-before-commit": 3}
 REACHED |= dict.fromkeys((*PARKING, "operation-preempted", "forward-shared"), 0)
 """Three saves: the places inside them are reached three times. One model: nothing of it is preempted or parked, nor
 shares a forward; these have tests of their own."""

@@ -68,6 +68,7 @@ class InFlightMarker:
         self._life = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._works: Sequence[InFlightWork] = ()
+        self._beside: Sequence[InFlightWork] = ()
         self._stopped = False
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -87,6 +88,13 @@ class InFlightMarker:
         with self._lock:
             if not self._stopped:
                 self._works = works
+                self._mark()
+
+    def beside(self, *works: InFlightWork) -> None:
+        """What other threads are at, whatever the engine does meanwhile."""
+        with self._lock:
+            if not self._stopped:
+                self._beside = works
                 self._mark()
 
     def clear(self) -> None:
@@ -117,14 +125,20 @@ class InFlightMarker:
 
     def _clear(self) -> None:
         self._works = ()
-        self._write(IDLE)
+        if self._stopped:
+            self._beside = ()
+        self._mark()
 
     def _sign(self, last_sign: str) -> None:
-        if self._works:
+        if self._works or self._beside:
             self._mark(_one_line(last_sign))
 
     def _mark(self, last_sign: str = "") -> None:
-        work, *beside = self._works
+        works = dict.fromkeys((*self._works, *self._beside))  # a save begins while its copy is marked
+        if not works:
+            self._write(IDLE)
+            return
+        work, *beside = works
         self._write(_encoded(Interruption(work, self._life, last_sign, tuple(beside))))
 
     def _write(self, content: bytes) -> None:

@@ -1,16 +1,26 @@
-"""Saves: they leave no snapshot, and what a client has heard of one is never made again."""
+"""Saves leave no snapshot, are written beside the engine, and are never made again once a client has heard of them."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.engine.reference import ReferenceEngine
 from support.worker.in_process import Worker
-from support.worker.process import MODEL, create, save, save_ephemeral, step, train
+from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.training.residency import ResidencyRules
+from tinsmith_trainer.training.saving import MOST_SAVES
 
 from .conftest import StartWorker
+from .test_life import release
 from .test_parking import bits
 from .test_poorer_starts import crash
 
@@ -88,3 +98,155 @@ async def test_a_gradient_that_never_came_below_a_save_is_in_the_next_snapshot(s
     await worker.finished(0, OTHER)
     await worker.submit(train(3), step(4))
     assert "operation 1 of this model never arrived" in await worker.failure(4)
+
+
+# ---- written beside the engine
+
+
+class Gate:
+    """Lets saves begin to write, and end when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self._entered, self._lock = threading.Event(), 0, threading.Condition()
+        write = CheckpointRoot.write
+
+        def wait(root: CheckpointRoot, *args: Any) -> WrittenCheckpoint:
+            with self._lock:
+                self._entered += 1
+                self._lock.notify_all()
+            assert self.opened.wait(AWAIT_SECONDS)
+            return write(root, *args)
+
+        monkeypatch.setattr(CheckpointRoot, "write", wait)
+
+    async def entered(self, saves: int = 1) -> None:
+        def wait() -> bool:
+            with self._lock:
+                return self._lock.wait_for(lambda: self._entered >= saves, AWAIT_SECONDS)
+
+        assert await asyncio.to_thread(wait)
+
+    @property
+    def count(self) -> int:
+        return self._entered
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+def of(model_id: str, *calls: Call) -> list[Call]:
+    return [replace(call, model_id=model_id) for call in calls]
+
+
+async def test_others_train_while_a_save_is_written_and_its_model_waits(worker: Worker, gate: Gate) -> None:
+    await worker.submit(create(), train(1), step(2), save(3, "a"), train(4), step(5))
+    await gate.entered()
+    await worker.submit(*of(OTHER, create(), train(1), step(2)))
+    assert (await worker.finished(2, OTHER)).failure is None
+    assert await worker.is_pending(3)
+    assert await worker.is_pending(4)
+    gate.opened.set()
+    await worker.finished(5)
+    order = [await worker.finished(seq_id) for seq_id in (3, 4, 5)]
+    assert all(result.failure is None for result in order)
+
+
+async def test_what_is_saved_is_the_adapter_at_its_turn(worker: Worker) -> None:
+    calls = [create(), train(1), step(2), save(3, "a"), train(4), step(5), save(6, "b")]
+    await worker.submit(*calls)
+    await worker.finished(6)
+    saved = [event.checkpoint_saved for event in await worker.events() if event.HasField("checkpoint_saved")]
+    read = [
+        worker.service.parts.checkpoints.read(one.directory, one.manifest_digest, worker.engine.base_model()).state
+        for one in saved
+    ]
+    assert [state.optimizer_step for state in read] == [1, 2]
+    assert bits(read[1]) == {
+        name: bytes_ for name, bytes_ in bits(worker.engine.state(MODEL)).items() if not name.startswith("gradients")
+    }
+
+
+async def test_two_copies_are_in_memory_at_most_and_the_third_save_comes_after_them(
+    worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    state = ReferenceEngine.state
+    monkeypatch.setattr(ReferenceEngine, "state", lambda engine, model: copied.append(model) or state(engine, model))
+    models = [f"sess:train:{number}" for number in range(4)]
+    for model in models:
+        await worker.submit(*of(model, create()))
+        await worker.finished(0, model)
+    copied.clear()
+    for model in models:
+        await worker.submit(*of(model, save(1, "a")))
+    await gate.entered(saves=2)
+    await worker.submit(create(model_id="sess:train:9"))
+    await worker.finished(0, "sess:train:9")
+    assert gate.count == MOST_SAVES
+    assert [model for model in copied if model in models] == copied[:MOST_SAVES]
+    gate.opened.set()
+    for model in models:
+        assert (await worker.finished(1, model)).failure is None
+
+
+async def test_a_stop_ends_the_save_that_is_under_way_and_leaves_what_waits(start: StartWorker, gate: Gate) -> None:
+    worker = await start()
+    await worker.submit(create(), train(1), step(2), save(3, "a"), train(4))
+    await gate.entered()
+    stopping = asyncio.create_task(start())
+    await asyncio.sleep(0)
+    gate.opened.set()
+    successor = await stopping
+    assert (await successor.finished(3)).failure is None
+    assert (await successor.finished(4)).failure is None
+    assert gate.count == 1
+    saved = [event.checkpoint_saved.name for event in await successor.events() if event.HasField("checkpoint_saved")]
+    assert saved == ["a"]
+
+
+async def test_an_adapter_keeps_its_slot_while_its_save_is_written(start: StartWorker, gate: Gate) -> None:
+    worker = await start(slots=1, places=2, residency=AT_ONCE)
+    await worker.submit(create(), train(1), step(2), save(3, "a"))
+    await gate.entered()
+    await worker.submit(create(model_id=OTHER))
+    assert await worker.is_pending(0, OTHER)
+    gate.opened.set()
+    assert (await worker.finished(3)).failure is None
+    assert (await worker.finished(0, OTHER)).failure is None
+
+
+async def test_a_release_saves_beside_the_engine_and_then_frees_its_place(start: StartWorker, gate: Gate) -> None:
+    worker = await start(slots=1, places=1)
+    await worker.submit(create(), train(1), step(2))
+    await worker.finished(2)
+    await worker.submit(release("autosave"), create(model_id=OTHER))
+    await gate.entered()
+    assert MODEL in worker.engine._adapters
+    gate.opened.set()
+    assert (await worker.finished(0, OTHER)).failure is None
+    assert MODEL not in worker.engine._adapters
+
+
+async def test_a_save_at_which_a_process_ended_is_written_by_itself(
+    start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would not be known whose the next end is."""
+    worker = await start()
+    await worker.submit(create())
+    await worker.finished(0)
+    monkeypatch.setattr(Attempts, "is_suspect", lambda _, work: work.seq_id == 1)
+    threads: list[str] = []
+    write = CheckpointRoot.write
+
+    def note(root: CheckpointRoot, *args: Any) -> WrittenCheckpoint:
+        threads.append(threading.current_thread().name)
+        return write(root, *args)
+
+    monkeypatch.setattr(CheckpointRoot, "write", note)
+    await worker.submit(save(1, "a"), save(2, "b"))
+    await worker.finished(2)
+    assert threads == ["engine", "saver"]

@@ -23,6 +23,7 @@ from tinsmith_trainer.engines.base import (
     BaseModelInfo,
     Call,
     Datum,
+    Engine,
     EngineCapabilities,
     ExportLayout,
     LoraSpec,
@@ -184,6 +185,9 @@ class ReferenceEngine:
             f"{group}/{MODULE}.{name}": value.copy() for group, part in groups.items() for name, value in part.items()
         }
         return AdapterState(adapter.lora, adapter.step, tensors)
+
+    def weights(self, adapter_id: str) -> AdapterState:
+        return Engine.weights(cast("Engine", self), adapter_id)
 
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
         weights = _group(state.tensors, "weights")

@@ -34,6 +34,29 @@ def test_a_process_that_ended_in_a_call_leaves_what_the_call_was_for(tmp_path: P
     assert left_in(path) is None
 
 
+def test_what_another_thread_is_at_stays_marked_whatever_the_engine_does(tmp_path: Path) -> None:
+    marker, save = InFlightMarker(tmp_path / "running"), InFlightWork("operation", "sess:train:1", 3)
+    marker.beside(save)
+    with EngineCall(marker).at(WORK):
+        left = left_in(tmp_path / "running")
+        assert left is not None
+        assert left.suspects == (WORK, save)
+    alone = left_in(tmp_path / "running")
+    assert alone is not None
+    assert alone.suspects == (save,)
+    marker.beside()
+    assert left_in(tmp_path / "running") is None
+
+
+def test_a_stop_blames_no_other_thread_either(tmp_path: Path) -> None:
+    marker = InFlightMarker(tmp_path / "running")
+    marker.beside(WORK)
+    marker.stop()
+    assert left_in(tmp_path / "running") is None
+    marker.beside(WORK)
+    assert left_in(tmp_path / "running") is None
+
+
 def test_two_processes_that_ended_are_told_apart(tmp_path: Path) -> None:
     lives = set()
     for _ in range(2):

@@ -189,6 +189,11 @@ class Engine(Computer, Protocol):
     def state(self, adapter_id: str) -> AdapterState:
         """A copy that later calls do not change."""
 
+    def weights(self, adapter_id: str) -> AdapterState:
+        """As `state`, without moments and gradients. An engine that need not copy those does not."""
+        state = self.state(adapter_id)
+        return AdapterState(state.lora, state.optimizer_step, state.weights_only().tensors)
+
     def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
         """Sets an adapter, creating it if it is not there, also beyond the limits on slots and rank.
 

@@ -13,7 +13,7 @@ import orjson
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, SavedWeights, WrittenCheckpoint
-from tinsmith_trainer.engines.base import AdamParams, Call, Engine, LoraSpec, Outcome, Work
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Call, Engine, LoraSpec, Outcome, Work
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
@@ -68,11 +68,21 @@ class TrainingCall:
         return self.call.next_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class CopiedSave:
+    """All that writing a checkpoint needs: nothing of it is the engine's any more."""
+
+    operation: Operation
+    request: worker_pb2.SaveWeights
+    state: AdapterState
+    epoch: int
+
+
 class Executor:
     """Runs operations on one engine; raises `TrainerError`s, and then the adapter is as it was.
 
     Training calls are started, computed a microbatch at a time, so that others have their turns within one, and
-    finished; the rest is executed at once.
+    finished. Saves are copied, and written by any thread. The rest is executed at once.
     """
 
     def __init__(self, engine: Engine, checkpoints: CheckpointRoot) -> None:
@@ -81,11 +91,8 @@ class Executor:
         self._base = engine.base_model()
         self.logprob_gap = LogprobGap()
 
-    def execute(self, operation: Operation, payload: bytes, epoch: int, latest_save: int = 0) -> OperationResult:
-        """All but training calls.
-
-        `latest_save`: the event of this model's latest save under the name that is asked for; 0: there is none.
-        """
+    def execute(self, operation: Operation, payload: bytes) -> OperationResult:
+        """All but training calls and saves."""
         model_id = operation.model_id
         match operation.kind:
             case worker_pb2.CREATE_MODEL:
@@ -94,13 +101,39 @@ class Executor:
                 return self._load(model_id, worker_pb2.LoadWeights.FromString(payload))
             case worker_pb2.OPTIM_STEP:
                 return self._optim_step(model_id, worker_pb2.OptimStep.FromString(payload))
-            case worker_pb2.SAVE_WEIGHTS:
-                request = worker_pb2.SaveWeights.FromString(payload)
-                _check_name_is_free(model_id, request, latest_save)
-                return self._save(operation, request, epoch)
             case worker_pb2.RELEASE_MODEL:
-                return self._release(operation, worker_pb2.ReleaseModel.FromString(payload), epoch)
+                return OperationResult(orjson.dumps({}), events=(_released_event(model_id),), releases=True)
         raise UserError(f"Operation kind {operation.kind} is not known to this worker.")
+
+    def copy(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int, latest_save: int) -> CopiedSave:
+        """Of a save, or of a release that saves first.
+
+        `latest_save`: the event of this model's latest save under the name that is asked for; 0: there is none.
+        """
+        if operation.kind == worker_pb2.SAVE_WEIGHTS:
+            _check_name_is_free(operation.model_id, request, latest_save)
+        copied = self._engine.state if request.kind == worker_pb2.TRAINING else self._engine.weights
+        return CopiedSave(operation, request, copied(operation.model_id), epoch)
+
+    def write(self, save: CopiedSave) -> OperationResult:
+        """Durable when it returns. Thread-safe."""
+        operation, request, state = save.operation, save.request, save.state
+        contents: Contents = "training" if request.kind == worker_pb2.TRAINING else "sampler"
+        area = EPHEMERAL_AREA if request.kind == worker_pb2.EPHEMERAL else PATH_KINDS[request.kind]
+        written = self._checkpoints.write(
+            operation.model_id, operation.seq_id, save.epoch, contents, state, self._base, area
+        )
+        reach("checkpoint-before-commit")
+        releases = operation.kind == worker_pb2.RELEASE_MODEL
+        is_sampled = request.kind in SAMPLED_KINDS and not releases
+        saved = _saved_event(operation, request, written, state.lora)
+        return OperationResult(
+            orjson.dumps(_save_result(operation.model_id, request, written)),
+            events=(saved, _released_event(operation.model_id)) if releases else (saved,),
+            saved_name=(request.kind, request.name) if request.name else None,
+            saved=SavedWeights(written, state.weights_only()) if is_sampled else None,
+            releases=releases,
+        )
 
     def start(self, operation: Operation, payload: bytes) -> TrainingCall:
         """Of a forward_backward, or a forward alone."""
@@ -177,29 +210,19 @@ class Executor:
         )
         return OperationResult(orjson.dumps({"metrics": _json_floats(self._engine.optim_step(model_id, params))}))
 
-    def _save(self, operation: Operation, request: worker_pb2.SaveWeights, epoch: int) -> OperationResult:
-        state = self._engine.state(operation.model_id)
-        contents: Contents = "training" if request.kind == worker_pb2.TRAINING else "sampler"
-        area = EPHEMERAL_AREA if request.kind == worker_pb2.EPHEMERAL else PATH_KINDS[request.kind]
-        written = self._checkpoints.write(
-            operation.model_id, operation.seq_id, epoch, contents, state, self._base, area
-        )
-        reach("checkpoint-before-commit")
-        return OperationResult(
-            orjson.dumps(_save_result(operation.model_id, request, written)),
-            events=(_saved_event(operation, request, written, state.lora),),
-            saved_name=(request.kind, request.name) if request.name else None,
-            saved=SavedWeights(written, state.weights_only()) if request.kind in SAMPLED_KINDS else None,
-        )
 
-    def _release(self, operation: Operation, request: worker_pb2.ReleaseModel, epoch: int) -> OperationResult:
-        released = worker_pb2.Event(model_released=worker_pb2.ModelReleased(model_id=operation.model_id))
-        if not request.HasField("final_checkpoint"):
-            return OperationResult(orjson.dumps({}), events=(released,), releases=True)
-        saved = self._save(operation, request.final_checkpoint, epoch)
-        return OperationResult(
-            saved.payload, events=(*saved.events, released), saved_name=saved.saved_name, releases=True
-        )
+def save_request(operation: Operation, payload: bytes) -> worker_pb2.SaveWeights | None:
+    """What it has to write; None: it saves nothing."""
+    if operation.kind == worker_pb2.SAVE_WEIGHTS:
+        return worker_pb2.SaveWeights.FromString(payload)
+    if operation.kind != worker_pb2.RELEASE_MODEL:
+        return None
+    release = worker_pb2.ReleaseModel.FromString(payload)
+    return release.final_checkpoint if release.HasField("final_checkpoint") else None
+
+
+def _released_event(model_id: str) -> worker_pb2.Event:
+    return worker_pb2.Event(model_released=worker_pb2.ModelReleased(model_id=model_id))
 
 
 def _check_name_is_free(model_id: str, request: worker_pb2.SaveWeights, latest_save: int) -> None:

@@ -65,7 +65,7 @@ class Parking:
         snapshots: ModelSnapshots,
         restorer: Restorer,
         *,
-        at_work: Container[str],
+        at_work: Sequence[Container[str]],
         rules: ResidencyRules,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -123,7 +123,7 @@ class Parking:
                 since=slot.since,
                 used_at=slot.used_at,
                 busy=model_id in self._busy,
-                pinned=model_id in self._at_work,
+                pinned=any(model_id in work for work in self._at_work),
                 not_before=slot.not_before,
             )
             for model_id, slot in self._taken.items()

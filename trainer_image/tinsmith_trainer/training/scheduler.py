@@ -1,9 +1,9 @@
 """Runs accepted operations on the engine: each model's in order, tenants and models in turn, results durable first.
 
 A turn of the engine's thread is a microbatch, beside which those of other models may be computed, or an operation
-that has none. When an operation has ended, its outcome, snapshot and events go to the journal in one transaction.
-While that is being synced the next turn runs; the result becomes visible when its transaction is on disk. After a
-crash the same operations run again from the newest snapshot, for their effect alone.
+that has none; of a save it is the copy alone. When an operation has ended, its outcome, snapshot and events go to the
+journal in one transaction. While that is being synced the next turn runs; the result becomes visible when its
+transaction is on disk. After a crash the same operations run again from the newest snapshot, for their effect alone.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from tinsmith_trainer.oplog.ordering import Turn, failed_step_message, missing_f
 from tinsmith_trainer.process_exit import fatal_on_error
 from tinsmith_trainer.training.calls_in_progress import CallsInProgress
 from tinsmith_trainer.training.company import Company
-from tinsmith_trainer.training.executor import Executor
+from tinsmith_trainer.training.executor import Executor, save_request
 from tinsmith_trainer.training.operation_results import Stamp, failure_of, write_operation_result
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.restoring import Restorer
+from tinsmith_trainer.training.saving import Saves
 from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolicy, Snapshotter
 from tinsmith_trainer.training.storage_retries import retry_seconds
 from tinsmith_trainer.training.turns import Pace, Turns
@@ -101,9 +102,12 @@ class Scheduler:
         self._company = Company(
             executor, self._calls, queues.take_payload, self._attempts, self.engine_call, self._pace
         )
+        self._saves = Saves(executor, queues, journal, self._attempts, self.engine_call.marker, self._take_next)
         restorer = Restorer(engine, snapshots, queues, journal, self._attempts, self.engine_call, self._stamp)
         self.parking = Parking(
-            engine, queues, self._model_snapshots, restorer, at_work=self._calls, rules=residency or ResidencyRules()
+            *(engine, queues, self._model_snapshots, restorer),
+            at_work=(self._calls, self._saves),
+            rules=residency or ResidencyRules(),
         )
         self._epoch = 0
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -152,6 +156,7 @@ class Scheduler:
             else:
                 self._take_one_of(ready)
         self._calls.drop_all()
+        self._saves.end_all()
         self._model_snapshots.at_stop()
 
     def _take_one_of(self, ready: Sequence[Ready]) -> None:
@@ -184,6 +189,11 @@ class Scheduler:
         if call is not None and not call.training.next_tokens:
             self._take(queue, turn, entry)
 
+    def _take_next(self, queue: ModelQueue) -> None:
+        turn = queue.order.next_turn()
+        assert turn is not None, f"nothing of {queue.model_id} has waited for its save"
+        self._take(queue, turn, queue.entries[turn.seq_id])
+
     def _take(self, queue: ModelQueue, turn: Turn, entry: Entry) -> None:
         try:
             if turn.missing:
@@ -207,6 +217,8 @@ class Scheduler:
 
     def _decide(self, queue: ModelQueue, entry: Entry) -> OperationResult | None:
         """None: its result stands. Raises _NotNow."""
+        if self._attempts.is_suspect(entry.work):
+            self._saves.wait()
         verdict = self._attempts.verdict(entry.work, entry.operation)
         if verdict == "quarantine":
             self._queues.quarantine(queue, self._attempts.quarantine_reason(entry.work, entry.operation))
@@ -304,10 +316,16 @@ class Scheduler:
             raise Refused(queue.window_failure.category, failed_step_message(queue.window_failure))
         if operation.is_forward_backward:
             return self._advance(queue, entry)
-        payload = self._queues.take_payload(entry)
         started = time.perf_counter()
-        with self.engine_call.at(entry.work):
-            result = self._executor.execute(operation, payload, self._epoch, self._latest_save(operation, payload))
+        result = self._saves.outcome(queue)
+        if result is None:
+            payload = self._queues.take_payload(entry)
+            request = save_request(operation, payload)
+            with self.engine_call.at(entry.work):
+                if request is None:
+                    result = self._executor.execute(operation, payload)
+                elif (result := self._saves.run(queue, entry, request, self._epoch)) is None:
+                    raise _NotNow
         self._note_success(queue, operation, result, time.perf_counter() - started)
         return result
 
@@ -349,18 +367,6 @@ class Scheduler:
         elif operation.kind in CREATES:
             queue.reason = f"{queue.model_id} could not be created: {failure.message}"
             self.parking.free(queue)
-
-    def _latest_save(self, operation: Operation, payload: bytes) -> int:
-        """The event of this model's latest save under the name that this one wants for itself; 0: there is none."""
-        if operation.kind != worker_pb2.SAVE_WEIGHTS:
-            return 0
-        wanted = worker_pb2.SaveWeights.FromString(payload)
-        if not wanted.name or wanted.overwrite:
-            return 0
-        self._journal.settle()  # the save just before may still be on its way to the disk
-        return self._journal.read(
-            lambda db: journal_tables.saved_name_event(db, operation.model_id, wanted.kind, wanted.name)
-        ).result()
 
     # ---- in the journal's thread
 

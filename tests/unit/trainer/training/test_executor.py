@@ -15,7 +15,7 @@ from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.training import executor as executor_module
-from tinsmith_trainer.training.executor import Executor
+from tinsmith_trainer.training.executor import Executor, save_request
 
 
 class NanEngine(ReferenceEngine):
@@ -32,8 +32,10 @@ def executor(tmp_path: Path) -> Executor:
 
 def execute(executor: Executor, call: Call) -> OperationResult:
     operation = Operation(call.model_id, call.seq_id, call.kind, zstd=False, accepted_at=0.0)
+    if (request := save_request(operation, call.payload)) is not None:
+        return executor.write(executor.copy(operation, request, epoch=1, latest_save=0))
     if not operation.is_forward_backward:
-        return executor.execute(operation, call.payload, epoch=1)
+        return executor.execute(operation, call.payload)
     training = executor.start(operation, call.payload)
     while training.next_tokens:
         executor.compute(executor.together(training, []))
@@ -83,4 +85,4 @@ def test_a_body_that_cannot_be_read_may_have_been_a_gradient(executor: Executor)
 def test_a_kind_from_a_newer_server_is_refused_by_name(executor: Executor) -> None:
     operation = Operation("sess:train:0", 1, 99, zstd=False, accepted_at=0.0)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="kind 99"):
-        executor.execute(operation, b"", epoch=1)
+        executor.execute(operation, b"")

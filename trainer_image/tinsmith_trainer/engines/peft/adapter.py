@@ -140,6 +140,11 @@ class Adapter:
         self.step += 1
 
 
+def read_weights(adapter: Adapter) -> AdapterState:
+    """A copy of the weights alone."""
+    return AdapterState(adapter.lora, adapter.step, _copies(adapter, {WEIGHTS: adapter.weights.data}))
+
+
 def read_state(adapter: Adapter) -> AdapterState:
     """A copy of everything."""
     flats = {WEIGHTS: adapter.weights.data}
@@ -147,12 +152,16 @@ def read_state(adapter: Adapter) -> AdapterState:
         flats |= dict(zip((EXP_AVG, EXP_AVG_SQ), adapter.moments, strict=True))
     if adapter.gradients is not None:
         flats[GRADIENTS] = adapter.gradients
+    return AdapterState(adapter.lora, adapter.step, _copies(adapter, flats))
+
+
+def _copies(adapter: Adapter, flats: Mapping[str, Tensor]) -> Arrays:
     tensors: dict[str, NDArray[np.float32]] = {}
     for group, flat in flats.items():
         # One contiguous copy a group; the arrays are views of it.
         copied = flat.detach().to("cpu", copy=True)
         tensors |= {f"{group}/{name}": view.numpy() for name, view in adapter.layout.views(copied).items()}
-    return AdapterState(adapter.lora, adapter.step, tensors)
+    return tensors
 
 
 def write_state(adapter: Adapter, state: AdapterState, *, with_optimizer: bool) -> None:

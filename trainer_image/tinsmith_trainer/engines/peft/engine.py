@@ -27,7 +27,7 @@ from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS, check_tokens,
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
-from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout, read_state, write_state
+from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout, read_state, read_weights, write_state
 from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
@@ -157,6 +157,11 @@ class PeftEngine(Engine):
     @needs_device()
     def state(self, adapter_id: str) -> AdapterState:
         return read_state(self._adapter(adapter_id))
+
+    @override
+    @needs_device()
+    def weights(self, adapter_id: str) -> AdapterState:
+        return read_weights(self._adapter(adapter_id))
 
     @override
     @needs_device()

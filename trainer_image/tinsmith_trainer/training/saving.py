@@ -1,0 +1,133 @@
+"""Saves under way: their adapters are copied in the engine's thread, and the copies written in threads of their own.
+
+The model of a save waits for it, as an operation waits for the one before it. Other models go on, and nothing of a save
+but its copy takes any of the engine's time. What comes of it is decided in the engine's thread again.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.failpoints import reach
+from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.attempts import Attempts
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_tables import OperationResult
+from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
+from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.training.executor import CopiedSave, Executor
+
+MOST_SAVES = 2
+"""Each holds a copy of an adapter, moments included for a training checkpoint, and has a thread. One more waits, and
+its adapter is not copied before."""
+
+
+@dataclass(slots=True)
+class _Save:
+    queue: ModelQueue
+    work: InFlightWork
+    written: Future[OperationResult] = field(default_factory=Future)
+
+
+class Saves:
+    """Of the engine's thread, but for the writing itself; others may ask which models are in it."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        queues: ModelQueues,
+        journal: Journal,
+        attempts: Attempts,
+        marker: InFlightMarker,
+        take_next: Callable[[ModelQueue], None],
+    ) -> None:
+        """`take_next` is to end the model's next operation, a save that was written, and to ask for its outcome."""
+        self._executor = executor
+        self._queues = queues
+        self._journal = journal
+        self._attempts = attempts
+        self._marker = marker
+        self._take_next = take_next
+        self._saves: dict[str, _Save] = {}
+        self._waiting: list[ModelQueue] = []
+
+    def __contains__(self, model_id: object) -> bool:
+        return model_id in self._saves
+
+    def run(
+        self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int
+    ) -> OperationResult | None:
+        """Copies it, and has the copy written. Nothing of its model runs until that has ended. None: it has not.
+
+        One that a process has ended at is written here, by itself, so that the next end is known to be its own.
+        """
+        is_alone = self._attempts.is_suspect(entry.work)
+        if not is_alone and len(self._saves) >= MOST_SAVES:
+            self._queues.hold(queue, math.inf)
+            self._waiting.append(queue)
+            return None
+        copied = self._executor.copy(entry.operation, request, epoch, self._latest(entry.operation.model_id, request))
+        if is_alone:
+            return self._executor.write(copied)
+        self._begin(queue, entry.work, copied)
+        return None
+
+    def _latest(self, model_id: str, wanted: worker_pb2.SaveWeights) -> int:
+        """The event of this model's latest save under the name that this one wants for itself; 0: there is none."""
+        if not wanted.name or wanted.overwrite:
+            return 0
+        self._journal.settle()  # the save just before may still be on its way to the disk
+        return self._journal.read(
+            lambda db: journal_tables.saved_name_event(db, model_id, wanted.kind, wanted.name)
+        ).result()
+
+    def outcome(self, queue: ModelQueue) -> OperationResult | None:
+        """Of the save of this model that has been written, once; None: none has. Raises what writing it has."""
+        save = self._saves.pop(queue.model_id, None)
+        if save is None:
+            return None
+        self._mark()
+        for waiting in self._waiting:
+            self._queues.hold(waiting, 0.0)
+        self._waiting.clear()
+        return save.written.result()
+
+    def _begin(self, queue: ModelQueue, work: InFlightWork, copied: CopiedSave) -> None:
+        save = self._saves[queue.model_id] = _Save(queue, work)
+        self._queues.hold(queue, math.inf)
+        self._mark()
+        threading.Thread(target=self._write, args=(save, copied), name="saver", daemon=True).start()
+
+    def _write(self, save: _Save, copied: CopiedSave) -> None:
+        try:
+            reach("save-before-write")
+            save.written.set_result(self._executor.write(copied))
+        except BaseException as error:
+            save.written.set_exception(error)
+        self._queues.between_turns(lambda: self._end(save))
+
+    def _end(self, save: _Save) -> None:
+        if self._saves.get(save.queue.model_id) is save:
+            self._queues.hold(save.queue, 0.0)
+            self._take_next(save.queue)
+
+    def wait(self) -> None:
+        """Until nothing is being written, so that what the process ends of next is of one work alone."""
+        for save in self._saves.values():
+            save.written.exception()
+
+    def end_all(self) -> None:
+        """At a stop, when nobody has turns any more: what is under way is written and gets its result."""
+        for save in list(self._saves.values()):
+            save.written.exception()
+            self._end(save)
+
+    def _mark(self) -> None:
+        self._marker.beside(*(save.work for save in self._saves.values()))
