@@ -6,10 +6,11 @@ import pytest
 import torch
 from support.tiny_models import tiny_model
 from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.lora import wrap_linears
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states, packs
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.tiny_model import TinyShape
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -17,8 +18,6 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
     MambaConfig,
     MambaForCausalLM,
     PreTrainedModel,
@@ -86,11 +85,6 @@ LIKE_LLAMA = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2, "head_
         pytest.param(
             lambda: Gemma2ForCausalLM(Gemma2Config(**LIKE_LLAMA, sliding_window=128)), False, id="a short window"
         ),
-        pytest.param(
-            lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2)),
-            True,
-            id="learned positions",
-        ),
         pytest.param(lambda: BloomForCausalLM(BloomConfig(**SIZES)), False, id="biases by position"),
         pytest.param(
             lambda: MambaForCausalLM(MambaConfig(**{**SIZES, "state_size": 4})), False, id="a state along the tokens"
@@ -99,17 +93,18 @@ LIKE_LLAMA = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2, "head_
 )
 def test_only_models_that_keep_packed_sequences_apart_are_packed(new_model, expected: bool) -> None:
     torch.manual_seed(0)
-    model: PreTrainedModel = new_model().eval()
-    assert packs(decoder_of(model), model.config, LONGEST) is expected
+    assert is_packed(new_model()) is expected
 
 
 def test_the_angles_of_kinds_of_layers_are_asked_for_as_models_ask() -> None:
     """Gemma 3 has two kinds, and names the one it means."""
     torch.manual_seed(0)
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**LIKE_LLAMA, sliding_window=1024)).eval()
-    wrap_activations(model)
-    assert packs(decoder_of(model), model.config, LONGEST)
+    assert is_packed(Gemma3ForCausalLM(Gemma3TextConfig(**LIKE_LLAMA, sliding_window=1024)))
 
 
-def decoder_of(model: PreTrainedModel) -> nn.Module:
-    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+def is_packed(model: PreTrainedModel) -> bool:
+    """As it is when it has been loaded."""
+    wrap_activations(model.eval())
+    wrap_linears(model)
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    return packs(decoder, model.config, LONGEST)
