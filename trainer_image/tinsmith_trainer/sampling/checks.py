@@ -18,8 +18,8 @@ MOST_TOPK = 1024
 """Per position. Other makers' servers answer in text, where wider rows would take longer than the model does."""
 
 
-def room_for_tokens(job: SampleJob, info: BaseModelInfo) -> int:
-    """How many tokens each sequence may have: `max_tokens`, cut to what the context leaves.
+def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = None) -> int:
+    """How many tokens each sequence may have: `max_tokens`, cut to what the context leaves, or memory for `longest`.
 
     Raises UserError for a job that cannot run, with one sentence that says why.
     """
@@ -29,11 +29,13 @@ def room_for_tokens(job: SampleJob, info: BaseModelInfo) -> int:
         raise UserError(f"num_samples is {job.num_samples}; it must be 1 to {MOST_SAMPLES}.")
     if job.prompt_logprobs_last_n is not None and job.prompt_logprobs_last_n < 0:
         raise UserError(f"prompt_logprobs_last_n is {job.prompt_logprobs_last_n}; it must not be negative.")
-    room = info.max_sequence_length - len(job.prompt)
+    most = info.max_sequence_length if longest is None else min(longest, info.max_sequence_length)
+    room = most - len(job.prompt)
     if room < 1:
+        why = "the model's context is" if most == info.max_sequence_length else "this worker has memory for"
         raise UserError(
-            f"The prompt has {len(job.prompt)} tokens and leaves no room to sample: "
-            f"the model's context is {info.max_sequence_length} tokens. Shorten the prompt."
+            f"The prompt has {len(job.prompt)} tokens and leaves no room to sample: {why} {most} tokens. "
+            "Shorten the prompt."
         )
     max_tokens = room if job.params.max_tokens is None else min(job.params.max_tokens, room)
     _check_alternatives(job, info.vocab_size)

@@ -61,7 +61,7 @@ def test_a_token_budget_is_what_is_computed_at_once(flags: list[str], microbatch
     assert computed == microbatches
 
 
-def test_memory_for_keys_that_holds_no_row_ends_the_start() -> None:
+def test_memory_for_keys_that_holds_not_the_shortest_row_ends_the_start() -> None:
     with pytest.raises(ServerError, match="--kv-cache-bytes allows"):
         build_colocated(options("--kv-cache-bytes", "1000"))
 

@@ -117,12 +117,12 @@ class Sample:
         return None
 
 
-def start_run(submission: Submission, serial: int, torch_model: TorchModel) -> Run:
-    """Checks a job. Raises UserError, with one sentence that says why it cannot run."""
+def start_run(submission: Submission, serial: int, torch_model: TorchModel, longest: int) -> Run:
+    """Checks a job, whose sequences may have `longest` tokens. Raises UserError, with a sentence that says why not."""
     job, adapter = submission.job, submission.adapter
     if adapter is None:
         raise UserError(f"Adapter {job.adapter_key} is not loaded; it was dropped or never saved for sampling.")
-    max_tokens = room_for_tokens(job, torch_model.info)
+    max_tokens = room_for_tokens(job, torch_model.info, longest)
     stop_rule = StopRule.of(job.params, torch_model.eos_token_ids)
     return Run(job, adapter, submission.done, serial, stop_rule, max_tokens)
 

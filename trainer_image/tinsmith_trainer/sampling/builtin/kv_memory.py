@@ -1,7 +1,7 @@
 """How much memory keys and values may take: what the operator says, else a share of what the device has free.
 
-It is asked once, when the weights are in place. A sampler that could not hold one sequence of full length is refused
-then, instead of failing samples later.
+It is asked once, when the weights are in place. Many models were made for sequences longer than there is memory for;
+where one of full length does not fit, shorter ones are served, and the log says which.
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import structlog
 import torch
 
+from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.torch_model.loading import TorchModel
+
+log = structlog.get_logger(__name__)
 
 SHARE_BESIDE_AN_ENGINE, SHARE_ALONE = 0.25, 0.8
 """Of a GPU's free memory. Training needs most of it for activations; a sampler alone leaves some for its own."""
 CPU_SHARE, CPU_BYTES = 0.25, 8 << 30
 """Of the host's, and at most: it belongs to other processes, too."""
 GIB = 1 << 30
+SHORTEST_ROW_TOKENS = 64
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -28,27 +33,43 @@ CGROUP = Path("/sys/fs/cgroup")
 def kv_memory_bytes(torch_model: TorchModel, given: int | None, *, alone: bool) -> int:
     """`given` by the operator, or a share of what is free; `alone`: nothing else computes on the device.
 
-    Raises ServerError where one row of the model's full length does not fit.
+    Raises ServerError where there is not enough for the shortest row.
     """
-    tokens = torch_model.info.max_sequence_length
-    row_bytes = tokens * ForwardPass(torch_model).geometry.bytes_per_token
+    token_bytes = ForwardPass(torch_model).geometry.bytes_per_token
     free = free_bytes(torch_model.device)
-    return chosen_bytes(given, row_bytes, tokens, free, shared_bytes(torch_model.device.type, free, alone=alone))
+    share = shared_bytes(torch_model.device.type, free, alone=alone)
+    chosen = chosen_bytes(given, token_bytes, torch_model.info.max_sequence_length, free, share)
+    longest = longest_row(torch_model.info, token_bytes, chosen)
+    if longest < torch_model.info.max_sequence_length:
+        log.warning(
+            "samples are shorter than the model's context: memory for keys and values holds no more",
+            tokens=longest,
+            context=torch_model.info.max_sequence_length,
+            kv_cache_bytes=chosen,
+        )
+    return chosen
 
 
-def chosen_bytes(given: int | None, row_bytes: int, row_tokens: int, free: int, share: int) -> int:
-    """The memory for rows of `row_tokens` at most, which take `row_bytes` each: a share of what is free.
+def chosen_bytes(given: int | None, token_bytes: int, context: int, free: int, share: int) -> int:
+    """A share of what is free, or a row of the model's whole context where that is more and half of it holds one.
 
     Raises ServerError.
     """
-    room, where = (free, "are free on the device") if given is None else (given, "are what --kv-cache-bytes allows")
-    if row_bytes > room:
+    row_bytes = context * token_bytes
+    chosen = given if given is not None else max(share, row_bytes if row_bytes <= free // 2 else 0)
+    least = SHORTEST_ROW_TOKENS * token_bytes
+    if chosen < least:
+        where = "what --kv-cache-bytes allows" if given is not None else "the sampler's share of what is free"
         raise ServerError(
-            f"Keys and values of one sequence of {row_tokens} tokens, the longest that is served, take "
-            f"{row_bytes / GIB:.2f} GiB, and {room / GIB:.2f} GiB {where}. Lower --max-sequence-length, "
-            f"or give more memory, {row_bytes} bytes at least."
+            f"Keys and values of {SHORTEST_ROW_TOKENS} tokens take {least} bytes, and {where} is {chosen}. "
+            f"Give more memory, or --no-sampling where nothing is to be sampled."
         )
-    return given if given is not None else max(row_bytes, share)
+    return chosen
+
+
+def longest_row(info: BaseModelInfo, token_bytes: int, kv_cache_bytes: int) -> int:
+    """Tokens of the longest sequence that is served: the model's context, or what memory holds."""
+    return min(info.max_sequence_length, kv_cache_bytes // token_bytes)
 
 
 def shared_bytes(device_type: str, free: int, *, alone: bool) -> int:

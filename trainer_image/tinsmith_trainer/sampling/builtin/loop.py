@@ -20,6 +20,7 @@ from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
+from tinsmith_trainer.sampling.builtin.kv_memory import longest_row
 from tinsmith_trainer.sampling.builtin.lanes import Lane
 from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
@@ -48,7 +49,8 @@ class SamplingLoop:
         self._settings = settings
         self._intake = intake
         self._forward = ForwardPass(torch_model)
-        self._plan = BatchPlan(self._forward.geometry, settings, torch_model.info.max_sequence_length)
+        longest = longest_row(torch_model.info, self._forward.geometry.bytes_per_token, settings.kv_cache_bytes)
+        self._plan = BatchPlan(self._forward.geometry, settings, longest)
         self._serials = itertools.count()
         self._live: dict[int, Run] = {}
         self._answered = 0
@@ -108,7 +110,7 @@ class SamplingLoop:
 
     def _accept(self, submission: Submission) -> None:
         try:
-            run = start_run(submission, next(self._serials), self._torch_model)
+            run = start_run(submission, next(self._serials), self._torch_model, self._plan.max_sequence_length)
         except TrainerError as error:
             self._answer(submission.done, SampleOutcome(error=error))
             return

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.errors import ServerError
+from support.sampler.jobs import job, prompt_of, submit
+from tinsmith_trainer.errors import ServerError, UserError
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.kv_memory import (
     CPU_BYTES,
     GIB,
+    SHORTEST_ROW_TOKENS,
     cgroup_room_bytes,
     chosen_bytes,
     free_bytes,
@@ -24,24 +28,37 @@ ROW_BYTES = 2 * 2 * 2 * 16 * 4 * 1024
 sizes = st.integers(1, 1 << 45)
 
 
-@given(row=sizes, free=sizes, alone=st.booleans(), device=st.sampled_from(["cpu", "cuda"]))
-def test_without_a_word_a_row_of_full_length_fits_and_no_more_is_taken_than_is_free(
-    row: int, free: int, alone: bool, device: str
+@given(token=st.integers(1, 1 << 24), free=sizes, alone=st.booleans(), device=st.sampled_from(["cpu", "cuda"]))
+def test_without_a_word_a_whole_context_fits_where_half_of_what_is_free_holds_it(
+    token: int, free: int, alone: bool, device: str
 ) -> None:
-    share = shared_bytes(device, free, alone=alone)
-    if row > free:
-        with pytest.raises(ServerError, match="Lower --max-sequence-length"):
-            chosen_bytes(None, row, 2048, free, share)
-    else:
-        assert row <= chosen_bytes(None, row, 2048, free, share) <= free
+    share, context = shared_bytes(device, free, alone=alone), 2048
+    if max(share, free // 2) < SHORTEST_ROW_TOKENS * token:
+        with pytest.raises(ServerError, match="--no-sampling"):
+            chosen_bytes(None, token, context, free, share)
+    elif share >= SHORTEST_ROW_TOKENS * token:
+        chosen = chosen_bytes(None, token, context, free, share)
+        assert share <= chosen <= free
+        assert chosen >= context * token or context * token > free // 2
+
+
+def test_a_context_that_no_memory_holds_is_served_in_part(model: TorchModel) -> None:
+    tokens = 100
+    settings = BuiltinSamplerSettings(kv_cache_bytes=ROW_BYTES // 1024 * tokens)
+    with closing(BuiltinSampler(model, settings)) as sampler:
+        whole = submit(sampler, job(prompt_of(60), max_tokens=None)).get()
+        assert [len(sequence.tokens) for sequence in whole.sequences] == [tokens - 60]
+        refused = submit(sampler, job(prompt_of(tokens))).get()
+        assert isinstance(refused.error, UserError)
+        assert f"memory for {tokens} tokens" in str(refused.error)
 
 
 def test_eight_billion_parameters_on_a_gpu_have_many_rows() -> None:
     """Qwen3-8B keeps 144 KiB a token. A fixed 2 GiB held one row of 2,048 tokens to a batch."""
-    row = 2048 * 144 * 1024
+    token = 144 * 1024
     free = (80 - 16) * GIB
-    beside = chosen_bytes(None, row, 2048, free, shared_bytes("cuda", free, alone=False))
-    assert beside // row == 56
+    beside = chosen_bytes(None, token, 2048, free, shared_bytes("cuda", free, alone=False))
+    assert beside // (2048 * token) == 56
     assert shared_bytes("cuda", free, alone=True) > 3 * beside
 
 
@@ -55,9 +72,11 @@ def test_what_the_operator_says_holds(model: TorchModel) -> None:
     assert kv_memory_bytes(model, 1 << 50, alone=True) == 1 << 50
 
 
-def test_too_little_for_one_row_is_refused_with_what_it_takes(model: TorchModel) -> None:
-    with pytest.raises(ServerError, match=f"1024 tokens.*--kv-cache-bytes allows.*{ROW_BYTES} bytes at least"):
-        kv_memory_bytes(model, ROW_BYTES - 1, alone=False)
+def test_too_little_for_the_shortest_row_is_refused_with_what_it_takes(model: TorchModel) -> None:
+    least = ROW_BYTES // 1024 * SHORTEST_ROW_TOKENS
+    with pytest.raises(ServerError, match=f"take {least} bytes.*--kv-cache-bytes allows is {least - 1}"):
+        kv_memory_bytes(model, least - 1, alone=False)
+    assert kv_memory_bytes(model, least, alone=False) == least
 
 
 def cgroup(tmp_path: Path, limit: str) -> Path:
