@@ -180,12 +180,13 @@ class EngineCall:
         finally:
             self._started_at = None
 
-    def told_to_stop(self, hang_seconds: float) -> bool:
-        """Whether the stop is an orderly one: whatever ends this process now, the call that runs is not to blame.
+    def told_to_stop(self, hang_seconds: float, beside_seconds: float = 0.0) -> bool:
+        """Whether the stop is an orderly one: whatever ends this process now, what runs is not to blame.
 
-        False: the call has run for so long that it is why the process is told to stop.
+        False: the call, or what is marked beside it and has run for `beside_seconds`, has taken so long that it is why
+        the process is told to stop.
         """
-        seconds = self.running_seconds()
+        seconds = max(self.running_seconds(), beside_seconds)
         hangs = seconds >= hang_seconds
         self.marker.stop(
             f"it was still running after {seconds:.0f} s, when the worker was told to stop" if hangs else ""

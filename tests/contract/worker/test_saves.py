@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,10 @@ from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
+from tinsmith_trainer.in_flight_marker import _decoded as decoded
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.saving import MOST_SAVES
@@ -250,3 +256,113 @@ async def test_a_save_at_which_a_process_ended_is_written_by_itself(
     await worker.submit(save(1, "a"), save(2, "b"))
     await worker.finished(2)
     assert threads == ["engine", "saver"]
+
+
+# ---- what goes wrong beside the engine
+
+
+async def test_a_save_that_hangs_is_seen_by_whoever_asks(worker: Worker, gate: Gate) -> None:
+    """The operator restarts a worker by it."""
+    await worker.submit(create(), save(1, "a"))
+    await gate.entered()
+    await asyncio.sleep(0.01)
+    assert worker.service.scheduler.running_seconds() > 0.01
+    gate.opened.set()
+    await worker.finished(1)
+    assert worker.service.scheduler.running_seconds() == 0
+
+
+async def test_a_thread_that_cannot_be_had_fails_its_save_alone(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.submit(create())
+    await worker.finished(0)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "saver":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        await worker.submit(save(1, "a"))
+        assert "can't start new thread" in await worker.failure(1)
+    await worker.submit(train(2), step(3), save(4, "a"))
+    assert (await worker.finished(4)).failure is None
+
+
+async def test_of_a_save_that_fails_no_copy_stays(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, without_collector: None
+) -> None:
+    copies: list[weakref.ref[Any]] = []
+
+    def refuse(_: CheckpointRoot, *args: Any) -> WrittenCheckpoint:
+        [state] = [arg for arg in args if isinstance(arg, AdapterState)]
+        copies.extend(weakref.ref(tensor) for tensor in state.tensors.values())
+        raise ServerError("the storage refuses")
+
+    monkeypatch.setattr(CheckpointRoot, "write", refuse)
+    await worker.submit(create(), train(1), save(2, "a"), train(3))
+    assert "refuses" in await worker.failure(2)
+    await worker.finished(3)
+    assert copies
+    assert not [copy for copy in copies if copy() is not None]
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_what_a_process_ended_at_runs_with_no_save_beside_it(
+    worker: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next end would be nobody's, and the one after that."""
+    await worker.submit(create(), create(model_id=OTHER))
+    for model in (MODEL, OTHER):
+        await worker.finished(0, model)
+    monkeypatch.setattr(Attempts, "is_suspect", lambda _, work: work.model_id == OTHER)
+    marked: list[tuple[InFlightWork, ...]] = []
+    mark = InFlightMarker._write
+
+    def note(marker: InFlightMarker, content: bytes) -> None:
+        if (interruption := decoded(content)) is not None:
+            marked.append(interruption.suspects)
+        mark(marker, content)
+
+    await worker.submit(save(1, "a"))
+    await gate.entered()
+    monkeypatch.setattr(InFlightMarker, "_write", note)
+    await worker.submit(*of(OTHER, step(1)))
+    assert await worker.is_pending(1, OTHER)
+    gate.opened.set()
+    await worker.finished(1, OTHER)
+    assert [works for works in marked if any(work.model_id == OTHER for work in works)] == [
+        (InFlightWork("operation", OTHER, 1),)
+    ]
+
+
+async def test_a_save_without_a_place_fetches_no_adapter(start: StartWorker, gate: Gate) -> None:
+    worker = await start(slots=2, places=8, residency=AT_ONCE)
+    models = [f"sess:train:{number}" for number in range(4)]
+    for model in models:
+        await worker.submit(*of(model, create(), train(1), step(2)))
+        await worker.finished(2, model)
+    restored: list[str] = []
+    load_state = worker.engine.load_state
+
+    def note(model: str, *args: Any, **options: Any) -> None:
+        restored.append(model)
+        load_state(model, *args, **options)
+
+    worker.engine.load_state = note  # type: ignore[method-assign]
+    for model in models:
+        await worker.submit(*of(model, save(3, "a")))
+    await gate.entered(saves=2)
+    gate.opened.set()
+    for model in models:
+        assert (await worker.finished(3, model)).failure is None
+    assert len(restored) == len(set(restored))

@@ -6,6 +6,7 @@ model of the worker would wait behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,6 +61,8 @@ class Attempts:
         self._marker = marker
         self._limit = limit
         self._known: dict[InFlightWork, tuple[int, str]] = {}
+        self.before_a_suspect: Callable[[], None] = lambda: None
+        """Returns when nothing runs beside the engine's thread, so that the next end is the suspect's own."""
 
     def recover(self) -> None:
         """Counts how the process before this one ended, on the disk, and remembers what was counted before."""
@@ -80,6 +83,9 @@ class Attempts:
         )
 
     def verdict(self, work: InFlightWork, operation: Operation | None = None) -> Verdict:
+        """Asked before the work is taken up."""
+        if self.is_suspect(work):
+            self.before_a_suspect()
         count, _ = self._known.get(work, (0, ""))
         return verdict(work, operation.kind if operation else None, count, self._limit)
 

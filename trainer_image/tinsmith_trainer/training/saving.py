@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
+from tinsmith_trainer.process_exit import fatal_on_error
 from tinsmith_trainer.training.executor import CopiedSave, Executor
 
 MOST_SAVES = 2
@@ -34,6 +36,7 @@ class _Save:
     queue: ModelQueue
     work: InFlightWork
     written: Future[OperationResult] = field(default_factory=Future)
+    started_at: float = field(default_factory=time.monotonic)
 
 
 class Saves:
@@ -61,6 +64,26 @@ class Saves:
     def __contains__(self, model_id: object) -> bool:
         return model_id in self._saves
 
+    def running_seconds(self) -> float:
+        """Of the one that is being written for the longest time; 0: none is. Thread-safe."""
+        started = [save.started_at for save in list(self._saves.values()) if not save.written.done()]
+        return time.monotonic() - min(started) if started else 0.0
+
+    def must_wait(self, queue: ModelQueue, entry: Entry) -> bool:
+        """Whether this model's turn is a save without a place. Then it is held, and no adapter is fetched for it."""
+        is_save = entry.operation.kind == worker_pb2.SAVE_WEIGHTS and not entry.is_finished
+        if not is_save or not self._is_full() or self._attempts.is_suspect(entry.work):
+            return False
+        self._wait_for_a_place(queue)
+        return True
+
+    def _is_full(self) -> bool:
+        return len(self._saves) >= MOST_SAVES
+
+    def _wait_for_a_place(self, queue: ModelQueue) -> None:
+        self._queues.hold(queue, math.inf)
+        self._waiting.append(queue)
+
     def run(
         self, queue: ModelQueue, entry: Entry, request: worker_pb2.SaveWeights, epoch: int
     ) -> OperationResult | None:
@@ -69,9 +92,8 @@ class Saves:
         One that a process has ended at is written here, by itself, so that the next end is known to be its own.
         """
         is_alone = self._attempts.is_suspect(entry.work)
-        if not is_alone and len(self._saves) >= MOST_SAVES:
-            self._queues.hold(queue, math.inf)
-            self._waiting.append(queue)
+        if not is_alone and self._is_full():
+            self._wait_for_a_place(queue)
             return None
         copied = self._executor.copy(entry.operation, request, epoch, self._latest(entry.operation.model_id, request))
         if is_alone:
@@ -97,20 +119,31 @@ class Saves:
         for waiting in self._waiting:
             self._queues.hold(waiting, 0.0)
         self._waiting.clear()
-        return save.written.result()
+        try:
+            return save.written.result()
+        finally:
+            # An error holds the frames that it came through, and they the copy: as a cycle it would stay for long.
+            save.written = Future()
 
     def _begin(self, queue: ModelQueue, work: InFlightWork, copied: CopiedSave) -> None:
         save = self._saves[queue.model_id] = _Save(queue, work)
-        self._queues.hold(queue, math.inf)
         self._mark()
-        threading.Thread(target=self._write, args=(save, copied), name="saver", daemon=True).start()
+        try:
+            threading.Thread(target=self._write, args=(save, copied), name="saver", daemon=True).start()
+        except RuntimeError:  # there may be no more threads
+            del self._saves[queue.model_id]
+            self._mark()
+            raise
+        # Nobody else looks at the queues before this turn of the engine's thread has ended.
+        self._queues.hold(queue, math.inf)
 
     def _write(self, save: _Save, copied: CopiedSave) -> None:
-        try:
-            reach("save-before-write")
-            save.written.set_result(self._executor.write(copied))
-        except BaseException as error:
-            save.written.set_exception(error)
+        with fatal_on_error("a save could not be written"):  # what is no Exception, such as a panic of a library's
+            try:
+                reach("save-before-write")
+                save.written.set_result(self._executor.write(copied))
+            except Exception as error:
+                save.written.set_exception(error)
         self._queues.between_turns(lambda: self._end(save))
 
     def _end(self, save: _Save) -> None:
@@ -122,6 +155,7 @@ class Saves:
         """Until nothing is being written, so that what the process ends of next is of one work alone."""
         for save in self._saves.values():
             save.written.exception()
+        self._mark()
 
     def end_all(self) -> None:
         """At a stop, when nobody has turns any more: what is under way is written and gets its result."""
@@ -130,4 +164,4 @@ class Saves:
             self._end(save)
 
     def _mark(self) -> None:
-        self._marker.beside(*(save.work for save in self._saves.values()))
+        self._marker.beside(*(save.work for save in self._saves.values() if not save.written.done()))

@@ -103,6 +103,7 @@ class Scheduler:
             executor, self._calls, queues.take_payload, self._attempts, self.engine_call, self._pace
         )
         self._saves = Saves(executor, queues, journal, self._attempts, self.engine_call.marker, self._take_next)
+        self._attempts.before_a_suspect = self._saves.wait
         restorer = Restorer(engine, snapshots, queues, journal, self._attempts, self.engine_call, self._stamp)
         self.parking = Parking(
             *(engine, queues, self._model_snapshots, restorer),
@@ -129,13 +130,17 @@ class Scheduler:
         """See `ModelSnapshots.soon`."""
         return self._model_snapshots.soon()
 
+    def running_seconds(self) -> float:
+        """How long the engine's call, or a save beside it, has run; 0: nothing runs."""
+        return max(self.engine_call.running_seconds(), self._saves.running_seconds())
+
     def set_epoch(self, epoch: int) -> None:
         """Names the checkpoints and events from now on. Never moves back."""
         self._epoch = max(self._epoch, epoch)
 
     def told_to_stop(self) -> None:
         """Whatever ends the process from now on, the call that runs is not to blame, unless it hangs."""
-        if self.engine_call.told_to_stop(self._attempt_policy.hang_seconds):
+        if self.engine_call.told_to_stop(self._attempt_policy.hang_seconds, self._saves.running_seconds()):
             self._attempts.forget_all()
 
     def stop(self) -> None:
@@ -156,8 +161,8 @@ class Scheduler:
             else:
                 self._take_one_of(ready)
         self._calls.drop_all()
-        self._saves.end_all()
         self._model_snapshots.at_stop()
+        self._saves.end_all()  # last, since a storage may keep it waiting until the process is killed
 
     def _take_one_of(self, ready: Sequence[Ready]) -> None:
         by_model = {one[0].model_id: one for one in ready}
@@ -168,6 +173,8 @@ class Scheduler:
             reach("operation-preempted")
         started = time.perf_counter()
         queue, turn, entry = by_model[chosen.model_id]
+        if self._saves.must_wait(queue, entry):
+            return
         is_there, brought = self.parking.bring(queue, entry), time.perf_counter()
         along = (by_model[one.model_id] for one in self._turns.who_may_go_along(chosen, contenders.values()))
         self._company.invite([other for other in along if self.parking.holds(other[0])])
@@ -217,8 +224,6 @@ class Scheduler:
 
     def _decide(self, queue: ModelQueue, entry: Entry) -> OperationResult | None:
         """None: its result stands. Raises _NotNow."""
-        if self._attempts.is_suspect(entry.work):
-            self._saves.wait()
         verdict = self._attempts.verdict(entry.work, entry.operation)
         if verdict == "quarantine":
             self._queues.quarantine(queue, self._attempts.quarantine_reason(entry.work, entry.operation))

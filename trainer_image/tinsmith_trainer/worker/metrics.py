@@ -37,7 +37,7 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         capabilities=_capabilities(engine.capabilities()),
         models=[_model_status(queue, scheduler.parking, now) for queue in queues if queue.phase != "released"],
         metrics=_metrics(service),
-        running_seconds=scheduler.engine_call.running_seconds(),
+        running_seconds=scheduler.running_seconds(),
         last_snapshot_time=scheduler.last_snapshot_time,
         snapshot_seconds=sum(queue.snapshot_seconds for queue in queues if scheduler.parking.holds(queue)),
         draining=service.is_draining,
