@@ -37,13 +37,15 @@ async def test_everybody_trusts_the_next_authority_before_it_issues_and_the_last
     grant(api_cluster, rights_of(hands.namespace))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig_of_the_account(api_cluster, hands.namespace, tmp_path)))
     seen: list[list[tuple[str, ...]]] = []
-    async with running(settings_for(hands.namespace, ca_pause_seconds=1)):
+    # Long enough to be seen on a busy machine: three answers of the API are one look.
+    async with running(settings_for(hands.namespace, ca_pause_seconds=2)):
         await hands.create(SESSIONS, session_manifest())
         await hands.create(POOLS, pool_manifest())
         await comes_to_rest(hands, "WorkerReady")
         await eventually(lambda: held(hands, "tiny-sampler-tls", "ca.crt"), "the pool has its certificate")
         [before] = await held(hands, "tinsmith-ca", "tls.crt")
         pod = await hands.get(PODS, "tiny-0")
+        seen.append(await trusted(hands))
         await hands.patch(SECRETS, "tinsmith-ca", {"metadata": {"annotations": {ROTATE_ANNOTATION: "2026-02"}}})
 
         async def is_done() -> bool:

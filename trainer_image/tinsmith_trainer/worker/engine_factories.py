@@ -14,7 +14,7 @@ from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
-from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory_bytes
+from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory
 from tinsmith_trainer.torch_model.loading import TorchModel, check_files, describe_model, load_torch_model, place
 from tinsmith_trainer.torch_model.model_source import model_directory
 
@@ -71,9 +71,11 @@ def load_base_model(options: WorkerOptions) -> TorchModel:
 
 
 def _sampler(model: TorchModel, options: WorkerOptions, *, alone: bool) -> Sampler:
+    memory = kv_memory(model, options.kv_cache_bytes, alone=alone)
     settings = BuiltinSamplerSettings(
         deterministic=options.deterministic_sampling,
-        kv_cache_bytes=kv_memory_bytes(model, options.kv_cache_bytes, alone=alone),
+        kv_cache_bytes=memory.nbytes,
+        longest_row_tokens=memory.longest_row_tokens,
     )
     return BuiltinSampler(model, settings)
 

@@ -7,12 +7,12 @@ where one of full length does not fit, shorter ones are served, and the log says
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import torch
 
-from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -30,7 +30,15 @@ MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def kv_memory_bytes(torch_model: TorchModel, given: int | None, *, alone: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """`longest_row_tokens`: the longest sequence that is served, the model's context or what the memory holds."""
+
+    nbytes: int
+    longest_row_tokens: int
+
+
+def kv_memory(torch_model: TorchModel, given: int | None, *, alone: bool) -> KvMemory:
     """`given` by the operator, or a share of what is free; `alone`: nothing else computes on the device.
 
     Raises ServerError where there is not enough for the shortest row.
@@ -39,7 +47,7 @@ def kv_memory_bytes(torch_model: TorchModel, given: int | None, *, alone: bool) 
     free = free_bytes(torch_model.device)
     share = shared_bytes(torch_model.device.type, free, alone=alone)
     chosen = chosen_bytes(given, token_bytes, torch_model.info.max_sequence_length, free, share)
-    longest = longest_row(torch_model.info, token_bytes, chosen)
+    longest = min(torch_model.info.max_sequence_length, chosen // token_bytes)
     if longest < torch_model.info.max_sequence_length:
         log.warning(
             "samples are shorter than the model's context: memory for keys and values holds no more",
@@ -47,7 +55,7 @@ def kv_memory_bytes(torch_model: TorchModel, given: int | None, *, alone: bool) 
             context=torch_model.info.max_sequence_length,
             kv_cache_bytes=chosen,
         )
-    return chosen
+    return KvMemory(chosen, longest)
 
 
 def chosen_bytes(given: int | None, token_bytes: int, context: int, free: int, share: int) -> int:
@@ -65,11 +73,6 @@ def chosen_bytes(given: int | None, token_bytes: int, context: int, free: int, s
             f"Give more memory, or --no-sampling where nothing is to be sampled."
         )
     return chosen
-
-
-def longest_row(info: BaseModelInfo, token_bytes: int, kv_cache_bytes: int) -> int:
-    """Tokens of the longest sequence that is served: the model's context, or what memory holds."""
-    return min(info.max_sequence_length, kv_cache_bytes // token_bytes)
 
 
 def shared_bytes(device_type: str, free: int, *, alone: bool) -> int:

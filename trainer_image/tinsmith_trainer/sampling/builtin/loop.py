@@ -20,7 +20,6 @@ from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
-from tinsmith_trainer.sampling.builtin.kv_memory import longest_row
 from tinsmith_trainer.sampling.builtin.lanes import Lane
 from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
@@ -49,8 +48,8 @@ class SamplingLoop:
         self._settings = settings
         self._intake = intake
         self._forward = ForwardPass(torch_model)
-        longest = longest_row(torch_model.info, self._forward.geometry.bytes_per_token, settings.kv_cache_bytes)
-        self._plan = BatchPlan(self._forward.geometry, settings, longest)
+        context = torch_model.info.max_sequence_length
+        self._plan = BatchPlan(self._forward.geometry, settings, min(context, settings.longest_row_tokens or context))
         self._serials = itertools.count()
         self._live: dict[int, Run] = {}
         self._answered = 0

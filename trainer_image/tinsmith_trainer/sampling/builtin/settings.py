@@ -33,6 +33,8 @@ class BuiltinSamplerSettings:
     """Keys and values of running rows, all batches together; one batch takes a quarter at most (but has a row).
 
     A worker's is by its device, see kv_memory.py."""
+    longest_row_tokens: int | None = None
+    """Of a sequence, where that is shorter than the model's context: memory for keys and values holds no more."""
     prefix_cache_bytes: int = 256 * MIB
     """Keys and values of prompt prefixes kept for later jobs, least recently used first out; 0 keeps none."""
     stacked_adapter_bytes: int = 256 * MIB

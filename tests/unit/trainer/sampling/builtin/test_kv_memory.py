@@ -14,10 +14,11 @@ from tinsmith_trainer.sampling.builtin.kv_memory import (
     CPU_BYTES,
     GIB,
     SHORTEST_ROW_TOKENS,
+    KvMemory,
     cgroup_room_bytes,
     chosen_bytes,
     free_bytes,
-    kv_memory_bytes,
+    kv_memory,
     shared_bytes,
 )
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -44,7 +45,8 @@ def test_without_a_word_a_whole_context_fits_where_half_of_what_is_free_holds_it
 
 def test_a_context_that_no_memory_holds_is_served_in_part(model: TorchModel) -> None:
     tokens = 100
-    settings = BuiltinSamplerSettings(kv_cache_bytes=ROW_BYTES // 1024 * tokens)
+    memory = kv_memory(model, ROW_BYTES // 1024 * tokens, alone=True)
+    settings = BuiltinSamplerSettings(kv_cache_bytes=memory.nbytes, longest_row_tokens=memory.longest_row_tokens)
     with closing(BuiltinSampler(model, settings)) as sampler:
         whole = submit(sampler, job(prompt_of(60), max_tokens=None)).get()
         assert [len(sequence.tokens) for sequence in whole.sequences] == [tokens - 60]
@@ -68,15 +70,15 @@ def test_a_host_gives_a_bounded_part() -> None:
 
 
 def test_what_the_operator_says_holds(model: TorchModel) -> None:
-    assert kv_memory_bytes(model, ROW_BYTES, alone=False) == ROW_BYTES
-    assert kv_memory_bytes(model, 1 << 50, alone=True) == 1 << 50
+    assert kv_memory(model, ROW_BYTES, alone=False) == KvMemory(ROW_BYTES, 1024)
+    assert kv_memory(model, 1 << 50, alone=True) == KvMemory(1 << 50, 1024)
 
 
 def test_too_little_for_the_shortest_row_is_refused_with_what_it_takes(model: TorchModel) -> None:
     least = ROW_BYTES // 1024 * SHORTEST_ROW_TOKENS
     with pytest.raises(ServerError, match=f"take {least} bytes.*--kv-cache-bytes allows is {least - 1}"):
-        kv_memory_bytes(model, least - 1, alone=False)
-    assert kv_memory_bytes(model, least, alone=False) == least
+        kv_memory(model, least - 1, alone=False)
+    assert kv_memory(model, least, alone=False) == KvMemory(least, SHORTEST_ROW_TOKENS)
 
 
 def cgroup(tmp_path: Path, limit: str) -> Path:
