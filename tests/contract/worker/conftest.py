@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.worker.in_process import Worker
+from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 
 StartWorker = Callable[..., Awaitable[Worker]]
 
@@ -33,3 +34,17 @@ async def start(tmp_path: Path) -> AsyncIterator[StartWorker]:
 @pytest.fixture
 async def worker(start: StartWorker) -> Worker:
     return await start()
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Model and last operation of every snapshot that is written."""
+    found: list[tuple[str, int]] = []
+    write = SnapshotFolder.write
+
+    def note(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
+        found.append((snapshot.model_id, snapshot.applied))
+        return write(folder, snapshot)
+
+    monkeypatch.setattr(SnapshotFolder, "write", note)
+    return found

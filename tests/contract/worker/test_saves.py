@@ -16,7 +16,6 @@ from support.engine.reference import ReferenceEngine
 from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create, save, save_ephemeral, step, train
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
-from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.in_flight_marker import InFlightMarker, InFlightWork
@@ -32,20 +31,6 @@ from .test_poorer_starts import crash
 
 OTHER = "sess:train:1"
 AT_ONCE = ResidencyRules(idle_seconds=0.0, turn_seconds=0.0, exchange_share=0.0)
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Model and last operation of every snapshot that is written."""
-    found: list[tuple[str, int]] = []
-    write = SnapshotFolder.write
-
-    def note(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
-        found.append((snapshot.model_id, snapshot.applied))
-        return write(folder, snapshot)
-
-    monkeypatch.setattr(SnapshotFolder, "write", note)
-    return found
 
 
 def checkpoints(folder: Path) -> dict[str, bytes]:

@@ -34,20 +34,6 @@ async def port(worker: Worker, tmp_path: Path) -> AsyncIterator[Port]:
         yield port
 
 
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Model and last operation of every snapshot that is written."""
-    found: list[tuple[str, int]] = []
-    write = SnapshotFolder.write
-
-    def note(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
-        found.append((snapshot.model_id, snapshot.applied))
-        return write(folder, snapshot)
-
-    monkeypatch.setattr(SnapshotFolder, "write", note)
-    return found
-
-
 class Gate:
     """Lets the engine's next computations begin, and end when the test says so."""
 
