@@ -29,6 +29,10 @@ PRODUCT_TOKENS = (64, 128)
 """A packed datum's products take so many tokens: the second from its own number on. Measured on one thread in GFLOP/s,
 for 256 x 640: 94 for 16, 168 for 64, 193 for 128, 228 for 1,024."""
 
+CELLS_PER_TOKEN = 4
+"""Losses take rows as wide as the longest. Beside one of 127 tokens, hundreds of a token each would be a hundred times
+as large as what was sent, and with many targets for each token fill the memory."""
+
 TARGETS = "target_tokens"
 
 
@@ -130,13 +134,14 @@ def _kind(datum: Datum, max_length: int, *, packs: bool) -> _Kind:
 
 def _groups(indices: Sequence[int], lengths: Sequence[int], token_budget: int) -> Iterator[list[int]]:
     group: list[int] = []
-    room = token_budget
+    tokens = widest = 0
     for index, length in zip(indices, lengths, strict=True):
-        if group and length > room:
+        cells = (len(group) + 1) * max(widest, length)
+        if group and (tokens + length > token_budget or cells > CELLS_PER_TOKEN * token_budget):
             yield group
-            group, room = [], token_budget
+            group, tokens, widest = [], 0, 0
         group.append(index)
-        room -= length
+        tokens, widest = tokens + length, max(widest, length)
     yield group
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.engine.datums import VOCAB_SIZE, sft_datum, with_inputs
 from tinsmith_trainer.engines.base import Datum
 from tinsmith_trainer.engines.batching import (
+    CELLS_PER_TOKEN,
     PACKED_BELOW_TOKENS,
     Microbatch,
     MicrobatchShape,
@@ -80,7 +81,17 @@ def test_microbatches_keep_to_the_budget_and_leave_no_room_for_the_next(operatio
     for microbatches in by_kind.values():
         for full, following in itertools.pairwise(microbatches):
             first = following.shape.lengths[following.datum_indices.index(min(following.datum_indices))]
-            assert full.shape.tokens + first > BUDGET
+            cells = (full.shape.rows + 1) * max(full.shape.width, first)
+            assert full.shape.tokens + first > BUDGET or cells > CELLS_PER_TOKEN * BUDGET
+
+
+@settings(deadline=None)
+@given(st.lists(datums, max_size=40), st.booleans())
+def test_the_losses_rows_are_bounded_whatever_lengths_meet(operation: list[Datum], packs: bool) -> None:
+    odd = [*operation, *(sft_datum(1) for _ in range(900)), sft_datum(127)]
+    for microbatch in plan(odd, packs=packs):
+        shape = microbatch.shape
+        assert shape.rows == 1 or shape.rows * shape.width <= CELLS_PER_TOKEN * BUDGET
 
 
 @pytest.mark.parametrize(
