@@ -120,12 +120,18 @@ class PromptGroup:
         """
         first = prefills[0]
         self.length = first.part(tokens).length
-        chosen, keys = [first], {first.next_key}
+        chosen, keys, ends = [first], {first.next_key}, [first.part(tokens).end]
         for prefill in prefills[1:]:
             is_full = (len(chosen) + 1) * self.length > tokens
-            if not is_full and prefill.next_key not in keys and 2 * prefill.part(self.length).length > self.length:
+            part = prefill.part(self.length)
+            if is_full or prefill.next_key in keys or 2 * part.length <= self.length:
+                continue
+            # All rows attend to as many tokens as the one that is furthest: beside a long prompt's end they would
+            # take as much memory as so many long prompts.
+            if (len(ends) + 1) * max(*ends, part.end) <= 2 * (sum(ends) + part.end):
                 chosen.append(prefill)
                 keys.add(prefill.next_key)
+                ends.append(part.end)
         self.prefills = sorted(chosen, key=lambda prefill: prefill.run.adapter.serial)
         self._parts = [prefill.part(self.length) for prefill in self.prefills]
 

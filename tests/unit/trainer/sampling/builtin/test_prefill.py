@@ -61,6 +61,12 @@ def test_a_prompt_that_would_be_mostly_padding_waits(model: TorchModel, forwards
     assert forwards == [[30], [5]]
 
 
+def test_a_long_prompts_end_takes_few_short_ones_along(model: TorchModel, forwards: list[list[int]]) -> None:
+    """Each would attend to as many tokens as it does."""
+    answers(model, of_length(138), *(of_length(10, seed) for seed in range(1, 6)))
+    assert forwards == [[64], [64], [10, 10], [10, 10, 10, 10]]
+
+
 def test_a_prompt_that_begins_like_one_in_the_forward_finds_it_known(
     model: TorchModel, forwards: list[list[int]]
 ) -> None:
