@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from support.engine.contract import state_bits
 from support.engine.reference import ReferenceCall, ReferenceEngine
 from support.worker.in_process import Worker
-from support.worker.process import create, step, train, train_many
+from support.worker.process import AWAIT_SECONDS, create, step, train, train_many
 from tinsmith_trainer.training.company import Measured
 
 from .conftest import StartWorker
@@ -20,15 +22,32 @@ MODELS = [f"sess-{number}:train:0" for number in range(6)]
 PROGRAM = [train(1), train_many(2, 30), train(3, (5, 3, 5)), step(4), train(5, forward_only=True), step(6)]
 
 
-@pytest.fixture
-def forwards(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+class Forwards(list[list[str]]):
     """Whose microbatches each forward computed."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.opened.set()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """None computes inside the block: what arrives there waits together, however slow the machine is."""
+        self.opened.clear()
+        try:
+            yield
+        finally:
+            self.opened.set()
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> Forwards:
     monkeypatch.setenv("TINSMITH_REFERENCE_SHARED_TOKENS", "1000")
     monkeypatch.setattr(Measured, "pays", lambda _: True)
-    computed: list[list[str]] = []
+    computed = Forwards()
     advance = ReferenceEngine.advance
 
     def watched(engine: ReferenceEngine, calls: Sequence[ReferenceCall]) -> None:
+        assert computed.opened.wait(AWAIT_SECONDS)
         computed.append([call.work.adapter_id for call in calls])
         advance(engine, calls)
 
@@ -36,12 +55,13 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return computed
 
 
-async def run_all(worker: Worker, beside: bool) -> list[object]:
+async def run_all(worker: Worker, beside: Forwards | None = None) -> list[object]:
     """The program for each model, all at once or one model after the other; every result and state."""
     await worker.submit(*(create(model_id=model_id) for model_id in MODELS))
     calls = {model_id: [replace(call, model_id=model_id) for call in PROGRAM] for model_id in MODELS}
-    if beside:
-        await worker.submit(*(call for turn in zip(*calls.values(), strict=True) for call in turn))
+    if beside is not None:
+        with beside.held():
+            await worker.submit(*(call for turn in zip(*calls.values(), strict=True) for call in turn))
     found: list[object] = []
     for model_id in MODELS:
         await worker.submit(*calls[model_id])
@@ -51,21 +71,21 @@ async def run_all(worker: Worker, beside: bool) -> list[object]:
 
 
 async def test_those_who_share_a_forward_have_the_results_and_states_of_those_who_do_not(
-    start: StartWorker, tmp_path: Path, forwards: list[list[str]]
+    start: StartWorker, tmp_path: Path, forwards: Forwards
 ) -> None:
     alone = Worker(tmp_path / "alone")
     await alone.service.activate(1)
-    one_by_one = await run_all(alone, beside=False)
+    one_by_one = await run_all(alone)
     assert all(len(models) == 1 for models in forwards)
     forwards.clear()
-    assert await run_all(await start(), beside=True) == one_by_one
-    assert max(map(len, forwards)) > 2
+    assert await run_all(await start(), beside=forwards) == one_by_one
+    assert max(map(len, forwards)) == len(MODELS)
     assert all(len(set(models)) == len(models) for models in forwards), "one microbatch of each at most"
     await alone.service.drain()
 
 
 async def test_what_cannot_be_read_fails_by_itself_and_not_who_would_have_shared(
-    worker: Worker, forwards: list[list[str]]
+    worker: Worker, forwards: Forwards
 ) -> None:
     await worker.submit(*(create(model_id=model_id) for model_id in MODELS[:3]))
     await worker.submit(train_many(1, 30, MODELS[0]))
@@ -79,7 +99,7 @@ async def test_what_cannot_be_read_fails_by_itself_and_not_who_would_have_shared
 
 
 async def test_an_error_that_the_engine_keeps_to_nobody_makes_the_others_begin_again(
-    worker: Worker, forwards: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    worker: Worker, forwards: Forwards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance, failed = ReferenceEngine.advance, list[str]()
 
@@ -91,8 +111,10 @@ async def test_an_error_that_the_engine_keeps_to_nobody_makes_the_others_begin_a
 
     monkeypatch.setattr(ReferenceEngine, "advance", failing_in_company)
     await worker.submit(*(create(model_id=model_id) for model_id in MODELS))
-    await worker.submit(*(train_many(1, 30, model_id) for model_id in MODELS))
+    with forwards.held():
+        await worker.submit(*(train_many(1, 30, model_id) for model_id in MODELS))
     results = {model_id: await worker.finished(1, model_id) for model_id in MODELS}
+    assert failed, "none shared a forward"
     assert [model_id for model_id, result in results.items() if result.failure is not None] == failed
     states = {state_bits(worker.engine.state(model_id)) for model_id in MODELS if model_id not in failed}
     assert len(states) == 1, "the same call on the same adapter: none has a microbatch twice"
@@ -115,11 +137,12 @@ async def test_what_is_computed_at_the_end_of_a_call_counts_as_computing(
 
 
 async def test_a_microbatch_larger_than_the_room_goes_alone(
-    worker: Worker, forwards: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    worker: Worker, forwards: Forwards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINSMITH_REFERENCE_SHARED_TOKENS", "5")
     await worker.submit(*(create(model_id=model_id) for model_id in MODELS))
-    await worker.submit(*(train_many(1, 30, model_id) for model_id in MODELS))
+    with forwards.held():
+        await worker.submit(*(train_many(1, 30, model_id) for model_id in MODELS))
     for model_id in MODELS:
         await worker.finished(1, model_id)
     assert all(len(models) == 1 for models in forwards)
