@@ -100,7 +100,12 @@ def sample_together(model: PeftModel) -> Loop:
     return lambda count: _generate(model, count, rows_per_call=count)
 
 
-def _generate(model: PeftModel, count: int, *, rows_per_call: int) -> None:
+def sample_one_prompt(model: PeftModel) -> Loop:
+    """`count` samples of one prompt in one `generate`."""
+    return lambda count: _generate(model, 1, rows_per_call=1, samples=count)
+
+
+def _generate(model: PeftModel, count: int, *, rows_per_call: int, samples: int = 1) -> None:
     model.eval()
     # Every sample has the full length.
     model.generation_config.eos_token_id = None
@@ -110,13 +115,14 @@ def _generate(model: PeftModel, count: int, *, rows_per_call: int) -> None:
             input_ids=rows,
             attention_mask=torch.ones_like(rows),
             do_sample=True,
+            num_return_sequences=samples,
             top_k=0,
             max_new_tokens=SAMPLED_TOKENS,
             pad_token_id=0,
         )
 
 
-LOOPS = {loop.__name__: loop for loop in (train, sample_one_by_one, sample_together)}
+LOOPS = {loop.__name__: loop for loop in (train, sample_one_by_one, sample_one_prompt, sample_together)}
 
 
 def main() -> None:

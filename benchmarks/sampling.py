@@ -1,86 +1,205 @@
-"""Samples per second through SDK and server, as a multiple of transformers' `generate` with a PEFT adapter."""
+"""Samples per second beside transformers' `generate` with a PEFT adapter, and of eight adapters beside one.
+
+Through SDK and server; and of the sampler alone, which is asked in this process as the worker asks it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from comparing import Medians, Options, measure_in_turns, parse_options
+import numpy as np
+import torch
+from comparing import Medians, Options, Side, measure_in_turns, parse_options
 from rich.console import Console
 from rich.table import Table
 from sides import ServedSamples, bare, training_client
+from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplingParams
+from tinsmith_trainer.sampling.builtin import BuiltinSampler
+from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
-from workloads import PROMPT_TOKENS, SAMPLED_TOKENS, Workload
+from workloads import ALPHA, PROMPT_TOKENS, RANK, SAMPLED_TOKENS, Workload, token_rows
 
-SAMPLES = 32
 SAMPLES_ONE_BY_ONE = 4
-REFERENCES = {"sample_one_by_one": SAMPLES_ONE_BY_ONE, "sample_together": SAMPLES}
+ADAPTERS = [f"adapter-{number}" for number in range(8)]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRate:
-    """Samples per second of one model, against one way to call `generate`."""
+    """Samples per second of one model, against a reference."""
 
     parameters: str
     threads: int
+    what: str
     reference: str
     samples_per_second: Medians
+    goal: float | None = None
 
 
-def measure(workload: Workload, options: Options, scratch: Path) -> list[SamplingRate]:
-    model = make_tiny_model(scratch / "model", shape=workload.shape)
-    with training_client(model, scratch) as client:
-        served = ServedSamples(client, workload.shape.vocab_size)
-        return [
-            SamplingRate(workload.name, options.threads, loop, _rates(loop, model, served, workload, options))
-            for loop in REFERENCES
-        ]
+class SamplerAlone:
+    """The sampler in this process, asked by its own contract; its adapters take turns from one request to the next."""
+
+    def __init__(self, sampler: BuiltinSampler, vocab_size: int, adapters: Sequence[str]) -> None:
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._adapters = adapters
+        self._params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, stop_tokens=())
+        self._seeds = itertools.count(1)
+
+    def seconds_for_one_of(self, count: int) -> float:
+        """New prompts each time, as with `ServedSamples`."""
+        prompts = token_rows(count, PROMPT_TOKENS, self._vocab_size, seed=next(self._seeds))
+        answers = _Answers(count)
+        started = time.perf_counter()
+        for number, prompt in enumerate(prompts):
+            adapter = self._adapters[number % len(self._adapters)]
+            job = SampleJob(f"request-{number}", adapter, np.array(prompt, np.int32), self._params)
+            self._sampler.submit(job, answers.take)
+        answers.wait()
+        return (time.perf_counter() - started) / count
 
 
-def _rates(loop: str, model: Path, served: ServedSamples, workload: Workload, options: Options) -> Medians:
-    with bare(loop, model) as reference:
+class _Answers:
+    """Of so many jobs; all of them must be samples of the full length."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._there = threading.Event()
+        self._wrong: list[SampleOutcome] = []
+
+    def take(self, outcome: SampleOutcome) -> None:
+        if [len(sequence.tokens) for sequence in outcome.sequences] != [SAMPLED_TOKENS]:
+            self._wrong.append(outcome)
+        self._left -= 1
+        if not self._left:
+            self._there.set()
+
+    def wait(self) -> None:
+        self._there.wait()
+        assert not self._wrong, self._wrong[0].error
+
+
+def random_adapter(model: TorchModel, seed: int) -> AdapterState:
+    drawn = np.random.default_rng(seed)
+    tensors = {}
+    for name, layer in model.layers.items():
+        tensors[f"weights/{name}.lora_A"] = drawn.normal(0, 0.02, (RANK, layer.in_features)).astype(np.float32)
+        tensors[f"weights/{name}.lora_B"] = drawn.normal(0, 0.02, (layer.out_features, RANK)).astype(np.float32)
+    return AdapterState(LoraSpec(RANK, ALPHA, seed), optimizer_step=0, tensors=tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    workload: Workload
+    model: Path
+    options: Options
+
+    def served(self, scratch: Path) -> list[SamplingRate]:
+        """Through SDK and server."""
+        vocab_size = self.workload.shape.vocab_size
+        with training_client(self.model, scratch) as training:
+            client = training.save_weights_and_get_sampling_client().result()
+            requests, of_eight = ServedSamples(client, vocab_size), ServedSamples(client, vocab_size, 8)
+            one_by_one = self._beside("one_by_one", "32 requests", requests, 32, reference_count=SAMPLES_ONE_BY_ONE)
+            return [
+                one_by_one,
+                self._beside("together", "32 requests", requests, 32),
+                self._beside("together", "64 requests", requests, 64, goal=1.0),
+                self._beside("one_prompt", "a request of 8", of_eight, 8),
+            ]
+
+    def alone(self) -> list[SamplingRate]:
+        """The sampler in this process, on so many threads."""
+        model = load_torch_model(str(self.model))
+        sampler = BuiltinSampler(model)
+        for seed, key in enumerate(ADAPTERS):
+            sampler.load_adapter(key, random_adapter(model, seed))
+        vocab_size = self.workload.shape.vocab_size
+        one = SamplerAlone(sampler, vocab_size, ADAPTERS[:1])
+        eight = SamplerAlone(sampler, vocab_size, ADAPTERS)
+        try:
+            return [
+                self._beside("together", "64 requests, the sampler alone", one, 64, goal=1.0),
+                self._compared(one, eight, "32 of eight adapters, alone", "one adapter", 32, 32, 0.8),
+            ]
+        finally:
+            sampler.close()
+
+    def _beside(
+        self,
+        loop: str,
+        what: str,
+        side: Side,
+        count: int,
+        *,
+        reference_count: int | None = None,
+        goal: float | None = None,
+    ) -> SamplingRate:
+        """Beside a `generate` of as many samples, unless told how many."""
+        with bare(f"sample_{loop}", self.model) as reference:
+            name = f"generate, {loop.replace('_', ' ')}"
+            return self._compared(reference, side, what, name, reference_count or count, count, goal)
+
+    def _compared(
+        self, reference: Side, side: Side, what: str, name: str, reference_count: int, count: int, goal: float | None
+    ) -> SamplingRate:
         pairs = measure_in_turns(
             reference,
-            served,
-            reference_count=REFERENCES[loop],
-            served_count=SAMPLES,
-            blocks=options.blocks,
-            name=f"{workload.name} parameters, {loop}",
+            side,
+            reference_count=reference_count,
+            served_count=count,
+            blocks=self.options.blocks,
+            name=f"{self.workload.name} parameters, {what} beside {name}",
         )
-    return Medians.of([(1 / reference_seconds, 1 / served_seconds) for reference_seconds, served_seconds in pairs])
+        medians = Medians.of(
+            [(1 / reference_seconds, 1 / served_seconds) for reference_seconds, served_seconds in pairs]
+        )
+        return SamplingRate(self.workload.name, self.options.threads, what, name, medians, goal)
 
 
 def draw(results: Sequence[SamplingRate]) -> Table:
     what = f"samples of {SAMPLED_TOKENS} tokens per second, prompts of {PROMPT_TOKENS}"
     table = Table(title=f"{what}, threads: {results[0].threads}")
-    for heading in ("model", "generate", "by itself", "SDK and server", "ratio", "quartiles"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("model", "what", "reference", "reference's", "measured", "ratio", "quartiles", "goal"):
+        table.add_column(heading, no_wrap=True)
     for one in results:
-        low, high = one.samples_per_second.ratio_quartiles
+        medians = one.samples_per_second
+        low, high = medians.ratio_quartiles
+        reached = "" if one.goal is None else "[green]" if medians.ratio >= one.goal else "[red]"
         table.add_row(
             one.parameters,
-            one.reference.removeprefix("sample_").replace("_", " "),
-            f"{one.samples_per_second.reference:.1f}",
-            f"{one.samples_per_second.served:.1f}",
-            f"{one.samples_per_second.ratio:.2f}",
+            one.what,
+            one.reference,
+            f"{medians.reference:.1f}",
+            f"{medians.served:.1f}",
+            f"{reached}{medians.ratio:.2f}",
             f"{low:.2f} to {high:.2f}",
+            "" if one.goal is None else f"{one.goal:.1f}",
         )
     return table
 
 
 def main() -> None:
-    options = parse_options(__doc__ or "")
-    results = []
+    options = parse_options(__doc__.partition("\n")[0])
+    torch.set_num_threads(options.threads)
+    results: list[SamplingRate] = []
     for workload in options.workloads:
         with tempfile.TemporaryDirectory() as scratch:
-            results += measure(workload, options, Path(scratch))
+            model = make_tiny_model(Path(scratch) / "model", shape=workload.shape)
+            bench = Bench(workload, model, options)
+            results += bench.served(Path(scratch))
+            results += bench.alone()
     if options.json:
         print(json.dumps([asdict(one) for one in results], indent=2))
     else:
-        Console().print(draw(results))
+        Console(width=140).print(draw(results))
 
 
 if __name__ == "__main__":

@@ -102,21 +102,23 @@ def step_datum(row: Sequence[int]) -> types.Datum:
 
 
 class ServedSamples:
-    """Samples of the client's present weights, one request each, all submitted before the first is awaited."""
+    """Samples of a client's weights, so many of each request; all are submitted before the first is awaited."""
 
-    def __init__(self, client: tinker.TrainingClient, vocab_size: int) -> None:
-        self._client = client.save_weights_and_get_sampling_client().result()
+    def __init__(self, client: tinker.SamplingClient, vocab_size: int, samples_per_request: int = 1) -> None:
+        self._client = client
         self._vocab_size = vocab_size
+        self._samples_per_request = samples_per_request
         # An empty list: nothing stops a sample before its length.
         self._params = types.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, stop=[])
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
         """New prompts each time: prefixes kept from an earlier block would flatter the server."""
-        rows = token_rows(count, PROMPT_TOKENS, self._vocab_size, seed=next(self._seeds))
+        each = self._samples_per_request
+        rows = token_rows(count // each, PROMPT_TOKENS, self._vocab_size, seed=next(self._seeds))
         prompts = [types.ModelInput.from_ints(list(row)) for row in rows]
         started = time.perf_counter()
-        for future in [self._client.sample(prompt, 1, self._params) for prompt in prompts]:
-            [sequence] = future.result().sequences
-            assert len(sequence.tokens) == SAMPLED_TOKENS
+        for future in [self._client.sample(prompt, each, self._params) for prompt in prompts]:
+            sequences = future.result().sequences
+            assert [len(sequence.tokens) for sequence in sequences] == [SAMPLED_TOKENS] * each
         return (time.perf_counter() - started) / count
