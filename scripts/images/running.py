@@ -17,9 +17,10 @@ TOOLS_LOCK = ROOT / "requirements" / "image-tests.txt"
 SOURCE = "/tmp/source"
 TOOLS = "/tmp/tools"
 TRAINER_TESTS = ("tests/contract/engine", "tests/unit/trainer")
-# These ask the client's command, the SDK, Megatron or Ray, which the image is right not to have.
+# These ask the client's command, the SDK, Megatron, Ray or Triton, which the image is right not to have.
 NOT_OF_THE_IMAGE = (
     "tests/unit/trainer/engines/nemo_rl",
+    "tests/unit/trainer/engines/test_loss_kernels.py",
     "tests/unit/trainer/test_cli.py",
     "tests/unit/trainer/training/test_codec.py",
     "tests/unit/trainer/sampling/test_codec.py",

@@ -100,6 +100,7 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/engines/nemo_rl/megatron/cpu_rank.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/nemo_rl/nemo/actor.py": "Ray loads it by name, in another environment",
     "trainer_image/tinsmith_trainer/engines/nemo_rl/ranks/ray_answers.py": SHARED,
+    "trainer_image/tinsmith_trainer/engines/peft/logprobs.py": "from hidden states, which its neighbours do not know",
     "trainer_image/tinsmith_trainer/engines/peft/settings.py": CHOICE,
     "trainer_image/tinsmith_trainer/engines/peft/token_budget.py": "reads the device; its neighbours are told",
     "trainer_image/tinsmith_trainer/failpoints.py": SHARED,

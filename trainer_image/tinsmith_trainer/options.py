@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol, get_args
 
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import BaseModelInfo, Engine, LoraProducts
+from tinsmith_trainer.engines.base import BaseModelInfo, Engine, LoraProducts, LossKernel
 from tinsmith_trainer.engines.nemo_rl.flags import ENGINE as RANKS_ENGINE
 from tinsmith_trainer.engines.nemo_rl.flags import RankFlags, add_rank_flags, refused_rank_flags
 from tinsmith_trainer.sampling.base import Sampler
@@ -66,6 +66,7 @@ class WorkerOptions(RankFlags):
     deterministic_sampling: bool
     token_budget: int | None
     lora_products: LoraProducts | None
+    loss_kernel: LossKernel | None
     kv_cache_bytes: int | None
     snapshot_replay_seconds: float
     snapshot_cost_factor: float
@@ -211,6 +212,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help="what peft computes adapters' products in; float32 by default",
     )
     parser.add_argument(
+        "--loss-kernel",
+        choices=get_args(LossKernel),
+        help="what makes peft's logprobs on a GPU; auto, the default: Liger's kernel where it runs and agrees",
+    )
+    parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"
     )
     parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="a crash may cost this much")
@@ -262,8 +268,9 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
     _check_placement(parser, options)
     if options.token_budget is not None and options.role == "sampler":
         parser.error("--token-budget is for training, and a sampler does none")
-    if options.lora_products is not None and options.engine != "peft":
-        parser.error("--lora-products is for --engine peft")
+    for flag, value in (("--lora-products", options.lora_products), ("--loss-kernel", options.loss_kernel)):
+        if value is not None and options.engine != "peft":
+            parser.error(f"{flag} is for --engine peft")
     if options.kv_cache_bytes is not None and (not options.sampling or options.engine in TOKEN_SERVERS):
         parser.error("--kv-cache-bytes is for the built-in sampler, and there is none")
     refusal = refused_server_flags(options.engine, options.gpus, options.server_argument, options.scratch)

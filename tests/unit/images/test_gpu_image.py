@@ -18,9 +18,11 @@ IMAGE = GPU_IMAGES["trainer-gpu"]
 VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["gpu"]
 REQUIREMENTS = ROOT / "requirements" / "gpu-image.txt"
 TRAINER_LOCK = ROOT / "requirements" / "trainer-image.txt"
+TESTS_LOCK = ROOT / "requirements" / "dev.txt"
+FOR_GPUS_ALONE = {"liger-kernel"}
 ANOTHER_IMAGES = {"megatron", "nemo_rl", "ray"}
 """What the engine on many GPUs imports, whose image is another."""
-PACKAGES = {"grpc_health": "grpcio-health-checking", "grpc": "grpcio"}
+PACKAGES = {"grpc_health": "grpcio-health-checking", "grpc": "grpcio", "liger_kernel": "liger-kernel"}
 
 
 def lines(instruction: str) -> list[str]:
@@ -82,12 +84,14 @@ def test_ours_is_on_the_path_of_the_bases_python() -> None:
     assert f"--target {folder} " in lines("RUN")[1]
 
 
-def test_its_packages_are_those_of_the_workers_own_image_by_the_same_hashes() -> None:
-    trainers = entries(TRAINER_LOCK)
+def test_its_packages_are_those_of_the_workers_own_image_or_of_the_tests_by_the_same_hashes() -> None:
+    trainers, tests = entries(TRAINER_LOCK), entries(TESTS_LOCK)
+    assert not FOR_GPUS_ALONE & trainers.keys()
     assert "--no-deps --require-hashes" in lines("RUN")[1]
     for name, entry in entries(REQUIREMENTS).items():
         assert "--hash=sha256:" in entry
-        assert set(entry.split()) == set(trainers[name].split())
+        held = tests[name].replace(" ; sys_platform == 'linux'", "") if name in FOR_GPUS_ALONE else trainers[name]
+        assert set(entry.split()) == set(held.split())
 
 
 def test_the_lock_is_of_what_was_asked_for() -> None:

@@ -17,8 +17,8 @@ IMAGE = GPU_IMAGES["trainer-nemo-rl"]
 VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
 REQUIREMENTS = ROOT / "requirements" / "nemo-rl-image.txt"
 PREBUILT = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
-NOT_IN_THIS_IMAGE = {"peft"}
-"""The parity gate's yardstick, which no worker imports."""
+NOT_IN_THIS_IMAGE = {"peft", "liger_kernel"}
+"""The parity gate's yardstick, which no worker imports, and a kernel of the PEFT engine, which does without it."""
 MODULES = {"grpc_health": "grpcio-health-checking"}
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 ExportLayout = Literal["peft", "merged"]
 LoraProducts = Literal["float32", "tf32", "bfloat16"]
+LossKernel = Literal["auto", "torch", "liger"]
 
 
 @dataclass(frozen=True, slots=True)

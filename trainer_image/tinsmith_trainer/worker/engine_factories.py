@@ -29,6 +29,7 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
             max_rank=options.max_rank,
             token_budget=token_budget_of(model, options.token_budget),
             lora_products=options.lora_products or "float32",
+            loss_kernel=options.loss_kernel or "auto",
             map_stable_reinforce=options.map_stable_reinforce,
         ),
     )

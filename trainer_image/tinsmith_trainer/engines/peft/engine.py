@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +30,7 @@ from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
 from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout, read_state, read_weights, write_state
 from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward
+from tinsmith_trainer.engines.peft.loss_kernels import choose_loss_kernel
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
 from tinsmith_trainer.errors import ServerError
@@ -42,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 class PeftEngine(Engine):
     """Adapters over one TorchModel; raises ModelDirectoryInvalid for an architecture it cannot train, and ServerError
-    for products that its weights or its device have not.
+    for products or kernels that its weights or its device have not.
 
     `batch_invariant` on the CPU in float32, for models whose rows keep apart (docs/design.md). Others share no forward:
     what was computed in company would have other bits when it is run again after a crash.
@@ -52,7 +54,8 @@ class PeftEngine(Engine):
         check_architecture(torch_model)
         _set_up_products(torch_model, settings.lora_products)
         self._torch_model = torch_model
-        self._settings = settings
+        kernel = choose_loss_kernel(settings.loss_kernel, torch_model.device, torch_model.model.dtype)
+        self._settings = replace(settings, loss_kernel=kernel)
         model = torch_model.model
         is_exact = torch_model.device.type == "cpu" and model.dtype == torch.float32
         self._is_invariant = is_exact and keeps_rows_apart(model.get_decoder(), model.config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_trainer.engines.base import LoraProducts
+from tinsmith_trainer.engines.base import LoraProducts, LossKernel
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 
 
@@ -15,13 +15,15 @@ class PeftEngineSettings:
     `token_budget`: tokens of a microbatch; longer datums go alone. `cobatch_tokens`: microbatches of
     several adapters share a forward while their tokens together stay within it (measured on a CPU: eight of
     16 tokens take half of their time together, eight of 64 tokens 0.8, and nothing is won at 1024 each).
-    `logits_byte_budget`: float32 logits above it are computed in chunks, and again in backward; in float32 on a
+    `logits_byte_budget`: logits above it are computed in chunks, and again in backward; in float32 on a
     CPU none are held, whatever it is.
     `checkpoint_above_tokens`: from this padded length on, layers are recomputed in backward.
     `lora_products`: what an adapter's own products are computed in. Its weights, gradients and moments are float32
     whatever it is; `bfloat16` makes no float32 copy of activations, and is for a base in bfloat16.
-    `token_budget`, `logits_byte_budget`, `checkpoint_above_tokens` and `lora_products` decide how sums are rounded:
-    changing one between a crash and its replay changes bits.
+    `loss_kernel`: what makes logprobs of logits on a GPU, `torch` or `liger`; `auto`: Liger's where it is installed and
+    agrees in a trial.
+    `token_budget`, `logits_byte_budget`, `checkpoint_above_tokens`, `lora_products` and `loss_kernel` decide how sums
+    are rounded: changing one between a crash and its replay changes bits.
     """
 
     adapter_slots: int = 64
@@ -31,4 +33,5 @@ class PeftEngineSettings:
     logits_byte_budget: int = 256 * 2**20
     checkpoint_above_tokens: int = 2048
     lora_products: LoraProducts = "float32"
+    loss_kernel: LossKernel = "auto"
     map_stable_reinforce: bool = True

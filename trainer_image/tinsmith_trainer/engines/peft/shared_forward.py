@@ -195,6 +195,7 @@ def _share_loss(
         delta,
         product_tokens=_product_tokens(torch_model, share),
         byte_budget=settings.logits_byte_budget,
+        kernel=settings.loss_kernel,
     )
     in_rows = computed if places is None else computed.new_zeros(flat_targets.shape).index_copy(0, places, computed)
     logprobs = in_rows.view(targets.shape)
