@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class ModelFamily(StrEnum):
     QWEN3 = "qwen3"
     LLAMA3 = "llama3"
+    QWEN3_MOE = "qwen3-moe"
 
 
 class Layout(StrEnum):

@@ -22,6 +22,7 @@ MODELS = {
     "qwen3": ("qwen3", TinyShape(max_sequence_length=1024)),
     "llama3": ("llama3", TinyShape(max_sequence_length=1024)),
     "qwen3-tied": ("qwen3", TinyShape(max_sequence_length=1024, tied_embeddings=True)),
+    "qwen3-moe": ("qwen3-moe", TinyShape(max_sequence_length=1024)),
 }
 IN_ANOTHER_PROCESS = "pool replica"
 TOKEN_SERVERS = ("vllm", "sglang")

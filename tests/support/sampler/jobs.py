@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.sampling.base import AltTokens, SampleJob, SampleOutcome, Sampler, SamplingParams, TopkLogprobs
+from tinsmith_trainer.torch_model.experts import merge_into_experts
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import module_family
 from transformers import AutoModelForCausalLM
@@ -117,8 +118,8 @@ def random_adapter(
     tensors = {}
     for name, layer in model.layers.items():
         if module_family(name) in families:
-            tensors[f"weights/{name}.lora_A"] = draw.normal(0, 0.1, (rank, layer.in_features)).astype(np.float32)
-            tensors[f"weights/{name}.lora_B"] = draw.normal(0, 0.1, (layer.out_features, rank)).astype(np.float32)
+            for part, shape in zip("AB", layer.lora_shapes(rank), strict=True):
+                tensors[f"weights/{name}.lora_{part}"] = draw.normal(0, 0.1, shape).astype(np.float32)
     return AdapterState(LoraSpec(rank=rank, alpha=32.0, seed=seed), optimizer_step=0, tensors=tensors)
 
 
@@ -127,11 +128,19 @@ def plain_model(model: TorchModel, adapter: AdapterState | None = None) -> Any:
     plain = AutoModelForCausalLM.from_pretrained(model.info.path, dtype=model.model.dtype).eval()
     if adapter is not None:
         _untie(plain)
+        experts: dict[str, dict[str, torch.Tensor]] = {}
         for name in {key.rpartition(".")[0].removeprefix("weights/") for key in adapter.tensors}:
             lora_A = torch.from_numpy(adapter.tensors[f"weights/{name}.lora_A"])
             lora_B = torch.from_numpy(adapter.tensors[f"weights/{name}.lora_B"])
-            weight = plain.get_submodule(name).weight
-            weight.data += (lora_B @ lora_A * (adapter.lora.alpha / adapter.lora.rank)).to(weight.dtype)
+            delta = lora_B @ lora_A * (adapter.lora.alpha / adapter.lora.rank)
+            parent, _, part = name.rpartition(".")
+            if delta.ndim == 3:
+                experts.setdefault(parent, {})[part] = delta
+            else:
+                weight = plain.get_submodule(name).weight
+                weight.data += delta.to(weight.dtype)
+        for name, deltas in experts.items():
+            merge_into_experts(plain.get_submodule(name), deltas)
     return plain
 
 

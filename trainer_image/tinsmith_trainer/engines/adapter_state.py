@@ -20,7 +20,7 @@ def has_group(state: AdapterState, group: str) -> bool:
     return any(name.startswith(f"{group}/") for name in state.tensors)
 
 
-def check_state(state: AdapterState, shapes: Mapping[str, tuple[int, int]]) -> None:
+def check_state(state: AdapterState, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises CheckpointInvalid unless every group holds exactly the tensors `shapes`, by `<module>.lora_A|B`."""
     groups = groups_of(state)
     if (EXP_AVG in groups) != (EXP_AVG_SQ in groups) or (state.optimizer_step > 0 and EXP_AVG not in groups):

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, ExportLayout
+from tinsmith_trainer.torch_model.experts import expert_projections, merge_into_experts
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
 
 WEIGHTS_PREFIX = "weights/"
@@ -30,9 +31,7 @@ class BaseFiles:
 def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: ExportLayout) -> None:
     """Writes into the existing directory `target`."""
     if layout == "peft":
-        files = peft_layout.encode_adapter(state.lora, state.tensors, base.name)
-        for name, content in files.items():
-            (target / name).write_bytes(content)
+        peft_layout.write_adapter(target, state.lora, state.tensors, base.name)
     else:
         _export_merged(base, state, target)
 
@@ -43,13 +42,25 @@ def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
     modules = _modules(state)
     if getattr(model.config, "tie_word_embeddings", False) and UNEMBED_NAME in modules:
         _untie(model)
-    scaling = state.lora.alpha / state.lora.rank
+    experts = {name.rpartition(".")[0] for name in expert_projections(model)}
+    of_experts: dict[str, dict[str, Tensor]] = {}
     for module in modules:
-        lora_A, lora_B = (torch.from_numpy(state.tensors[f"{WEIGHTS_PREFIX}{module}.lora_{part}"]) for part in "AB")
-        weight = model.get_submodule(module).weight.data
-        weight.copy_(weight.float() + scaling * (lora_B @ lora_A))
+        parent, _, part = module.rpartition(".")
+        if parent in experts:
+            of_experts.setdefault(parent, {})[part] = _delta(state, module)
+        else:
+            weight = model.get_submodule(module).weight.data
+            weight.copy_(weight.float() + _delta(state, module))
+    for name, deltas in of_experts.items():
+        merge_into_experts(model.get_submodule(name), deltas)
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(base.directory).save_pretrained(target)
+
+
+def _delta(state: AdapterState, module: str) -> Tensor:
+    """What an adapter adds to a weight: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
+    lora_A, lora_B = (torch.from_numpy(state.tensors[f"{WEIGHTS_PREFIX}{module}.lora_{part}"]) for part in "AB")
+    return (state.lora.alpha / state.lora.rank) * (lora_B @ lora_A)
 
 
 def _modules(state: AdapterState) -> list[str]:

@@ -41,10 +41,14 @@ def check_seed(seed: int) -> None:
 
 
 def draw(seed: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-    """Every A in the order of `shapes`, as PEFT draws it, from the seed on the CPU. B starts as zeros."""
+    """Every A in the order of `shapes`, as PEFT draws it, from the seed on the CPU. B starts as zeros.
+
+    Of three dimensions: an A for each expert.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, shape in shapes.items():
         if name.endswith(A_SUFFIX):
             drawn = torch.empty(shape)
-            nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+            for matrix in drawn.view(-1, *shape[-2:]):
+                nn.init.kaiming_uniform_(matrix, a=math.sqrt(5), generator=generator)
             yield name, drawn

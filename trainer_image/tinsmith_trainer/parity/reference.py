@@ -17,9 +17,12 @@ from typing_extensions import override
 
 from tinsmith_trainer.engines import lora_init
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, BaseModelInfo, Datum, LoraSpec, Outcome, Work
+from tinsmith_trainer.engines.expert_layouts import peft_targets
 from tinsmith_trainer.engines.losses import TARGETS, VALID, LossArrays, PreparedLoss, Terms, prepare_loss
 from tinsmith_trainer.engines.whole_calls import ComputesWhole
 from tinsmith_trainer.options import WorkerOptions
+from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
+from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.loading import describe_model, place
 from tinsmith_trainer.torch_model.lora import module_family
 from tinsmith_trainer.torch_model.model_source import model_directory
@@ -53,12 +56,7 @@ class PeftReference(ComputesWhole[PreparedLoss]):
 
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
         model = _peft_model(self._directory, place(self._options.device, self._options.dtype), lora)
-        parameters = {
-            name.removeprefix(PREFIX).removesuffix(SUFFIX): parameter
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        ordered = dict(sorted(parameters.items()))
+        ordered = dict(sorted(_trained_parameters(model).items()))
         shapes = {name: tuple(parameter.shape) for name, parameter in ordered.items()}
         with torch.no_grad():
             for name, drawn in lora_init.draw(lora.seed, shapes):
@@ -114,11 +112,31 @@ def _peft_model(directory: Path, placement: tuple[str, torch.dtype], lora: LoraS
     device, dtype = placement
     base = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval().to(device)
     linears = [name for name, module in base.named_modules() if isinstance(module, nn.Linear) and module_family(name)]
-    modules = list(lora_init.trained_modules(lora, linears))
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=modules)
+    experts = expert_projections(base)
+    modules = lora_init.trained_modules(lora, [*linears, *experts])
+    target_modules, target_parameters = peft_targets([name for name in modules if name not in experts], bool(experts))
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        target_modules=target_modules,
+        target_parameters=target_parameters,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of merging tied embeddings, which nobody does here; of names that move
-        return get_peft_model(base, config)
+        model = get_peft_model(base, config)
+    add_to_experts(base, {name: experts[name] for name in modules if name in experts}, lora)
+    return model
+
+
+def _trained_parameters(model: Any) -> dict[str, nn.Parameter]:
+    """By the names that engines give them."""
+    peft = {
+        name.removeprefix(PREFIX).removesuffix(SUFFIX): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name.endswith(SUFFIX)
+    }
+    return {**peft, **trained_by_experts(model)}
 
 
 def _logprobs(model: Any, datum: Datum) -> Tensor:

@@ -22,7 +22,9 @@ from transformers.utils.logging import disable_default_handler, disable_progress
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.load_failures import is_out_of_memory
-from tinsmith_trainer.torch_model.lora import StackedLoraLinear, wrap_linears
+from tinsmith_trainer.torch_model.attention import attention_for
+from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts
+from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
 from tinsmith_trainer.torch_model.rows import wrap_activations
 
@@ -31,6 +33,10 @@ DEFAULT_MAX_SEQUENCE_LENGTH = 2048
 SMALLEST_VOCABULARY = 16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+LoraLayer = StackedLoraLinear | ExpertProjection
+"""What an adapter may have a part of: a linear layer, or one projection of all experts of a layer."""
 
 
 class DeviceTurn:
@@ -87,10 +93,17 @@ class TorchModel:
     tokenizer: Any
     directory: Path
     info: BaseModelInfo
-    layers: dict[str, StackedLoraLinear]
+    layers: dict[str, LoraLayer]
     eos_token_ids: tuple[int, ...]
     device: torch.device
     turn: DeviceTurn = field(default_factory=DeviceTurn)
+
+    @property
+    def unembed(self) -> StackedLoraLinear:
+        """The output projection. Raises KeyError for a model that has none."""
+        layer = self.layers[UNEMBED_NAME]
+        assert isinstance(layer, StackedLoraLinear)
+        return layer
 
 
 def load_torch_model(
@@ -107,7 +120,9 @@ def load_torch_model(
     check_files(directory)
     try:
         config = AutoConfig.from_pretrained(directory)
-        model = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, config=config, dtype=dtype, attn_implementation=attention_for(config)
+        )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, …
         if is_out_of_memory(error):
             raise
@@ -121,7 +136,7 @@ def load_torch_model(
         tokenizer=tokenizer,
         directory=directory,
         info=describe_model(source, directory, config),
-        layers=wrap_linears(model),
+        layers={**wrap_linears(model), **adapt_experts(model)},
         eos_token_ids=end_of_sequence(getattr(model, "generation_config", None), tokenizer),
         device=torch.device(device),
     )

@@ -12,10 +12,10 @@ are those that it has alone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,9 @@ from typing_extensions import override
 from tinsmith_trainer.torch_model.products import add_product_by_parts, linear_product, product_by_parts
 
 ATTENTION_PARENTS = ("self_attn", "attention", "attn")
-MLP_PARENTS = ("mlp", "feed_forward", "ffn")
+MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
+ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
+"""Layers that say which experts a token goes to, or how much of one counts: never trained."""
 UNEMBED_NAME = "lm_head"
 
 
@@ -39,14 +41,31 @@ class StackedDelta:
     lora_B: Tensor  # noqa: N815
     scale: Tensor
 
+    @property
+    def nbytes(self) -> int:
+        return self.lora_A.nbytes + self.lora_B.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class OwnDelta:
-    """One adapter's part of a module: A `[rank, d_in]`, B `[d_out, rank]`."""
+    """One adapter's part of a module: A `[rank, d_in]`, B `[d_out, rank]`, or those of a layer's experts."""
 
     lora_A: Tensor  # noqa: N815
     lora_B: Tensor  # noqa: N815
     scale: float
+
+    @property
+    def nbytes(self) -> int:
+        return self.lora_A.nbytes + self.lora_B.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSpan:
+    """Tokens `start` to `end` of a forward, and the delta that they have."""
+
+    start: int
+    end: int
+    own: OwnDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +88,28 @@ class DeltasApart:
             if own is not None:
                 yield own, rows
 
+    def spans(self) -> Iterator[OwnSpan]:
+        """Where each group that has a delta lies in the input."""
+        end = 0
+        for own, tokens in zip(self.groups, self.tokens, strict=True):
+            end += tokens
+            if own is not None:
+                yield OwnSpan(end - tokens, end, own)
 
-Stack = Mapping[str, StackedDelta]
-OwnProduct = Callable[[Tensor, nn.Linear], Tensor]
-"""Computes a module's output `[rows, ..., d_out]` from its input and the frozen layer, without a gradient."""
-Route = Stack | Mapping[str, DeltasApart] | Mapping[str, OwnProduct]
+
+class OwnProduct(Protocol):
+    """What is routed to a module where no gradient is needed."""
+
+    def __call__(self, x: Tensor, base: nn.Linear) -> Tensor:
+        """The module's output `[rows, ..., d_out]` from its input and the frozen layer."""
+        ...
+
+    def spans(self, tokens: int) -> Iterable[OwnSpan]:
+        """Which of so many tokens have which delta."""
+        ...
+
+
+Route = Mapping[str, StackedDelta | DeltasApart | OwnProduct]
 """What is routed to each module, by name."""
 
 _current = threading.local()
@@ -94,6 +130,16 @@ def is_routed_apart() -> bool:
     """Whether this thread's forward is one whose rows keep their bits whoever is beside them."""
     route: Route = getattr(_current, "route", None) or {}
     return isinstance(next(iter(route.values()), None), DeltasApart)
+
+
+def spans_of(key: str, tokens: int) -> Sequence[OwnSpan]:
+    """Of a layer's experts, which compute all tokens of a forward together: whose tokens are where."""
+    route: Route = getattr(_current, "route", None) or {}
+    delta = route.get(key)
+    if delta is None:
+        return ()
+    assert not isinstance(delta, StackedDelta), f"{key}: adapters of experts are never stacked"
+    return tuple(delta.spans() if isinstance(delta, DeltasApart) else delta.spans(tokens))
 
 
 class StackedLoraLinear(nn.Module):
@@ -120,6 +166,10 @@ class StackedLoraLinear(nn.Module):
     @property
     def out_features(self) -> int:
         return self.base.out_features
+
+    def lora_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of A `[rank, d_in]` and B `[d_out, rank]`."""
+        return (rank, self.in_features), (self.out_features, rank)
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -208,6 +258,8 @@ def module_family(name: str) -> str | None:
     parts = name.split(".")
     if parts[-1] == UNEMBED_NAME:
         return "unembed"
+    if parts[-1] in ROUTER_NAMES:
+        return None
     if any(part in ATTENTION_PARENTS for part in parts[:-1]):
         return "attn"
     if any(part in MLP_PARENTS for part in parts[:-1]):

@@ -14,12 +14,13 @@ from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
+from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 from transformers.models.llama import LlamaForCausalLM
 from transformers.models.qwen3 import Qwen3ForCausalLM
+from transformers.models.qwen3_moe import Qwen3MoeForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-Family = Literal["qwen3", "llama3"]
+Family = Literal["qwen3", "llama3", "qwen3-moe"]
 
 QWEN3_TOKENS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
@@ -31,8 +32,8 @@ LLAMA3_TOKENS = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
 )
-END_OF_TURN: dict[Family, str] = {"qwen3": "<|im_end|>", "llama3": "<|eot_id|>"}
-END_OF_TEXT: dict[Family, str] = {"qwen3": "<|endoftext|>", "llama3": "<|end_of_text|>"}
+END_OF_TURN: dict[Family, str] = {"qwen3": "<|im_end|>", "qwen3-moe": "<|im_end|>", "llama3": "<|eot_id|>"}
+END_OF_TEXT: dict[Family, str] = {"qwen3": "<|endoftext|>", "qwen3-moe": "<|endoftext|>", "llama3": "<|end_of_text|>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class TinyShape:
     vocab_size: int = 512
     max_sequence_length: int = 4096
     tied_embeddings: bool = False
+    experts: int = 8
+    """Of a mixture; each token goes to two of them, which are half as wide as a dense layer."""
 
 
 def make_tiny_model(
@@ -78,7 +81,22 @@ def _make_weights(family: Family, shape: TinyShape, seed: int, eos_token_id: int
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(Qwen3Config(**sizes)) if family == "qwen3" else LlamaForCausalLM(LlamaConfig(**sizes))
+        match family:
+            case "qwen3":
+                return Qwen3ForCausalLM(Qwen3Config(**sizes))
+            case "qwen3-moe":
+                return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **_expert_sizes(shape)))
+            case "llama3":
+                return LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+def _expert_sizes(shape: TinyShape) -> dict[str, object]:
+    return {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": shape.intermediate_size // 2,
+        "norm_topk_prob": True,
+    }
 
 
 def _make_tokenizer(family: Family, vocab_size: int) -> PreTrainedTokenizerFast:

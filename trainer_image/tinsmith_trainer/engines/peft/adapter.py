@@ -16,7 +16,7 @@ from tinsmith_trainer.engines.adam import check_adam, check_norm, step_metrics
 from tinsmith_trainer.engines.adapter_state import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS, check_state, has_group
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec
 from tinsmith_trainer.process_exit import fatal_on_error
-from tinsmith_trainer.torch_model.lora import StackedLoraLinear
+from tinsmith_trainer.torch_model.loading import LoraLayer
 
 # Views start at multiples of 64 bytes: BLAS may choose its kernel by alignment.
 ALIGNMENT_FLOATS = 16
@@ -30,7 +30,7 @@ class TensorSlot:
 
     name: str
     offset: int
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
 
     @property
     def end(self) -> int:
@@ -46,20 +46,19 @@ class AdapterLayout:
     size: int
 
     @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         return {slot.name: slot.shape for slot in self.slots}
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         return {slot.name: flat[slot.offset : slot.end].view(slot.shape) for slot in self.slots}
 
 
-def plan_layout(lora: LoraSpec, layers: Mapping[str, StackedLoraLinear]) -> AdapterLayout:
+def plan_layout(lora: LoraSpec, layers: Mapping[str, LoraLayer]) -> AdapterLayout:
     """The modules that the spec's families choose. Raises UserError if there are none."""
     modules = lora_init.trained_modules(lora, layers)
     slots, offset = [], 0
     for module in modules:
-        layer = layers[module]
-        for part, shape in (("lora_A", (lora.rank, layer.in_features)), ("lora_B", (layer.out_features, lora.rank))):
+        for part, shape in zip(("lora_A", "lora_B"), layers[module].lora_shapes(lora.rank), strict=True):
             slots.append(TensorSlot(f"{module}.{part}", offset, shape))
             offset += math.ceil(math.prod(shape) / ALIGNMENT_FLOATS) * ALIGNMENT_FLOATS
     return AdapterLayout(modules, tuple(slots), offset)

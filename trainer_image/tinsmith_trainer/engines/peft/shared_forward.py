@@ -84,9 +84,7 @@ def check_architecture(torch_model: TorchModel) -> None:
     tokens = torch.arange(PROBE_TOKENS, device=torch_model.device).unsqueeze(0) % info.vocab_size
     with torch_model.turn.taken(), torch.no_grad():
         own = model(input_ids=tokens, use_cache=False).logits.float()
-        ours = torch_model.layers[UNEMBED_NAME](
-            model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        )
+        ours = torch_model.unembed(model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state)
     if not torch.allclose(own, ours.float(), rtol=PROBE_TOLERANCE, atol=PROBE_TOLERANCE):
         raise ModelDirectoryInvalid(
             f"{info.path} is a {info.architecture}, which changes its logits after {UNEMBED_NAME}; "
@@ -191,7 +189,7 @@ def _share_loss(
     computed = target_logprobs(
         hidden,
         flat_targets if places is None else flat_targets[places],
-        torch_model.layers[UNEMBED_NAME],
+        torch_model.unembed,
         delta,
         product_tokens=_product_tokens(torch_model, share),
         byte_budget=settings.logits_byte_budget,

@@ -3,14 +3,15 @@
 There are two ways. By products, for speed: rows of one adapter lie next to each other and share one product, so nothing
 is copied, and adapters of any rank and size meet in a batch. Stacked, for rows whose bits must not depend on their
 company, and for GPUs, where many small products cost more than copies: a batch holds adapters of one padded rank and
-one set of modules, and each row is a group of its own.
+one set of modules, and each row is a group of its own. Adapters of experts are never stacked: they are large, and their
+products are such that bits do not depend on company (torch_model/expert_products.py).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +20,9 @@ from torch.nn import functional
 
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.torch_model.lora import OwnDelta, OwnProduct, Stack, StackedDelta, StackedLoraLinear
+from tinsmith_trainer.torch_model.experts import ExpertProjection
+from tinsmith_trainer.torch_model.loading import LoraLayer
+from tinsmith_trainer.torch_model.lora import OwnDelta, OwnProduct, OwnSpan, Route, StackedDelta
 from tinsmith_trainer.torch_model.products import linear_product
 
 BASE_SERIAL = 0
@@ -40,7 +43,7 @@ class LoadedAdapter:
     """An immutable adapter version on the device; the base model is one without deltas.
 
     `serial` is never used twice, so nothing computed with a dropped version can be taken for
-    one that was loaded later under the same key. `deltas` hold one group each.
+    one that was loaded later under the same key. `deltas` hold one group each, of linear layers.
     """
 
     key: str
@@ -48,23 +51,32 @@ class LoadedAdapter:
     shape: AdapterShape
     deltas: Mapping[str, StackedDelta] = field(repr=False)
     own: Mapping[str, OwnDelta] = field(repr=False, default_factory=dict)
-    """The same weights without padding, for products of this adapter alone."""
+    """The same weights without padding, for products of this adapter alone; and those of experts."""
 
     @property
     def nbytes(self) -> int:
-        return sum(delta.lora_A.nbytes + delta.lora_B.nbytes for delta in self.deltas.values())
+        return sum(self.deltas.get(name, own).nbytes for name, own in self.own.items())
 
-    def route(self, rows: int) -> Stack:
+    def route(self, rows: int) -> Route:
         """The same adapter for each of `rows` groups, without copies."""
-        return {name: _expanded(delta, rows) for name, delta in self.deltas.items()}
+        return {**{name: _expanded(delta, rows) for name, delta in self.deltas.items()}, **self._of_experts()}
+
+    def route_of_all(self) -> Route:
+        """The same adapter for all there is, as one group."""
+        return {**self.deltas, **self._of_experts()}
+
+    def _of_experts(self) -> Route:
+        return {
+            name: AdapterProducts([(0, 0, own)], uniform=True)
+            for name, own in self.own.items()
+            if name not in self.deltas
+        }
 
 
 BASE_MODEL = LoadedAdapter("", BASE_SERIAL, AdapterShape(), {})
 
 
-def load_adapter(
-    key: str, state: AdapterState, layers: Mapping[str, StackedLoraLinear], device: torch.device
-) -> LoadedAdapter:
+def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer], device: torch.device) -> LoadedAdapter:
     """Puts an adapter's weights on the device. Raises ServerError if they do not fit the base model."""
     rank = padded_rank(state.lora.rank)
     names = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in state.tensors if _is_weight(name)})
@@ -72,8 +84,14 @@ def load_adapter(
         if name not in layers:
             raise ServerError(f"Adapter {key} has weights for {name}, which the base model does not have.")
     scale = state.lora.alpha / state.lora.rank
-    deltas = {name: _delta(key, name, state, rank, scale, layers[name], device) for name in names}
-    own = {name: _own(delta, state.lora.rank, scale) for name, delta in deltas.items()}
+    deltas, own = {}, {}
+    for name in names:
+        lora_A, lora_B = _matrices(key, name, state, layers[name])
+        if isinstance(layers[name], ExpertProjection):
+            own[name] = OwnDelta(lora_A.to(device), lora_B.to(device), scale)
+        else:
+            deltas[name] = _delta(lora_A, lora_B, rank, scale, device)
+            own[name] = _own(deltas[name], state.lora.rank, scale)
     return LoadedAdapter(key, next(_serials), AdapterShape(rank, tuple(names)), deltas, own)
 
 
@@ -107,6 +125,10 @@ class AdapterProducts:
     def __init__(self, spans: Sequence[tuple[int, int, OwnDelta]], *, uniform: bool) -> None:
         self._spans = spans
         self._uniform = uniform
+
+    def spans(self, tokens: int) -> Iterator[OwnSpan]:
+        for start, end, own in self._spans:
+            yield OwnSpan(0, tokens, own) if self._uniform else OwnSpan(start, end, own)
 
     def __call__(self, x: Tensor, base: nn.Linear) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -151,11 +173,11 @@ class RowAdapters:
     def __init__(self, rows: int, *, fixed: bool) -> None:
         self._rows = rows
         self._fixed = fixed
-        self._uniform: tuple[LoadedAdapter, int, Stack] | None = None
+        self._uniform: tuple[LoadedAdapter, int, Route] | None = None
         self._stack: dict[str, StackedDelta] = {}
         self._stacked: list[LoadedAdapter | None] = [None] * rows
 
-    def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Stack:
+    def route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
         """For the first `rows` rows of the batch; None is an idle row, to which any adapter may apply."""
         used = {adapter.serial: adapter for adapter in adapters if adapter is not None}
         if len(used) <= 1:
@@ -163,33 +185,36 @@ class RowAdapters:
             return self._uniform_route(adapter, rows)
         return self._stacked_route(adapters, rows)
 
-    def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Stack:
+    def route_of(self, adapters: Sequence[LoadedAdapter | None], rows: Sequence[int]) -> Route:
         """For some rows of the batch, none of them idle; `adapters` are those of all its rows."""
         used = {adapter.serial: adapter for row in rows if (adapter := adapters[row]) is not None}
         if len(used) == 1:
             return self._same(next(iter(used.values())), len(rows))
-        chosen = list(rows)
-        return {
-            name: StackedDelta(delta.lora_A[chosen], delta.lora_B[chosen], delta.scale[chosen])
-            for name, delta in self._stacked_route(adapters, len(adapters)).items()
-        }
+        self._fill(adapters)
+        return {**self._stack_of(list(rows)), **_of_rows([adapters[row] for row in rows])}
 
-    def _uniform_route(self, adapter: LoadedAdapter, rows: int) -> Stack:
+    def _uniform_route(self, adapter: LoadedAdapter, rows: int) -> Route:
         self._stack, self._stacked = {}, [None] * self._rows
         if self._uniform is None or self._uniform[0] is not adapter or self._uniform[1] != rows:
             self._uniform = (adapter, rows, self._same(adapter, rows))
         return self._uniform[2]
 
-    def _same(self, adapter: LoadedAdapter, rows: int) -> Stack:
-        return adapter.route(rows) if self._fixed else adapter.deltas
+    def _same(self, adapter: LoadedAdapter, rows: int) -> Route:
+        return adapter.route(rows) if self._fixed else adapter.route_of_all()
 
-    def _stacked_route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Stack:
+    def _stacked_route(self, adapters: Sequence[LoadedAdapter | None], rows: int) -> Route:
+        self._fill(adapters)
+        return {**self._stack_of(slice(rows)), **_of_rows(adapters[:rows])}
+
+    def _fill(self, adapters: Sequence[LoadedAdapter | None]) -> None:
         self._uniform = None
         for row, adapter in enumerate(adapters):
             if adapter is not None and adapter is not self._stacked[row]:
                 self._copy_in(row, adapter)
+
+    def _stack_of(self, rows: slice | list[int]) -> Route:
         return {
-            name: StackedDelta(delta.lora_A[:rows], delta.lora_B[:rows], delta.scale[:rows])
+            name: StackedDelta(delta.lora_A[rows], delta.lora_B[rows], delta.scale[rows])
             for name, delta in self._stack.items()
         }
 
@@ -204,24 +229,41 @@ class RowAdapters:
         self._stacked[row] = adapter
 
 
+def _of_rows(adapters: Sequence[LoadedAdapter | None]) -> Mapping[str, AdapterProducts]:
+    """Of experts' projections, for rows of one token: those that follow one another in one span."""
+    runs = [(adapter, len(list(same))) for adapter, same in itertools.groupby(adapters)]
+    used = [adapter for adapter, _ in runs if adapter is not None]
+    names = {name for adapter in used for name in adapter.own if name not in adapter.deltas}
+    ends = list(itertools.accumulate(rows for _, rows in runs))
+    return {
+        name: AdapterProducts(
+            [
+                (end - rows, end, adapter.own[name])
+                for (adapter, rows), end in zip(runs, ends, strict=True)
+                if adapter is not None and name in adapter.own
+            ],
+            uniform=False,
+        )
+        for name in sorted(names)
+    }
+
+
 def _is_weight(name: str) -> bool:
     return name.startswith("weights/")
 
 
-def _delta(
-    key: str,
-    name: str,
-    state: AdapterState,
-    padded: int,
-    scale: float,
-    layer: StackedLoraLinear,
-    device: torch.device,
-) -> StackedDelta:
-    rank = state.lora.rank
-    lora_A = _tensor(key, f"weights/{name}.lora_A", state, (rank, layer.in_features))
-    lora_B = _tensor(key, f"weights/{name}.lora_B", state, (layer.out_features, rank))
-    wide_A = torch.zeros(1, padded, layer.in_features)
-    wide_B = torch.zeros(1, layer.out_features, padded)
+def _matrices(key: str, name: str, state: AdapterState, layer: LoraLayer) -> tuple[Tensor, Tensor]:
+    shape_A, shape_B = layer.lora_shapes(state.lora.rank)
+    return (
+        _tensor(key, f"weights/{name}.lora_A", state, shape_A),
+        _tensor(key, f"weights/{name}.lora_B", state, shape_B),
+    )
+
+
+def _delta(lora_A: Tensor, lora_B: Tensor, padded: int, scale: float, device: torch.device) -> StackedDelta:
+    rank = len(lora_A)
+    wide_A = torch.zeros(1, padded, lora_A.shape[1])
+    wide_B = torch.zeros(1, len(lora_B), padded)
     wide_A[0, :rank] = lora_A
     wide_B[0, :, :rank] = lora_B
     return StackedDelta(wide_A.to(device), wide_B.to(device), torch.full((1, 1, 1), scale, device=device))
@@ -231,7 +273,7 @@ def _own(delta: StackedDelta, rank: int, scale: float) -> OwnDelta:
     return OwnDelta(delta.lora_A[0, :rank], delta.lora_B[0, :, :rank], scale)
 
 
-def _tensor(key: str, name: str, state: AdapterState, shape: tuple[int, int]) -> Tensor:
+def _tensor(key: str, name: str, state: AdapterState, shape: tuple[int, ...]) -> Tensor:
     array = state.tensors.get(name)
     if array is None or array.shape != shape:
         found = "is missing" if array is None else f"has shape {list(array.shape)}"

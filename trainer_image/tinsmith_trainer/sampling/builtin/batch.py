@@ -84,7 +84,7 @@ class BatchPlan:
 
     def route_of_one(self, adapter: LoadedAdapter, tokens: int, modules: Items[str]) -> Route:
         """Of a forward for one adapter alone."""
-        return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.deltas
+        return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.route_of_all()
 
     def filled_bytes(self, sample: Sample) -> int:
         return sample.position * self.geometry.bytes_per_token

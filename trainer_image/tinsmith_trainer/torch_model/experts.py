@@ -1,0 +1,183 @@
+"""Adapters of a mixture's experts, of which transformers keeps each projection as one parameter for all of them.
+
+Each expert has an adapter of its own, but for the factor at the model's hidden size, which all experts of a layer
+share: A of what goes in, B of what comes out. That is what Tinker trains and what its archives hold, as `experts.w1`
+(gate, or the only one), `experts.w3` (up) and `experts.w2` (down); see `get_lora_param_count` and `weights` of
+tinker_cookbook. A router is never trained.
+
+Transformers' models call their experts through a table of functions; ours stands there as `tinsmith`. On the CPU each
+product takes a fixed number of one expert's tokens, so that a token's bits do not depend on who else was sent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from tinsmith_trainer.torch_model.expert_products import Assignment, by_all, by_expert
+from tinsmith_trainer.torch_model.lora import OwnDelta, spans_of
+
+IMPLEMENTATION = "tinsmith"
+GATE, UP, DOWN = "w1", "w3", "w2"
+EXPERTS_NAME = "experts"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProjection:
+    """One projection of all experts of a layer. `is_down`: it is the one that leads back to the hidden size."""
+
+    key: str
+    experts: int
+    in_features: int
+    out_features: int
+    is_down: bool
+
+    def lora_shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of A `[experts or 1, rank, d_in]` and B `[experts or 1, d_out, rank]`."""
+        own_A, own_B = (self.experts, 1) if self.is_down else (1, self.experts)
+        return (own_A, rank, self.in_features), (own_B, self.out_features, rank)
+
+
+def expert_projections(model: nn.Module) -> dict[str, ExpertProjection]:
+    """Of every layer's experts, by name, in model order."""
+    found: dict[str, ExpertProjection] = {}
+    for name, module in model.named_modules():
+        if is_adaptable(module):
+            found |= _projections(name, module)
+    return found
+
+
+def adapt_experts(model: nn.Module) -> dict[str, ExpertProjection]:
+    """Puts our function in the place of every layer's experts; returns their projections."""
+    for name, module in model.named_modules():
+        if is_adaptable(module):
+            module.config._experts_implementation = IMPLEMENTATION
+            module.tinsmith_key = name
+    return expert_projections(model)
+
+
+def is_adaptable(module: nn.Module) -> bool:
+    """Whether it is a layer's experts in the form that transformers' table of functions takes."""
+    parameters = dict(module.named_parameters(recurse=False))
+    has_up = "gate_up_proj" in parameters or "up_proj" in parameters
+    return hasattr(module, "is_transposed") and has_up and "down_proj" in parameters
+
+
+def unadaptable_experts(model: nn.Module) -> list[str]:
+    """Names of modules that hold experts in another form: frozen parameters of three dimensions."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if not is_adaptable(module) and any(weight.ndim == 3 for weight in module.parameters(recurse=False))
+        if EXPERTS_NAME in name.split(".")
+    ]
+
+
+def merge_into_experts(module: Any, deltas: Mapping[str, Tensor]) -> None:
+    """Adds to the weights of a layer's experts, in place: by `w1`, `w2` and `w3`, `[experts, d_out, d_in]` each."""
+    for parts, name in (((GATE, UP) if module.has_gate else (GATE,), _up_name(module)), ((DOWN,), "down_proj")):
+        found = [deltas[part] for part in parts if part in deltas]
+        if found:
+            joined = _joined(found, dim=1, is_concatenated=module.is_concatenated)
+            weight = getattr(module, name).data
+            weight.copy_(weight.float() + (joined.mT if module.is_transposed else joined))
+
+
+def _up_name(module: Any) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+def _projections(name: str, module: Any) -> dict[str, ExpertProjection]:
+    experts, down_in, down_out = _sizes(module.down_proj, module)
+    ups = (GATE, UP) if module.has_gate else (GATE,)
+    projections = [ExpertProjection(f"{name}.{up}", experts, down_out, down_in, is_down=False) for up in ups]
+    projections.append(ExpertProjection(f"{name}.{DOWN}", experts, down_in, down_out, is_down=True))
+    return {projection.key: projection for projection in projections}
+
+
+def _sizes(weight: Tensor, module: Any) -> tuple[int, int, int]:
+    """Experts, d_in, d_out."""
+    experts, one, other = weight.shape
+    return (experts, one, other) if module.is_transposed else (experts, other, one)
+
+
+def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Hidden states `[tokens, d]`, and of each token its experts and their weights `[tokens, k]`."""
+    sent = Assignment.of(top_k_index, len(module.down_proj))
+    up = _base(module, _up_name(module), sent.to_experts(hidden_states), sent)
+    inner = _activated(module, _added(up, _up_deltas(module, hidden_states, sent)))
+    out = _added(_base(module, "down_proj", inner, sent), _down_deltas(module, inner, sent))
+    if module.has_post_expert_norm:
+        out = module.post_expert_norm(out)
+    return sent.weighted_sum(out, top_k_weights).to(hidden_states.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)
+
+
+def _base(module: Any, name: str, rows: Tensor, sent: Assignment) -> Tensor:
+    weight = getattr(module, name)
+    product = by_expert(rows, weight.mT if module.is_transposed else weight, sent.counts)
+    return product + getattr(module, f"{name}_bias")[sent.experts] if module.has_bias else product
+
+
+def _activated(module: Any, up: Tensor) -> Tensor:
+    inner: Tensor = module._apply_gate(up) if module.has_gate else module.act_fn(up)
+    return inner
+
+
+Delta = tuple[Tensor, Tensor]
+"""Rows `[some, d]`, and which of all rows they are added to."""
+
+
+def _added(rows: Tensor, deltas: list[Delta]) -> Tensor:
+    """None of them share a row."""
+    if not deltas:
+        return rows
+    places, values = (torch.cat(parts) for parts in zip(*deltas, strict=True))
+    if len(deltas) == 1 and len(places) == len(rows):
+        return rows + values.to(rows.dtype)
+    return rows + torch.zeros_like(rows).index_copy(0, places, values.to(rows.dtype))
+
+
+def _up_deltas(module: Any, hidden_states: Tensor, sent: Assignment) -> list[Delta]:
+    """Of what goes into the activation, in the layout that the base's own product has."""
+    deltas = []
+    for start, end, owns in _spans(module, (GATE, UP) if module.has_gate else (GATE,), len(hidden_states)):
+        own, places = sent.part(start, end)
+        parts = [_up_delta(hidden_states[start:end], adapter, own) for adapter in owns]
+        deltas.append((places, _joined(parts, dim=1, is_concatenated=module.is_concatenated)))
+    return deltas
+
+
+def _up_delta(x: Tensor, adapter: OwnDelta, sent: Assignment) -> Tensor:
+    """A is the same for all experts, so that a token's product with it serves all that it is sent to."""
+    down = by_all(x, adapter.lora_A) * adapter.scale
+    return by_expert(sent.to_experts(down), adapter.lora_B, sent.counts)
+
+
+def _joined(parts: list[Tensor], *, dim: int, is_concatenated: bool) -> Tensor:
+    """Gate and up as one, twice as long in a dimension: one behind the other, or by turns."""
+    if is_concatenated or len(parts) == 1:
+        return torch.cat(parts, dim)
+    return torch.stack(parts, dim + 1).flatten(dim, dim + 1)
+
+
+def _down_deltas(module: Any, inner: Tensor, sent: Assignment) -> list[Delta]:
+    deltas = []
+    for start, end, (adapter,) in _spans(module, (DOWN,), sent.tokens):
+        own, places = sent.part(start, end)
+        down = by_expert(inner[places], adapter.lora_A, own.counts) * adapter.scale
+        deltas.append((places, by_all(down, adapter.lora_B)))
+    return deltas
+
+
+def _spans(module: Any, parts: Sequence[str], tokens: int) -> Iterator[tuple[int, int, tuple[OwnDelta, ...]]]:
+    """Which tokens an adapter is routed to, and its delta of each part: it has all of them, or none."""
+    for spans in zip(*(spans_of(f"{module.tinsmith_key}.{part}", tokens) for part in parts), strict=True):
+        yield spans[0].start, spans[0].end, tuple(span.own for span in spans)
