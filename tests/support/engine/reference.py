@@ -202,8 +202,7 @@ class ReferenceEngine:
     def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
         if layout != "peft":
             raise UserError("the reference engine has no merged layout.")
-        for name, content in peft_layout.encode_adapter(state.lora, state.tensors, self._info.path).items():
-            (target / name).write_bytes(content)
+        peft_layout.write_adapter(target, state.lora, state.tensors, self._info.path)
 
     def drop(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)

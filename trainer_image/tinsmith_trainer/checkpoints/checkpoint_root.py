@@ -8,17 +8,17 @@ finding one's own manifest means that an earlier attempt succeeded.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, StorageFault
-from tinsmith_trainer.durable_files import sha256_of
+from tinsmith_trainer.durable_files import Pieces, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
+from tinsmith_trainer.engines.tensor_files import tensor_file
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
 from tinsmith_trainer.failpoints import reach
 
@@ -27,6 +27,7 @@ MANIFEST_FILE = "manifest.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 
 Contents = Literal["training", "sampler"]
+ManifestOf = Callable[[Mapping[str, WrittenFile]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +75,17 @@ class CheckpointRoot:
         Raises StorageUnavailable when the storage cannot be reached or may take it later, ServerError when it refuses.
         """
         files = _encode(contents, state, base)
-        manifest = _manifest(model_id, seq_id, contents, state, base, files)
         attempts = f"{area}/{_path_safe(model_id)}/{seq_id}"
+
+        def manifest_of(written: Mapping[str, WrittenFile]) -> bytes:
+            return _manifest(model_id, seq_id, contents, state, base, written)
+
         try:
-            directory = self._written_before(attempts, manifest)
-            if directory is None:
-                directory = f"{attempts}-{epoch}"
-                self._storage.write(directory, files, lambda: _commit(manifest))
+            found = self._written_before(attempts, files, manifest_of)
+            directory, manifest = found or self._write(f"{attempts}-{epoch}", files, manifest_of)
         except StorageFault as error:
             raise _unusable(error, f"The checkpoint {attempts} could not be saved to {self._storage.url}") from error
-        size_bytes = sum(len(content) for content in files.values()) + len(manifest)
+        size_bytes = sum(map(size_of, files.values())) + len(manifest)
         return WrittenCheckpoint(directory, sha256_of(manifest), size_bytes)
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
@@ -111,11 +113,25 @@ class CheckpointRoot:
             ) from error
         return sha256_of(manifest)
 
-    def _written_before(self, attempts: str, manifest: bytes) -> str | None:
-        """The directory of an earlier attempt at this very checkpoint that got as far as its manifest."""
-        for directory in self._storage.directories(f"{attempts}-", holding=MANIFEST_FILE):
+    def _write(self, directory: str, files: Mapping[str, Pieces], manifest_of: ManifestOf) -> tuple[str, bytes]:
+        def commit(written: Mapping[str, WrittenFile]) -> bytes:
+            manifest = manifest_of(written)
+            reach("checkpoint-before-manifest")
+            return manifest
+
+        return directory, self._storage.write(directory, files, MANIFEST_FILE, commit)
+
+    def _written_before(
+        self, attempts: str, files: Mapping[str, Pieces], manifest_of: ManifestOf
+    ) -> tuple[str, bytes] | None:
+        """Directory and manifest of an earlier attempt at this very checkpoint that got as far as its manifest."""
+        earlier = self._storage.directories(f"{attempts}-", holding=MANIFEST_FILE)
+        if not earlier:
+            return None
+        manifest = manifest_of({name: WrittenFile(sha256_of(*each), size_of(each)) for name, each in files.items()})
+        for directory in earlier:
             if self._storage.read(directory, [MANIFEST_FILE])[MANIFEST_FILE] == manifest:
-                return directory
+                return directory, manifest
         return None
 
     def _read_files(self, directory: str, names: Iterable[str]) -> dict[str, bytes]:
@@ -134,11 +150,6 @@ def _unusable(fault: StorageFault, what: str) -> ServerError:
     return kind(f"{what}: {fault}")
 
 
-def _commit(manifest: bytes) -> tuple[str, bytes]:
-    reach("checkpoint-before-manifest")
-    return MANIFEST_FILE, manifest
-
-
 def _check_content(directory: str, name: str, content: bytes, entry: dict[str, Any]) -> None:
     if len(content) != entry["size_bytes"] or sha256_of(content) != entry["sha256"]:
         raise CheckpointInvalid(
@@ -152,16 +163,21 @@ def _path_safe(model_id: str) -> str:
     return model_id.replace(":", ".")
 
 
-def _encode(contents: Contents, state: AdapterState, base: BaseModelInfo) -> dict[str, bytes]:
+def _encode(contents: Contents, state: AdapterState, base: BaseModelInfo) -> dict[str, Pieces]:
     files = peft_layout.encode_adapter(state.lora, state.tensors, base.path)
     if contents == "training":
         moments = {name: tensor for name, tensor in state.tensors.items() if name.startswith("adam/")}
-        files[OPTIMIZER_FILE] = save_tensors(moments, {"format": "pt"})
+        files[OPTIMIZER_FILE] = tensor_file(moments, {"format": "pt"})
     return files
 
 
 def _manifest(
-    model_id: str, seq_id: int, contents: Contents, state: AdapterState, base: BaseModelInfo, files: dict[str, bytes]
+    model_id: str,
+    seq_id: int,
+    contents: Contents,
+    state: AdapterState,
+    base: BaseModelInfo,
+    files: Mapping[str, WrittenFile],
 ) -> bytes:
     description = {
         "format_version": FORMAT_VERSION,
@@ -172,7 +188,7 @@ def _manifest(
         "base_model_architecture": base.architecture,
         "lora": asdict(state.lora),
         "optimizer_step": state.optimizer_step,
-        "files": {name: {"sha256": sha256_of(data), "size_bytes": len(data)} for name, data in files.items()},
+        "files": {name: asdict(written) for name, written in files.items()},
     }
     return json.dumps(description, indent=2, sort_keys=True).encode() + b"\n"
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
-from tinsmith_trainer.durable_files import make_directory, sha256_of, write_file
+from tinsmith_trainer.durable_files import Pieces, make_directory, sha256_of, write_file
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
+from tinsmith_trainer.engines.tensor_files import tensor_file
 from tinsmith_trainer.errors import Category, ServerError, SnapshotDamaged
 from tinsmith_trainer.failpoints import reach
 
@@ -64,9 +64,9 @@ class SnapshotFolder:
         content = _encode(snapshot)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '.', snapshot.model_id)}.{snapshot.applied}.safetensors"
         reach("snapshot-mid-write")
-        write_file(self._folder / name, content, before_rename=lambda: reach("snapshot-before-rename"))
+        written = write_file(self._folder / name, content, before_rename=lambda: reach("snapshot-before-rename"))
         reach("snapshot-before-commit")
-        return SnapshotFile(name, sha256_of(content))
+        return SnapshotFile(name, written.sha256)
 
     def read(self, file: SnapshotFile) -> Snapshot:
         """Raises SnapshotDamaged when it is missing or not what was written, ServerError when it cannot be read now."""
@@ -109,7 +109,7 @@ class SnapshotFolder:
             (self._folder / name).unlink()
 
 
-def _encode(snapshot: Snapshot) -> bytes:
+def _encode(snapshot: Snapshot) -> Pieces:
     description = {
         "format_version": FORMAT_VERSION,
         "model_id": snapshot.model_id,
@@ -118,8 +118,7 @@ def _encode(snapshot: Snapshot) -> bytes:
         "optimizer_step": snapshot.state.optimizer_step,
         "window_failure": asdict(snapshot.window_failure) if snapshot.window_failure else None,
     }
-    content: bytes = save_tensors(dict(snapshot.state.tensors), {"tinsmith": json.dumps(description)})
-    return content
+    return tensor_file(snapshot.state.tensors, {"tinsmith": json.dumps(description)})
 
 
 def _description(header: bytes) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tinsmith_trainer.durable_files import sync_directory
+from tinsmith_trainer.durable_files import Pieces, WrittenFile, hashed_while, sync_directory, write_synced
 from tinsmith_trainer.errors import ServerError
 
 T = TypeVar("T")
@@ -59,17 +59,20 @@ class CheckpointStorage:
         self._path = str(path).rstrip("/")
         self._is_local = isinstance(fs, LocalFileSystem)
 
-    def write(self, directory: str, files: Mapping[str, bytes], commit: Callable[[], tuple[str, bytes]]) -> None:
-        """Durable when it returns. `commit` is asked for the last file when the others are there."""
+    def write(
+        self, directory: str, files: Mapping[str, Pieces], last: str, content: Callable[[dict[str, WrittenFile]], bytes]
+    ) -> bytes:
+        """Durable when it returns. The last file's content is told once the others are there, and returned."""
         folder = f"{self._path}/{directory}"
         try:
             if not self._fs.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
                 self._fs.makedirs(folder, exist_ok=True)
-            self._together(lambda name: self._write_file(f"{folder}/{name}", files[name]), files)
-            name, content = commit()
-            self._write_file(f"{folder}/{name}", content)
+            written = self._together(lambda name: self._write_file(f"{folder}/{name}", files[name]), files)
+            ending = content(dict(zip(files, written, strict=True)))
+            self._write_file(f"{folder}/{last}", [ending])
             if self._is_local:
                 _sync_upwards(Path(folder), Path(self._path))
+            return ending
         except Exception as error:
             raise _fault(error) from error
 
@@ -97,14 +100,11 @@ class CheckpointStorage:
         folders = [posixpath.split(str(path)) for path in found]
         return sorted(folder[len(self._path) + 1 :] for folder, name in folders if name == holding)
 
-    def _write_file(self, path: str, content: bytes) -> None:
-        if not self._is_local:
-            self._fs.pipe_file(path, content)
-            return
-        with self._fs.open(path, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    def _write_file(self, path: str, content: Pieces) -> WrittenFile:
+        if self._is_local:
+            return write_synced(Path(path), content)
+        # As a whole, since only so s3fs uploads parts of it at the same time, and gives up an upload that fails.
+        return hashed_while(lambda: self._fs.pipe_file(path, b"".join(content)), content)
 
     def _read_file(self, path: str) -> bytes | None:
         try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
 
+from tinsmith_trainer.durable_files import Pieces
 from tinsmith_trainer.engines.base import LoraSpec
+from tinsmith_trainer.engines.tensor_files import tensor_file
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -20,17 +22,24 @@ _STATE_PREFIX = "weights/"
 Tensors = Mapping[str, NDArray[np.float32]]
 
 
-def encode_adapter(lora: LoraSpec, tensors: Tensors, base_model: str) -> dict[str, bytes]:
-    """File name to content, from an adapter state's `weights/<module>.lora_A|B` tensors.
+def encode_adapter(lora: LoraSpec, tensors: Tensors, base_model: str) -> dict[str, Pieces]:
+    """File name to content, from an adapter state's `weights/<module>.lora_A|B` tensors, which are not copied.
 
     `base_model` is the name or path that PEFT will look the base model up by.
     """
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(_STATE_PREFIX)}
     modules = sorted({_module(name) for name in weights})
     return {
-        CONFIG_FILE: json.dumps(_config(lora, modules, base_model), indent=2).encode() + b"\n",
-        WEIGHTS_FILE: save_tensors({_peft_key(name): tensor for name, tensor in weights.items()}, {"format": "pt"}),
+        CONFIG_FILE: [json.dumps(_config(lora, modules, base_model), indent=2).encode() + b"\n"],
+        WEIGHTS_FILE: tensor_file({_peft_key(name): tensor for name, tensor in weights.items()}, {"format": "pt"}),
     }
+
+
+def write_adapter(folder: Path, lora: LoraSpec, tensors: Tensors, base_model: str) -> None:
+    """The files of `encode_adapter`, into an existing folder; not synced."""
+    for name, content in encode_adapter(lora, tensors, base_model).items():
+        with (folder / name).open("wb") as file:
+            file.writelines(content)
 
 
 def decode_weights(content: bytes) -> dict[str, NDArray[np.float32]]:

@@ -60,11 +60,11 @@ def test_what_another_life_left_is_swept_away(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_of_the_server_that_leaves_nothing(
     tmp_path: Path, model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Path, content: bytes) -> int:
+    def full(self: Path, mode: str) -> int:
         raise OSError(28, "No space left on device")
 
     folders = AdapterFolders(tmp_path)
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(ServerError, match=r"Adapter key cannot be written to .*: No space left on device\."):
         folders.write("key", random_adapter(tiny_model()), model)
     assert list((tmp_path / "adapters").iterdir()) == []

@@ -100,7 +100,7 @@ def _mark_whole(folder: Path) -> None:
                 os.fsync(file.fileno())
         else:
             sync_directory(path)
-    write_file(folder / WHOLE, b"")
+    write_file(folder / WHOLE, [])
 
 
 @contextmanager

@@ -1,0 +1,98 @@
+"""Content comes through whole, whatever its pieces and the file system; its digest is that of what was written."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinsmith_trainer.durable_files import BLOCK_BYTES, WrittenFile, write_file, write_synced
+
+SIZES = [0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 4097]
+
+
+def pieces_of(content: bytes, *ends: int) -> list[bytes | memoryview]:
+    bounds = [0, *(end for end in ends if end < len(content)), len(content)]
+    return [memoryview(content)[begin:end] for begin, end in pairwise(bounds)]
+
+
+def content_of(size_bytes: int) -> bytes:
+    return os.urandom(size_bytes)
+
+
+def described(content: bytes) -> WrittenFile:
+    return WrittenFile(hashlib.sha256(content).hexdigest(), len(content))
+
+
+@pytest.mark.parametrize("size_bytes", SIZES)
+def test_content_in_pieces_is_written_whole(tmp_path: Path, size_bytes: int) -> None:
+    content = content_of(size_bytes)
+    written = write_synced(tmp_path / "file", pieces_of(content, 7, 7, 5000, BLOCK_BYTES + 3))
+    assert (tmp_path / "file").read_bytes() == content
+    assert written == described(content)
+
+
+def test_a_longer_file_leaves_nothing_behind_its_end(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content_of(3 * BLOCK_BYTES))
+    content = content_of(BLOCK_BYTES + 1)
+    write_synced(tmp_path / "file", [content])
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def without_direct_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    working = os.open
+
+    def refuse(path: Any, flags: int, *rest: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no file here goes past the page cache")
+        return working(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def with_writes_that_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of them leaves is aligned no more."""
+    working = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, block: working(descriptor, block[: len(block) // 2 + 1]))
+
+
+@pytest.mark.parametrize("weakness", [without_direct_files, with_writes_that_end_early])
+def test_a_weaker_file_system_takes_the_same_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weakness: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    content = content_of(BLOCK_BYTES + 5001)
+    with monkeypatch.context() as weak:
+        weakness(weak)
+        written = write_synced(tmp_path / "file", pieces_of(content, 9))
+    assert (tmp_path / "file").read_bytes() == content
+    assert written == described(content)
+
+
+def test_a_disk_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    (tmp_path / "file").write_bytes(b"as before")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", fail)
+        with pytest.raises(OSError, match="no space left"):
+            write_file(tmp_path / "file", [content_of(BLOCK_BYTES)])
+    assert (tmp_path / "file").read_bytes() == b"as before"
+
+
+def test_a_large_file_leaves_the_page_cache_alone(tmp_path: Path) -> None:
+    """Pages in it are memory that a limit of the container's counts."""
+    write_synced(tmp_path / "file", [content_of(2 * BLOCK_BYTES)])
+    with (tmp_path / "file").open("rb") as file:
+        try:
+            read = os.preadv(file.fileno(), [bytearray(4096)], BLOCK_BYTES, os.RWF_NOWAIT)
+        except BlockingIOError:
+            read = 0
+        except OSError as error:
+            pytest.skip(f"this file system cannot say what is cached: {error.strerror}")
+    assert read == 0
