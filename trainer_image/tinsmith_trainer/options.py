@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol, get_args
 
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import BaseModelInfo, Engine, LoraProducts, LossKernel
+from tinsmith_trainer.engines.base import BaseModelInfo, Engine, LoraProducts, LossKernel, Recompute
 from tinsmith_trainer.engines.nemo_rl.flags import ENGINE as RANKS_ENGINE
 from tinsmith_trainer.engines.nemo_rl.flags import RankFlags, add_rank_flags, refused_rank_flags
 from tinsmith_trainer.sampling.base import Sampler
@@ -31,6 +31,8 @@ POSITIVE = (
     *("max_sequence_length", "adapter_slots", "model_places", "max_rank", "token_budget", "kv_cache_bytes"),
     *("attempts_per_operation", "hang_timeout_seconds"),
 )
+
+OF_PEFT = ("lora_products", "loss_kernel", "recompute")
 
 
 class UsageError(Exception):
@@ -67,6 +69,7 @@ class WorkerOptions(RankFlags):
     token_budget: int | None
     lora_products: LoraProducts | None
     loss_kernel: LossKernel | None
+    recompute: Recompute | None
     kv_cache_bytes: int | None
     snapshot_replay_seconds: float
     snapshot_cost_factor: float
@@ -217,6 +220,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help="what makes peft's logprobs on a GPU; auto, the default: Liger's kernel where it runs and agrees",
     )
     parser.add_argument(
+        "--recompute",
+        choices=get_args(Recompute),
+        help="whether peft computes layers again in backward; auto, the default: those of what would not fit",
+    )
+    parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"
     )
     parser.add_argument("--snapshot-replay-seconds", type=float, default=10.0, help="a crash may cost this much")
@@ -268,9 +276,9 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
     _check_placement(parser, options)
     if options.token_budget is not None and options.role == "sampler":
         parser.error("--token-budget is for training, and a sampler does none")
-    for flag, value in (("--lora-products", options.lora_products), ("--loss-kernel", options.loss_kernel)):
-        if value is not None and options.engine != "peft":
-            parser.error(f"{flag} is for --engine peft")
+    for name in OF_PEFT:
+        if getattr(options, name) is not None and options.engine != "peft":
+            parser.error(f"--{name.replace('_', '-')} is for --engine peft")
     if options.kv_cache_bytes is not None and (not options.sampling or options.engine in TOKEN_SERVERS):
         parser.error("--kv-cache-bytes is for the built-in sampler, and there is none")
     refusal = refused_server_flags(options.engine, options.gpus, options.server_argument, options.scratch)

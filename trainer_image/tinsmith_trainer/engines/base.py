@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 ExportLayout = Literal["peft", "merged"]
 LoraProducts = Literal["float32", "tf32", "bfloat16"]
 LossKernel = Literal["auto", "torch", "liger"]
+Recompute = Literal["auto", "none", "layers"]
 
 
 @dataclass(frozen=True, slots=True)

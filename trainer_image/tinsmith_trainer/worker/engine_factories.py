@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
-from tinsmith_trainer.engines.peft.token_budget import token_budget_of
+from tinsmith_trainer.engines.peft.memory_plan import plan_memory
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
@@ -22,12 +22,14 @@ from tinsmith_trainer.torch_model.model_source import model_directory
 def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     """Loads the base model once for both. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
     model = load_base_model(options)
+    plan = plan_memory(model, options.token_budget, options.recompute or "auto")
     engine = build_peft_engine(
         model,
         PeftEngineSettings(
             adapter_slots=options.adapter_slots,
             max_rank=options.max_rank,
-            token_budget=token_budget_of(model, options.token_budget),
+            token_budget=plan.token_budget,
+            recompute_above_tokens=plan.recompute_above_tokens,
             lora_products=options.lora_products or "float32",
             loss_kernel=options.loss_kernel or "auto",
             map_stable_reinforce=options.map_stable_reinforce,

@@ -54,8 +54,8 @@ def test_logits_in_chunks_train_as_logits_at_once(model: TorchModel) -> None:
 
 
 def test_layers_recomputed_in_backward_train_bit_for_bit_as_layers_kept() -> None:
-    recomputing = new_engine(PeftEngineSettings(checkpoint_above_tokens=0))
-    keeping = new_engine(PeftEngineSettings(checkpoint_above_tokens=PACKED_BELOW_TOKENS - 1))  # in rows, too
+    recomputing = new_engine(PeftEngineSettings(recompute_above_tokens=0))
+    keeping = new_engine(PeftEngineSettings(recompute_above_tokens=PACKED_BELOW_TOKENS - 1))  # in rows, too
     assert bits(forward_backward(recomputing, DATUMS)) == bits(forward_backward(keeping, DATUMS))
     assert state_bits(recomputing.state("a")) == state_bits(keeping.state("a"))
 
@@ -64,7 +64,7 @@ def test_a_recomputed_layer_runs_twice() -> None:
     calls: list[bool] = []
     layer = tiny_model().model.get_decoder().layers[0]
     handle = layer.mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    with_recomputation = new_engine(PeftEngineSettings(checkpoint_above_tokens=0))
+    with_recomputation = new_engine(PeftEngineSettings(recompute_above_tokens=0))
     calls.clear()
     forward_backward(with_recomputation, DATUMS[:1])
     handle.remove()
@@ -72,7 +72,7 @@ def test_a_recomputed_layer_runs_twice() -> None:
 
 
 def test_the_patched_layers_are_as_before_afterwards() -> None:
-    new_engine(PeftEngineSettings(checkpoint_above_tokens=0))
+    new_engine(PeftEngineSettings(recompute_above_tokens=0))
     assert all("forward" not in vars(layer) for layer in tiny_model().model.get_decoder().layers)
 
 

@@ -17,12 +17,12 @@ class PeftEngineSettings:
     16 tokens take half of their time together, eight of 64 tokens 0.8, and nothing is won at 1024 each).
     `logits_byte_budget`: logits above it are computed in chunks, and again in backward; in float32 on a
     CPU none are held, whatever it is.
-    `checkpoint_above_tokens`: from this padded length on, layers are recomputed in backward.
+    `recompute_above_tokens`: layers of a forward of more tokens are computed again in backward.
     `lora_products`: what an adapter's own products are computed in. Its weights, gradients and moments are float32
     whatever it is; `bfloat16` makes no float32 copy of activations, and is for a base in bfloat16.
     `loss_kernel`: what makes logprobs of logits on a GPU, `torch` or `liger`; `auto`: Liger's where it is installed and
     agrees in a trial.
-    `token_budget`, `logits_byte_budget`, `checkpoint_above_tokens`, `lora_products` and `loss_kernel` decide how sums
+    `token_budget`, `logits_byte_budget`, `recompute_above_tokens`, `lora_products` and `loss_kernel` decide how sums
     are rounded: changing one between a crash and its replay changes bits.
     """
 
@@ -31,7 +31,7 @@ class PeftEngineSettings:
     token_budget: int = DEFAULT_TOKEN_BUDGET
     cobatch_tokens: int = 1024
     logits_byte_budget: int = 256 * 2**20
-    checkpoint_above_tokens: int = 2048
+    recompute_above_tokens: int = 2048
     lora_products: LoraProducts = "float32"
     loss_kernel: LossKernel = "auto"
     map_stable_reinforce: bool = True

@@ -170,7 +170,7 @@ def _hidden_states(
         hidden = packed_hidden_states(decoder, torch.from_numpy(tokens), layout)
         return torch.split(hidden, [*sizes, layout.filling])[: len(shares)]
     rows = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
-    recompute = torch.is_grad_enabled() and rows.shape[1] > settings.checkpoint_above_tokens
+    recompute = torch.is_grad_enabled() and rows.numel() > settings.recompute_above_tokens
     with recomputed(decoder.layers, route) if recompute else nullcontext():
         hidden = decoder(input_ids=rows, use_cache=False).last_hidden_state
     return torch.split(hidden.flatten(0, 1), sizes)

@@ -1,4 +1,4 @@
-"""A microbatch is as large as its device's memory allows, and follows from nothing else."""
+"""A microbatch is as large as its device's memory allows, and what does not fit is computed again in backward."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from support.tiny_models import tiny_model
-from tinsmith_trainer.engines.peft.token_budget import (
+from tinsmith_trainer.engines.base import Recompute
+from tinsmith_trainer.engines.peft.memory_plan import (
+    MemoryPlan,
     activation_bytes_per_token,
-    fitting_token_budget,
-    token_budget_of,
+    activations_room,
+    plan_for_room,
+    plan_memory,
+    recomputed_bytes_per_token,
 )
 from torch import Tensor
 from transformers import Qwen3Config
@@ -29,6 +33,11 @@ GB = 10**9
 WEIGHTS = int(16.4 * GB)
 
 
+def planned(memory_gb: int, given_budget: int | None = None, recompute: Recompute = "auto") -> MemoryPlan:
+    """Of Qwen3-8B in bfloat16."""
+    return plan_for_room(activations_room(memory_gb * GB, WEIGHTS), QWEN3_8B, 2, given_budget, recompute)
+
+
 @pytest.mark.parametrize(
     ("memory_gb", "tokens"),
     [
@@ -38,17 +47,39 @@ WEIGHTS = int(16.4 * GB)
     ],
 )
 def test_a_gpu_takes_what_its_memory_holds(memory_gb: int, tokens: int) -> None:
-    assert fitting_token_budget(memory_gb * GB, QWEN3_8B, WEIGHTS, 2) == tokens
+    assert planned(memory_gb).token_budget == tokens
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "kept_tokens"),
+    [
+        pytest.param(24, 458, id="a small one, below its smallest microbatch"),
+        pytest.param(85, 4135, id="80 GB, no microbatch of short datums"),
+    ],
+)
+def test_what_a_gpu_has_no_room_for_is_computed_again(memory_gb: int, kept_tokens: int) -> None:
+    assert planned(memory_gb).recompute_above_tokens == kept_tokens
+    assert planned(memory_gb, given_budget=16_384) == MemoryPlan(16_384, kept_tokens)
+
+
+def test_where_all_is_computed_again_a_microbatch_is_larger_and_where_nothing_is_as_large_as_by_default() -> None:
+    assert planned(85, recompute="layers") == MemoryPlan(16_384, 0)
+    assert planned(24, recompute="layers") == MemoryPlan(4096, 0)
+    never = planned(85, recompute="none")
+    assert never.token_budget == 4096
+    assert never.recompute_above_tokens > 10**9
 
 
 def test_a_small_model_does_not_take_all_that_there_is() -> None:
     config = tiny_model().model.config
-    assert fitting_token_budget(80 * GB, config, 10**6, 2) == 16_384
+    room = activations_room(80 * GB, 10**6)
+    assert plan_for_room(room, config, 2, None, "auto").token_budget == 16_384
 
 
 def test_what_the_operator_says_holds_and_a_cpu_takes_1024() -> None:
-    assert token_budget_of(tiny_model(), 77) == 77
-    assert token_budget_of(tiny_model(), None) == 1024
+    assert plan_memory(tiny_model(), 77, "auto") == MemoryPlan(77, 2048)
+    assert plan_memory(tiny_model(), 5000, "auto") == MemoryPlan(5000, 5000)
+    assert plan_memory(tiny_model(), None, "layers") == MemoryPlan(1024, 0)
 
 
 def test_the_estimate_of_activations_holds_what_a_forward_keeps() -> None:
@@ -77,4 +108,11 @@ def test_the_plan_of_memory_is_what_the_code_would_do() -> None:
     plan = (ROOT / "docs" / "gpu.md").read_text()
     per_token = activation_bytes_per_token(QWEN3_8B, 2)
     assert f"{4096 * per_token / GB:.1f} | {per_token / 10**6:.1f} MB a token" in plan
+    kept = planned(85).recompute_above_tokens
+    assert f"more than {round(kept, -2):,} tokens" in plan
+    again = recomputed_bytes_per_token(QWEN3_8B, 2)
+    assert (
+        f"{again / 10**6:.1f} MB are held, and 27.2 GB hold {round(activations_room(85 * GB, WEIGHTS) // again, -3):,}"
+        in plan
+    )
     assert f"| {(85 * GB - WEIGHTS) / 4 / GB:.1f} | a quarter" in plan
