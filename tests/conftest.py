@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
 from hypothesis import settings
 from support.temporary_files import OwnPlace
+
+if TYPE_CHECKING:
+    from support.token_server.shared import SharedServer
 
 # Hypothesis' own limit is 0.2 s an example: on a busy machine it fails a test that has nothing wrong.
 settings.register_profile("unhurried", settings(), deadline=None)
@@ -45,7 +50,11 @@ SPLIT_LAYERS = ("cluster",)
 _seconds: Counter[str] = Counter()
 _tests: Counter[str] = Counter()
 _not_asked_for: Counter[str] = Counter()
-GPU_MARKER = "gpu"
+# What is asked for by a target of its own, and why.
+NOT_ASKED_FOR = {
+    "gpu": "They need a GPU, and were not asked for: `make test-gpu` runs them.",
+    "vllm": "They ask vLLM itself, and were not asked for: `make test-vllm` runs them.",
+}
 _MOST_NAMED = 20
 _own_place = pytest.StashKey[OwnPlace]()
 _left_behind = pytest.StashKey[list[str]]()
@@ -79,8 +88,18 @@ def _time_limit(item: pytest.Item) -> int | None:
     return CLUSTER_SECONDS if any(item.path.is_relative_to(folder) for folder in CLUSTER_FOLDERS) else None
 
 
+@pytest.fixture(scope="session")
+def real_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
+    """One for the whole run: a start takes a minute. Other Pythons, which have no PyTorch, never come here."""
+    from support.token_server.real_vllm import start_real_vllm
+
+    server = start_real_vllm(tmp_path_factory.mktemp("vllm"))
+    yield server
+    server.close()
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    _not_asked_for[GPU_MARKER] += sum(item.get_closest_marker(GPU_MARKER) is not None for item in items)
+    _not_asked_for.update(mark for item in items for mark in NOT_ASKED_FOR if item.get_closest_marker(mark))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -100,8 +119,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for layer, seconds in _seconds.most_common():
             terminalreporter.line(f"{seconds:6.0f} s  {_tests[layer]:5} tests  {layer}")
     reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", ()))
-    if _not_asked_for[GPU_MARKER]:
-        reasons["They need a GPU, and were not asked for: `make test-gpu` runs them."] = _not_asked_for[GPU_MARKER]
+    reasons.update({NOT_ASKED_FOR[mark]: count for mark, count in _not_asked_for.items()})
     if not reasons:
         return
     terminalreporter.section("left out on this machine")

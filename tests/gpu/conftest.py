@@ -1,4 +1,5 @@
-"""Tests of real GPUs. `make test-gpu` runs them; docs/gpu.md says which of them ran, on what."""
+"""Tests of real GPUs. `make test-gpu` runs them; docs/gpu.md says which of them ran, on what. Those that a CPU can run
+as well, `make test-vllm` runs."""
 
 from __future__ import annotations
 
@@ -7,5 +8,6 @@ from support.engine.contract import require_gpus
 
 
 @pytest.fixture(autouse=True)
-def _gpu() -> None:
-    require_gpus()
+def _gpu(request: pytest.FixtureRequest) -> None:
+    if not request.node.get_closest_marker("vllm"):
+        require_gpus()

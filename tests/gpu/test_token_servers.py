@@ -1,4 +1,4 @@
-"""Real servers of vLLM and SGLang, as the child that a sampler makes of one."""
+"""Real servers of vLLM and SGLang, as the child that a sampler makes of one; vLLM's on a CPU, too."""
 
 from __future__ import annotations
 
@@ -9,39 +9,49 @@ import numpy as np
 import pytest
 from support.engine.contract import require_gpus, require_package
 from support.sampler.jobs import all_logprobs, ask, ask_all, full_logprobs, job, plain_model, prompt_of, random_adapter
+from support.tiny_models import tiny_model
+from support.token_server.real_vllm import SHAPE
+from support.token_server.shared import SharedServer
 from tinsmith_trainer.options import parse_options
 from tinsmith_trainer.sampling.base import Sampler
-from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
-from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
+from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.worker.startup import load_sampler
 
 # Kernels are compiled and servers start within a test; libraries warn of machines that nobody here has seen.
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("default")]
 
-# Their attention kernels have heads of 64 and more.
-SHAPE = TinyShape(hidden_size=256, intermediate_size=512, heads=4, kv_heads=2, max_sequence_length=512)
+ON_A_CPU = "vllm on a cpu"
 ATOL = 0.1
 PROMPT = prompt_of(24)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TorchModel:
+def model() -> TorchModel:
     """On the CPU in float32, to compare with."""
-    return load_torch_model(str(make_tiny_model(tmp_path_factory.mktemp("model"), shape=SHAPE)))
+    return tiny_model(shape=SHAPE)
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(["vllm"], id="vllm"),
-        pytest.param(["sglang", "--server-argument=--enable-deterministic-inference"], id="sglang"),
+        pytest.param(["vllm"], id="vllm", marks=pytest.mark.gpu),
+        pytest.param(
+            ["sglang", "--server-argument=--enable-deterministic-inference"], id="sglang", marks=pytest.mark.gpu
+        ),
+        pytest.param([ON_A_CPU], id=ON_A_CPU, marks=pytest.mark.vllm),
     ],
 )
 def sampler(
     request: pytest.FixtureRequest, model: TorchModel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sampler]:
-    require_gpus()
     package, *arguments = request.param
+    if package == ON_A_CPU:
+        shared: SharedServer = request.getfixturevalue("real_vllm")
+        sampler: Sampler = shared.sampler()
+        yield sampler
+        sampler.close()
+        return
+    require_gpus()
     require_package(package, "docs/gpu-samplers.md says which image has it.")
     scratch: Path = tmp_path_factory.mktemp("scratch")
     flags = ["--role", "sampler", "--engine", package, *arguments, "--scratch", str(scratch), "--max-rank", "8"]

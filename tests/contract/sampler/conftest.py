@@ -12,20 +12,24 @@ from pathlib import Path
 
 import pytest
 from support.sampler.pool_replica import SMALL_SETTINGS, PoolReplica, RemoteSampler
-from support.token_server.shared import SharedStandIns
+from support.token_server.real_vllm import SHAPE
+from support.token_server.shared import SharedServer, SharedStandIns
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 
 MODELS = {
-    "qwen3": ("qwen3", TinyShape(max_sequence_length=1024)),
+    "qwen3": ("qwen3", SHAPE),
     "llama3": ("llama3", TinyShape(max_sequence_length=1024)),
     "qwen3-tied": ("qwen3", TinyShape(max_sequence_length=1024, tied_embeddings=True)),
     "qwen3-moe": ("qwen3-moe", TinyShape(max_sequence_length=1024)),
 }
 IN_ANOTHER_PROCESS = "pool replica"
 TOKEN_SERVERS = ("vllm", "sglang")
+"""By stand-ins."""
+VLLM_ITSELF = "vllm itself"
+EVERY_TOKEN_SERVER = (*TOKEN_SERVERS, pytest.param(VLLM_ITSELF, marks=pytest.mark.vllm))
 SAMPLERS: dict[str, Callable[[TorchModel], Sampler]] = {
     "builtin": lambda model: BuiltinSampler(model, BuiltinSamplerSettings(deterministic=True, **SMALL_SETTINGS)),
     "builtin-fast": lambda model: BuiltinSampler(model, BuiltinSamplerSettings(deterministic=False, **SMALL_SETTINGS)),
@@ -65,9 +69,8 @@ def _new_sampler(request: pytest.FixtureRequest, model: TorchModel) -> Sampler:
     if request.param == IN_ANOTHER_PROCESS:
         replica: PoolReplica = request.getfixturevalue("replica")
         return RemoteSampler(replica, f"file://{replica.folder / 'checkpoints'}", model.info)
-    if request.param in TOKEN_SERVERS:
-        stand_ins: SharedStandIns = request.getfixturevalue("token_servers")
-        return stand_ins.sampler(request.param)
+    if request.param in TOKEN_SERVERS or request.param == VLLM_ITSELF:
+        return shared_server(request, request.param).sampler()
     return SAMPLERS[request.param](model)
 
 
@@ -88,6 +91,15 @@ def replica(tmp_path_factory: pytest.TempPathFactory, model_of: Callable[[str], 
         assert status == 0, errors
     finally:
         asyncio.run(replica.discard())
+
+
+def shared_server(request: pytest.FixtureRequest, engine: str) -> SharedServer:
+    """One of `EVERY_TOKEN_SERVER`, with `qwen3`."""
+    if engine == VLLM_ITSELF:
+        itself: SharedServer = request.getfixturevalue("real_vllm")
+        return itself
+    stand_ins: SharedStandIns = request.getfixturevalue("token_servers")
+    return stand_ins.server(engine)
 
 
 @pytest.fixture(scope="session")

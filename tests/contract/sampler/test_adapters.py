@@ -11,9 +11,9 @@ from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.torch_model.loading import TorchModel
 
-from .conftest import SAMPLERS, TOKEN_SERVERS
+from .conftest import EVERY_TOKEN_SERVER, SAMPLERS
 
-pytestmark = pytest.mark.parametrize("sampler", [*SAMPLERS, *TOKEN_SERVERS], indirect=True)
+pytestmark = pytest.mark.parametrize("sampler", [*SAMPLERS, *EVERY_TOKEN_SERVER], indirect=True)
 
 PROMPT = prompt_of(20)
 

@@ -7,37 +7,36 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.sampler.jobs import all_logprobs, ask, ask_all, job, plain_model, prompt_of, random_adapter, submit
-from support.token_server.look_alikes import StandInHand
-from support.token_server.shared import SharedStandIns
+from support.token_server.shared import ServerHand, SharedServer
 from support.waiting import until
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, NO_TARGET, Sampler, TopkLogprobs
 from tinsmith_trainer.torch_model.loading import TorchModel
 
-from .conftest import TOKEN_SERVERS
+from .conftest import EVERY_TOKEN_SERVER, shared_server
 
 PROMPT = prompt_of(40)
 TOLERANCE = 1e-4
 with_and_without_an_adapter = pytest.mark.parametrize("adapter", ["", "tuned"], ids=["base", "adapter"])
 
 
-@pytest.fixture(params=TOKEN_SERVERS)
-def engine(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(params=EVERY_TOKEN_SERVER)
+def server(request: pytest.FixtureRequest) -> SharedServer:
+    return shared_server(request, request.param)
 
 
 @pytest.fixture
-def sampler(engine: str, token_servers: SharedStandIns, model: TorchModel) -> Iterator[Sampler]:
+def sampler(server: SharedServer, model: TorchModel) -> Iterator[Sampler]:
     """With an adapter `tuned`."""
-    sampler = token_servers.sampler(engine)
+    sampler = server.sampler()
     sampler.load_adapter("tuned", random_adapter(model))
     yield sampler
     sampler.close()
 
 
 @pytest.fixture
-def hand(engine: str, token_servers: SharedStandIns) -> StandInHand:
-    return token_servers.hand(engine)
+def hand(server: SharedServer) -> ServerHand:
+    return server.hand
 
 
 def expected(model: TorchModel, adapter: str, tokens: object) -> np.ndarray:
@@ -174,7 +173,7 @@ def test_greedy_alternatives_are_the_likeliest_token_each_time(sampler: Sampler)
     assert outcome.prompt_alt_tokens.tokens.tolist() == outcome.topk_prompt_logprobs.token_ids[1:].repeat(2, 1).tolist()
 
 
-def test_a_job_that_would_flood_its_server_is_refused_before_it_is_asked(sampler: Sampler, hand: StandInHand) -> None:
+def test_a_job_that_would_flood_its_server_is_refused_before_it_is_asked(sampler: Sampler, hand: ServerHand) -> None:
     with hand.held():
         answer = submit(sampler, job(prompt_of(1000), max_tokens=1, alt_tokens=5))
         assert isinstance(answer.get().error, UserError)
@@ -182,7 +181,7 @@ def test_a_job_that_would_flood_its_server_is_refused_before_it_is_asked(sampler
         assert hand.state()["running"] == 0
 
 
-def test_a_cancelled_job_takes_its_named_tokens_from_the_server(sampler: Sampler, hand: StandInHand) -> None:
+def test_a_cancelled_job_takes_its_named_tokens_from_the_server(sampler: Sampler, hand: ServerHand) -> None:
     with hand.held():
         asked = job(PROMPT, max_tokens=5, topk_sample=1, targets=PROMPT[1:, None])
         answer = submit(sampler, asked)

@@ -87,13 +87,17 @@ class StandInHand:
             self._call("/stand-in/heal", b"")
 
     def state(self) -> dict[str, Any]:
-        """How many requests run, how many clients left before their answer, and which adapters are loaded."""
+        """How many requests run, and which adapters are loaded."""
         state: dict[str, Any] = json.loads(self._call("/stand-in/state"))
         return state
 
     def _call(self, path: str, data: bytes | None = None) -> bytes:
-        request = urllib.request.Request(self._address + path, data, method="GET" if data is None else "POST")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=30) as response:
-            content: bytes = response.read()
-            return content
+        return call(self._address + path, data)
+
+
+def call(address: str, data: bytes | None = None) -> bytes:
+    """What a server on this machine answers to a GET, or to a POST of `data`."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(address, data), timeout=30) as response:
+        content: bytes = response.read()
+        return content

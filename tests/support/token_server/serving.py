@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,6 @@ class Hand:
     def __init__(self, computer: Computer) -> None:
         self._computer = computer
         self.running = 0
-        self.cancelled = 0
         self.is_sick = False
 
     def routes(self) -> list[web.RouteDef]:
@@ -41,9 +39,6 @@ class Hand:
                 if self.is_sick:
                     raise web.HTTPInternalServerError(text="EngineDeadError")
                 return await handler(request)
-            except asyncio.CancelledError:
-                self.cancelled += 1
-                raise
             finally:
                 self.running -= 1
 
@@ -69,7 +64,7 @@ class Hand:
         return web.Response(status=503 if self.is_sick else 200)
 
     async def _state(self, request: web.Request) -> web.Response:
-        state = {"running": self.running, "cancelled": self.cancelled, "adapters": self._computer.adapters}
+        state = {"running": self.running, "adapters": self._computer.adapters}
         return web.json_response(state)
 
 

