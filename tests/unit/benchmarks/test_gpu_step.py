@@ -1,0 +1,40 @@
+"""The benchmark for a GPU runs from end to end, here on the CPU with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SMALL = ["--model", "tiny", "--device", "cpu", "--rows", "2", "--tokens", "32", "--steps", "1"]
+SHORT = ["--prompt-tokens", "8", "--sampled-tokens", "4"]
+
+
+def run(*more: str) -> str:
+    program = [sys.executable, str(ROOT / "benchmarks" / "gpu_step.py"), *SMALL, *SHORT, *more]
+    return subprocess.run(program, check=True, capture_output=True, text=True).stdout
+
+
+def test_it_measures_a_step_beside_a_bare_loops_and_samples() -> None:
+    report: dict[str, Any] = json.loads(
+        run("--json", "--dtype", "float32", "--recompute", "layers", "--loss-kernel", "torch")
+    )
+    assert report["device"] == "cpu"
+    assert report["tera_flops_per_second"] > 0
+    for side in (report["bare"], report["engine"]):
+        assert side["error"] is None
+        assert side["peak_gb"] is None
+        assert side["tokens_per_second"] > 0
+        assert 0 < side["share_of_products"] < 1
+    assert report["sampled_tokens_per_second"] == pytest.approx(4 * report["samples_per_second"])
+
+
+def test_it_draws_a_table_for_readers() -> None:
+    drawn = run()
+    assert "bare PEFT loop" in drawn
+    assert "engine" in drawn
