@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.builtin.adapter_groups import AdapterGroups
 from tinsmith_trainer.sampling.builtin.adapters import (
     AdapterRun,
     AdapterShape,
@@ -29,7 +30,7 @@ from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.lora import Route
 
 SMALLEST_EXTENT = 256
-TRIMMED_EXTENT_STEP = 64
+TRIMMED_EXTENT_STEP = 32
 ROWS_STEP = 8
 
 
@@ -124,8 +125,10 @@ class DecodeBatch:
         self._forward = forward
         self._fixed = plan.settings.deterministic
         self._samples: list[Sample | None] = [None] * plan.rows(key.extent)
+        self._written = [0] * len(self._samples)  # of each row's positions, by whoever had it
         self._kv = plan.geometry.allocate(len(self._samples), key.extent)
         self._adapters = RowAdapters(len(self._samples), fixed=self._fixed)
+        self._groups = AdapterGroups(plan.settings.stacked_adapter_bytes)
         self._route_by_products: tuple[list[AdapterRun], Route] | None = None
 
     @property
@@ -153,24 +156,38 @@ class DecodeBatch:
         row = self._samples.index(None)
         assert sample.kv is not None
         with torch.inference_mode():
-            self._kv[:, :, row, :, : sample.position] = sample.kv[:, :, 0, :, : sample.position]
-            # What a former row left behind is masked, but a masked NaN would still be one.
-            self._kv[:, :, row, :, sample.position :] = 0
+            self._write(row, sample.kv[:, :, 0, :, : sample.position])
         sample.kv = None
         self._samples[row] = sample
+
+    def _write(self, row: int, kv: Tensor) -> None:
+        """Copies a row's beginning there."""
+        end, written = kv.shape[3], self._written[row]
+        self._kv[:, :, row, :, :end] = kv
+        if written > end:
+            # What a former row left behind is masked, but a masked NaN would still be one.
+            self._kv[:, :, row, :, end:written] = 0
+        self._written[row] = end
+
+    def _take_out(self, row: int) -> Sample:
+        """Frees a row."""
+        sample, self._samples[row] = self._samples[row], None
+        assert sample is not None
+        self._written[row] = sample.position + 1
+        return sample
 
     def park(self, sample: Sample) -> None:
         """Takes a sample out of its row; it keeps its keys and values in the host's memory, and goes on from there."""
         row = self._samples.index(sample)
         kept = self._kv[:, :, row : row + 1, :, : sample.position]
         sample.kv = kept.clone() if kept.device.type == "cpu" else kept.cpu()
-        self._samples[row] = None
+        self._take_out(row)
 
     def remove_finished(self) -> None:
         """Frees the rows of jobs that ended for another reason than their last token."""
         for row, sample in enumerate(self._samples):
             if sample is not None and sample.run.finished:
-                self._samples[row] = None
+                self._take_out(row)
 
     def step(self, company: Collection[str]) -> StepResult:
         """Draws a token for every sample of these tenants."""
@@ -190,13 +207,15 @@ class DecodeBatch:
         moves = moves_into_runs([None if s is None else s.run.adapter.serial for s in self._samples])
         if not moves:
             return
-        sources, targets = (list(rows) for rows in zip(*moves, strict=True))
-        self._kv[:, :, targets] = self._kv[:, :, sources]
-        moved = [self._samples[row] for row in sources]
-        for row in sources:
-            self._samples[row] = None
-        for row, sample in zip(targets, moved, strict=True):
-            self._samples[row] = sample
+        moved = [self._take_out(source) for source, _ in moves]
+        # A row that moves may go where another one is that moves, too.
+        kept = [
+            self._kv[:, :, source, :, : sample.position].clone()
+            for (source, _), sample in zip(moves, moved, strict=True)
+        ]
+        for (_, target), sample, kv in zip(moves, moved, kept, strict=True):
+            self._write(target, kv)
+            self._samples[target] = sample
 
     def _rows_of(self, company: Collection[str]) -> Items[int]:
         """All that are computed: a range from the first on if it is for everybody."""
@@ -212,17 +231,17 @@ class DecodeBatch:
 
     def _advance(self, row: int, sample: Sample, drawn: DrawnToken, result: StepResult) -> None:
         if math.isnan(drawn.logprob):
-            self._samples[row] = None
+            self._take_out(row)
             result.diverged.append(sample)
             return
         result.drawn_tokens += 1
         sequence = sample.push(drawn)
         if sequence is not None:
-            self._samples[row] = None
+            self._take_out(row)
             result.ended.append((sample, sequence))
         elif sample.position >= self.key.extent:
             sample.kv = self._kv[:, :, row : row + 1].clone()
-            self._samples[row] = None
+            self._take_out(row)
             result.outgrown.append(sample)
 
     @torch.inference_mode()
@@ -250,7 +269,7 @@ class DecodeBatch:
         used += [used[-1]] * (len(samples) - len(used))
         runs = adapter_runs(used, 1)
         if self._route_by_products is None or self._route_by_products[0] != runs:
-            self._route_by_products = runs, route_by_products(runs, self._forward.modules)
+            self._route_by_products = runs, self._groups.route(runs, self._forward.modules)
         return self._route_by_products[1]
 
     def _extent_in_use(self, samples: Items[Sample | None]) -> int:

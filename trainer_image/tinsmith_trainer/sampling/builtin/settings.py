@@ -38,7 +38,8 @@ class BuiltinSamplerSettings:
     prefix_cache_bytes: int = 256 * MIB
     """Keys and values of prompt prefixes kept for later jobs, least recently used first out; 0 keeps none."""
     stacked_adapter_bytes: int = 256 * MIB
-    """Where rows have copies (in deterministic mode, and on GPUs), larger ones decode in batches of their own."""
+    """Of copies in one batch. Where each row has one (in deterministic mode, and on GPUs), larger adapters decode in
+    batches of their own; else each of them has products of its own."""
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_rows & (self.max_rows - 1):

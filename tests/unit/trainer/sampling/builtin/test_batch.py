@@ -10,14 +10,15 @@ from tinsmith_trainer.sampling.builtin import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.adapters import BASE_MODEL, AdapterShape, LoadedAdapter
 from tinsmith_trainer.sampling.builtin.batch import ROWS_STEP, BatchPlan, computed_rows
 from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
-from tinsmith_trainer.torch_model.lora import StackedDelta
+from tinsmith_trainer.torch_model.lora import OwnDelta, StackedDelta
 
 GEOMETRY = KvGeometry(layers=28, kv_heads=8, head_dim=128, dtype=torch.bfloat16, device=torch.device("cpu"))
 CONTEXT = 40_960
 PLAN = BatchPlan(GEOMETRY, BuiltinSamplerSettings(), CONTEXT)
 STACKED = BatchPlan(GEOMETRY, BuiltinSamplerSettings(deterministic=True), CONTEXT)
 EIGHT_MILLION = StackedDelta(torch.zeros(1, 8, 1 << 20), torch.zeros(1, 8, 8), torch.ones(1, 1, 1))
-BIG = LoadedAdapter("big", 7, AdapterShape(8, ("m",)), {"m": EIGHT_MILLION})
+OWN = OwnDelta(EIGHT_MILLION.lora_A[0], EIGHT_MILLION.lora_B[0], 1.0)
+BIG = LoadedAdapter("big", 7, AdapterShape(8, ("m",)), {"m": EIGHT_MILLION}, {"m": OWN})
 
 
 def test_a_token_of_qwen3_600m_takes_112_kib() -> None:
