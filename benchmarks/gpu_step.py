@@ -1,8 +1,9 @@
 """Training steps and samples on one GPU, as multiples of what transformers and PEFT do there without Tinsmith.
 
-No files are read: the model has the shape of Qwen3 and random weights, made on the device. Steps of the bare loop, on all
-rows at once, come first; then the engine's, as a worker sets it up. The share of products is how much of its time a step
-would take if the device computed its products, two of a frozen weight and three of an adapter's, as fast as large ones.
+No files are read: the model has the shape of Qwen3 and random weights, made on the device. Steps of the bare loop, on
+all rows at once, come first; then the engine's, as a worker sets it up. The share of products is how much of its time a
+step would take if the device computed its products, two of a frozen weight and three of an adapter's, as fast as large
+ones.
 """
 
 from __future__ import annotations
