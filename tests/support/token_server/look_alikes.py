@@ -98,6 +98,7 @@ class StandInHand:
 def call(address: str, data: bytes | None = None) -> bytes:
     """What a server on this machine answers to a GET, or to a POST of `data`."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(address, data), timeout=30) as response:
+    headers = {"Content-Type": "application/json"}
+    with opener.open(urllib.request.Request(address, data, headers), timeout=30) as response:
         content: bytes = response.read()
         return content

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ LEAST_LOGPROB = -9999.0
 MOST_TOKEN_IDS = 128
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 """`auto` as of a model in float32, which the tests' are."""
+PATH = re.compile(r"/(?:home|usr|opt|var|tmp|root|lib|mnt|srv)(?:/[\w.\-]+)+")
+"""Is not told, as far as it looks like one of a machine."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -81,11 +84,17 @@ class VllmStandIn:
         try:
             await self._computer.load(body["lora_name"], Path(body["lora_path"]), self._options.max_lora_rank)
         except NameTaken as refusal:
-            return _error(400, "InvalidUserInput", str(refusal))
+            in_place = "If you want to load the adapter in place, set 'load_inplace' to True."
+            return _error(400, "InvalidUserInput", f"{refusal} {in_place}")
         except FolderMissing as missing:
-            return _error(404, "NotFoundError", str(missing))
+            return _error(404, "NotFoundError", PATH.sub("<path>", str(missing)))
         except NotAllowed as refusal:
-            return _error(500, "InternalServerError", f"Call to add_lora method failed: {refusal}")
+            return _error(
+                500,
+                "InternalServerError",
+                f"Call to add_lora method failed: Worker failed with error '{refusal}', please check the stack trace "
+                "above for the root cause",
+            )
         return web.Response(text=f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
 
     async def unload(self, request: web.Request) -> web.Response:
@@ -101,11 +110,10 @@ class VllmStandIn:
         known_fields(body, REQUEST_FIELDS, "request")
         adapter = None if body["model"] == self._options.served_model_name else body["model"]
         if adapter is not None and adapter not in self._computer.adapters:
-            return _error(404, "NotFoundError", f"The model `{adapter}` does not exist.")
-        if body["max_tokens"] < 1 or len(body["prompt"]) + body["max_tokens"] > self._options.max_model_len:
-            return _error(400, "BadRequestError", f"max_tokens is too large or too small: {body['max_tokens']}.")
+            return _error(404, "NotFoundError", f"The model `{adapter}` does not exist.", "model")
         if refusal := self._refusal(body):
-            return _error(400, "BadRequestError", refusal)
+            field, sentence, value = refusal
+            return _error(400, "BadRequestError", f"{sentence} (parameter={field}, value={value})", field)
         with self._under_way.having(body) as others:
             computed = await self._computer.compute(adapter, self._wanted(body))
         if computed.prompt_rows and any(other["model"] in self._computer.with_head for other in others):
@@ -114,14 +122,23 @@ class VllmStandIn:
         # NaN is no JSON: the real server fails at it, too.
         return web.json_response(answer, dumps=lambda value: json.dumps(value, allow_nan=False))
 
-    def _refusal(self, body: Body) -> str | None:
+    def _refusal(self, body: Body) -> tuple[str, str, int] | None:
+        """Which field, why, and its value."""
+        tokens, context = body["max_tokens"], self._options.max_model_len
+        if tokens < 1:
+            return "max_tokens", f"max_tokens must be at least 1, got {tokens}.", tokens
+        if len(body["prompt"]) + tokens > context:
+            sentence = f"max_tokens={tokens} cannot be greater than max_model_len={context}. Please request fewer"
+            return "max_tokens", f"{sentence} output tokens.", tokens
         if not -(2**63) <= body.get("seed", 0) < 2**63:
-            return "seed is out of range"
-        for name in ("logprobs", "prompt_logprobs"):
+            return "seed", "Input should be less than or equal to 9223372036854775807", body["seed"]
+        for name, said in (("logprobs", "sample logprobs"), ("prompt_logprobs", "prompt logprobs")):
             if body.get(name, 0) > self._options.max_logprobs:
-                return f"Requested {name} of {body[name]}, which is greater than max allowed."
-        if len(body.get("logprob_token_ids", ())) > MOST_TOKEN_IDS:
-            return f"Requested logprob_token_ids of length {len(body['logprob_token_ids'])}, which is too many."
+                most = self._options.max_logprobs
+                return name, f"Requested {said} of {body[name]}, which is greater than max allowed: {most}", body[name]
+        if (named := len(body.get("logprob_token_ids", ()))) > MOST_TOKEN_IDS:
+            sentence = f"Requested logprob_token_ids of length {named}, which is greater than max allowed"
+            return "logprob_token_ids", f"{sentence}: {MOST_TOKEN_IDS}", named
         return None
 
     def _wanted(self, body: Body) -> Wanted:
@@ -202,8 +219,9 @@ def _named(body: Body, computed: Computed, harmed: bool) -> list[list[tuple[int,
     return found
 
 
-def _error(status: int, kind: str, message: str) -> web.Response:
-    return web.json_response({"error": {"message": message, "type": kind, "code": status}}, status=status)
+def _error(status: int, kind: str, message: str, field: str | None = None) -> web.Response:
+    said = {"message": message, "type": kind, "param": field, "code": status}
+    return web.json_response({"error": said}, status=status)
 
 
 if __name__ == "__main__":
