@@ -192,6 +192,19 @@ def test_a_tenant_that_fills_the_memory_for_keys_gives_way(
         [answer.get() for answer in answers]
 
 
+def test_memory_is_given_up_at_any_moment_of_a_tenants_pass(
+    model: TorchModel, new_sampler: Callable[..., BuiltinSampler]
+) -> None:
+    """Batches that it would have stepped next are gone then, and come back as others."""
+    sampler = new_sampler(kv_cache_bytes=4 * ROWS * ROW_BYTES)
+    sampler.load_adapter("tuned", random_adapter(model))
+    jobs = [*flood(2 * ROWS, 10, 240), *flood(4, 300, 150), *flood(4, 600, 150)]
+    with counted(model) as forwards:
+        late = [forwards.at(at, sampler, replace(small(), adapter_key="tuned")) for at in range(200, 440, 20)]
+        answers = submit_all(model, sampler, jobs)
+        assert [answer.get().error for answer in [*late, *answers]] == [None] * (len(late) + len(jobs))
+
+
 def test_tenants_without_end_do_not_starve_the_one_with_large_jobs(
     model: TorchModel, new_sampler: Callable[..., BuiltinSampler]
 ) -> None:

@@ -133,16 +133,16 @@ class SamplingLoop:
 
     def _take_turn(self, lane: Lane) -> bool:
         """False if all of the tenant's waits for others' rows or memory."""
+        open_batches = self._batches.of(lane.tenant)
+        # All that was left of the pass may have closed meanwhile, for somebody who needed the memory.
+        lane.to_step = [batch for batch in lane.to_step if batch in open_batches]
         if not lane.to_step:
             if lane.prompt_tokens < self._settings.prefill_tokens_per_step and self._compute_prompt(lane):
                 return True
             lane.prompt_tokens, lane.to_step = 0, self._batches.of(lane.tenant)
-        open_batches = self._batches.of(lane.tenant)
-        while lane.to_step:
-            batch = lane.to_step.pop(0)
-            if batch in open_batches:
-                self._step(batch, lane.tenant)
-                return True
+        if lane.to_step:
+            self._step(lane.to_step.pop(0), lane.tenant)
+            return True
         return self._compute_prompt(lane)
 
     def _compute_prompt(self, lane: Lane) -> bool:
