@@ -95,7 +95,6 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/collector.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/adam.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/adapter_state.py": SHARED,
-    "trainer_image/tinsmith_trainer/engines/lora_init.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/nemo_rl/megatron/cpu_rank.py": SHARED,
     "trainer_image/tinsmith_trainer/engines/nemo_rl/nemo/actor.py": "Ray loads it by name, in another environment",
     "trainer_image/tinsmith_trainer/engines/nemo_rl/ranks/ray_answers.py": SHARED,

@@ -1,12 +1,13 @@
-"""Adapters of experts as other programs keep them, from ours: PEFT's, fused as the layers are, and one expert by one.
+"""Adapters of experts as other programs read them, from ours: fused as PEFT has them, and one expert by one.
 
-Ours are Tinker's: `<experts>.w1`, `.w3`, `.w2` of three dimensions, where the factor at the model's hidden size is one
-for all experts.
+Ours are Tinker's: `<experts>.w1`, `.w3`, `.w2` of three dimensions, in which the factor at the model's hidden size is
+one for all experts (torch_model/experts.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,32 @@ from numpy.typing import NDArray
 GATE, UP, DOWN = "w1", "w3", "w2"
 FORMER_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 """What PEFT takes for a projection of an expert in the layout of transformers 4, wherever in the model it is."""
+GATED_NAMES = {GATE: "gate_proj", UP: "up_proj", DOWN: "down_proj"}
+UNGATED_NAMES = {GATE: "up_proj", DOWN: "down_proj"}
 
 Array = NDArray[np.float32]
+Tensors = Mapping[str, Array]
 
 
-def peft_targets(modules: Iterable[str], has_experts: bool) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """PEFT's: tensors by module, and what its configuration has to say about the parameters they are of.
+
+    Gate and up are one parameter of twice the rank, and a factor that experts share is repeated for each.
+    """
+
+    tensors: dict[str, Array]
+    parameters: list[str]
+    rank_pattern: dict[str, int]
+    alpha_pattern: dict[str, float]
+
+
+def expert_modules(tensors: Tensors) -> list[str]:
+    """Names of the layers' experts in an adapter, `<module>.lora_A|B` by name."""
+    return sorted({name.rsplit(".", 2)[0] for name, tensor in tensors.items() if tensor.ndim == 3})
+
+
+def peft_targets(modules: Iterable[str], *, has_experts: bool) -> tuple[list[str], list[str]]:
     """`target_modules` and `target_parameters` of linear layers.
 
     In a model with experts PEFT would look for all layers of the former names among these: as parameters it leaves
@@ -29,6 +51,64 @@ def peft_targets(modules: Iterable[str], has_experts: bool) -> tuple[list[str], 
     return [name for name in named if name not in moved], [f"{name}.weight" for name in named if name in moved]
 
 
-def for_each_expert(shared_or_own: Array, experts: int) -> Array:
-    """`[experts or 1, ...]` as `[experts, ...]`."""
-    return np.broadcast_to(shared_or_own, (experts, *shared_or_own.shape[1:]))
+def fused(tensors: Tensors, rank: int, alpha: float, interleaved: Container[str]) -> FusedExperts:
+    """`interleaved`: the experts whose gate and up lie by turns in one weight, not one behind the other."""
+    layout = FusedExperts({}, [], {}, {})
+    for name in expert_modules(tensors):
+        present = [part for part in (GATE, UP, DOWN) if _has(tensors, f"{name}.{part}")]
+        parts = {part: _whole(tensors, f"{name}.{part}") for part in present}
+        is_gated = UP in parts
+        up = _gate_and_up(parts[GATE], parts[UP], by_turns=name in interleaved) if is_gated else parts[GATE]
+        # PEFT wraps one parameter around the other: the last is the outermost.
+        layout.tensors.update({f"{name}.base_layer.{key}": flat for key, flat in _flat(*up)})
+        layout.tensors.update({f"{name}.{key}": flat for key, flat in _flat(*parts[DOWN])})
+        up_name = f"{name}.{'gate_up_proj' if is_gated else 'up_proj'}"
+        layout.parameters.extend((up_name, f"{name}.down_proj"))
+        if is_gated:
+            layout.rank_pattern[up_name], layout.alpha_pattern[up_name] = 2 * rank, 2 * alpha
+    return layout
+
+
+def one_by_one(tensors: Tensors) -> dict[str, Array]:
+    """With two dimensions each, `<experts>.<number>.gate_proj.lora_A` and so on; other tensors as they are."""
+    experts = expert_modules(tensors)
+    found = {name: tensor for name, tensor in tensors.items() if tensor.ndim != 3}
+    for name in experts:
+        names = GATED_NAMES if _has(tensors, f"{name}.{UP}") else UNGATED_NAMES
+        for part, own_name in names.items():
+            for number, (lora_A, lora_B) in enumerate(zip(*_whole(tensors, f"{name}.{part}"), strict=True)):
+                found[f"{name}.{number}.{own_name}.lora_A"] = lora_A
+                found[f"{name}.{number}.{own_name}.lora_B"] = lora_B
+    return found
+
+
+def _has(tensors: Tensors, module: str) -> bool:
+    return f"{module}.lora_A" in tensors
+
+
+def _whole(tensors: Tensors, module: str) -> tuple[Array, Array]:
+    """A `[experts, rank, d_in]` and B `[experts, d_out, rank]`, the shared one repeated."""
+    lora_A, lora_B = tensors[f"{module}.lora_A"], tensors[f"{module}.lora_B"]
+    experts = max(len(lora_A), len(lora_B))
+    return _for_each(lora_A, experts), _for_each(lora_B, experts)
+
+
+def _for_each(matrix: Array, experts: int) -> Array:
+    return np.broadcast_to(matrix, (experts, *matrix.shape[1:]))
+
+
+def _gate_and_up(gate: tuple[Array, Array], up: tuple[Array, Array], *, by_turns: bool) -> tuple[Array, Array]:
+    """One adapter of twice the rank, of which each half adds to its own rows."""
+    (gate_A, gate_B), (up_A, up_B) = gate, up
+    experts, width, rank = gate_B.shape
+    both = np.zeros((experts, 2 * width, 2 * rank), np.float32)
+    of_gate, of_up = (slice(0, None, 2), slice(1, None, 2)) if by_turns else (slice(width), slice(width, None))
+    both[:, of_gate, :rank] = gate_B
+    both[:, of_up, rank:] = up_B
+    return np.concatenate([gate_A, up_A], 1), both
+
+
+def _flat(lora_A: Array, lora_B: Array) -> Iterator[tuple[str, Array]]:
+    """PEFT's: A `[experts * rank, d_in]`, B `[d_out, rank * experts]` (peft.tuners.lora.layer.ParamWrapper)."""
+    yield "lora_A", np.ascontiguousarray(lora_A.reshape(-1, lora_A.shape[2]))
+    yield "lora_B", np.ascontiguousarray(lora_B.transpose(1, 2, 0).reshape(lora_B.shape[1], -1))

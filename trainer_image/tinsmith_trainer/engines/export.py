@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, ExportLayout
-from tinsmith_trainer.torch_model.experts import expert_projections, merge_into_experts
+from tinsmith_trainer.engines.expert_layouts import expert_modules
+from tinsmith_trainer.torch_model.experts import expert_projections, is_adaptable, merge_into_experts
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
 
 WEIGHTS_PREFIX = "weights/"
@@ -31,9 +32,21 @@ class BaseFiles:
 def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: ExportLayout) -> None:
     """Writes into the existing directory `target`."""
     if layout == "peft":
-        peft_layout.write_adapter(target, state.lora, state.tensors, base.name)
+        interleaved = _interleaved_experts(base.directory) if expert_modules(state.tensors) else frozenset()
+        peft_layout.write_adapter(target, state.lora, state.tensors, base.name, interleaved=interleaved)
     else:
         _export_merged(base, state, target)
+
+
+def _interleaved_experts(directory: Path) -> frozenset[str]:
+    """Those of a model, made without weights, in whose weights gate and up lie by turns."""
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+    return frozenset(
+        name
+        for name, module in skeleton.named_modules()
+        if is_adaptable(module) and not getattr(module, "is_concatenated", True)
+    )
 
 
 def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:

@@ -18,12 +18,24 @@ SEEDS = range(-(2**63), 2**64)
 
 def trained_modules(lora: LoraSpec, modules: Iterable[str]) -> tuple[str, ...]:
     """Those of the spec's families, by name. Raises UserError if there are none."""
-    families = (("attn", lora.train_attn), ("mlp", lora.train_mlp), ("unembed", lora.train_unembed))
-    chosen = {family for family, wanted in families if wanted}
+    chosen = _families(lora)
     trained = tuple(name for name in sorted(modules) if module_family(name) in chosen)
     if not trained:
         raise UserError("The adapter would train nothing: set train_attn, train_mlp or train_unembed.")
     return trained
+
+
+def check_families(lora: LoraSpec, trained: Iterable[str]) -> None:
+    """Raises UserError where one that the spec asks for has no module among these."""
+    found = {module_family(name) for name in trained}
+    if missing := [family for family in _families(lora) if family not in found]:
+        flags = " and ".join(f"train_{family}" for family in missing)
+        raise UserError(f"{flags} would train nothing: the model has no such layers. Set {flags} to False.")
+
+
+def _families(lora: LoraSpec) -> list[str]:
+    families = (("attn", lora.train_attn), ("mlp", lora.train_mlp), ("unembed", lora.train_unembed))
+    return [family for family, wanted in families if wanted]
 
 
 def check_limits(lora: LoraSpec, adapters: int, *, max_rank: int, adapter_slots: int) -> None:

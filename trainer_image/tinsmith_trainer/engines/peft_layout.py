@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.numpy import load as load_tensors
 
 from tinsmith_trainer.durable_files import Pieces
 from tinsmith_trainer.engines.base import LoraSpec
+from tinsmith_trainer.engines.expert_layouts import fused, one_by_one, peft_targets
 from tinsmith_trainer.engines.tensor_files import tensor_file
 
 CONFIG_FILE = "adapter_config.json"
@@ -27,17 +29,54 @@ def encode_adapter(lora: LoraSpec, tensors: Tensors, base_model: str) -> dict[st
 
     `base_model` is the name or path that PEFT will look the base model up by.
     """
-    weights = {name: tensor for name, tensor in tensors.items() if name.startswith(_STATE_PREFIX)}
-    modules = sorted({_module(name) for name in weights})
+    weights = _weights(tensors)
+    return _encoded(weights, _config(lora, _modules(weights), base_model))
+
+
+def write_adapter(
+    folder: Path, lora: LoraSpec, tensors: Tensors, base_model: str, *, interleaved: Container[str] = ()
+) -> None:
+    """For PEFT, into an existing folder; not synced. `interleaved`: as `expert_layouts.fused` takes it."""
+    weights = _weights(tensors)
+    experts = fused(weights, lora.rank, lora.alpha, interleaved)
+    linears = {name: tensor for name, tensor in weights.items() if tensor.ndim == 2}
+    modules, parameters = peft_targets(_modules(linears), has_experts=bool(experts.parameters))
+    config = _config(lora, modules, base_model)
+    if experts.parameters:
+        config |= {
+            "target_parameters": [*parameters, *experts.parameters],
+            "rank_pattern": {re.escape(name): rank for name, rank in experts.rank_pattern.items()},
+            "alpha_pattern": {re.escape(name): alpha for name, alpha in experts.alpha_pattern.items()},
+        }
+    _write(folder, _encoded({**linears, **experts.tensors}, config))
+
+
+def write_each_expert(folder: Path, lora: LoraSpec, tensors: Tensors, base_model: str) -> None:
+    """For a server that keeps a mixture's experts apart, into an existing folder; not synced."""
+    weights = one_by_one(_weights(tensors))
+    _write(folder, _encoded(weights, _config(lora, _modules(weights), base_model)))
+
+
+def _weights(tensors: Tensors) -> dict[str, NDArray[np.float32]]:
+    """By `<module>.lora_A|B`."""
     return {
-        CONFIG_FILE: [json.dumps(_config(lora, modules, base_model), indent=2).encode() + b"\n"],
+        name.removeprefix(_STATE_PREFIX): value for name, value in tensors.items() if name.startswith(_STATE_PREFIX)
+    }
+
+
+def _modules(weights: Tensors) -> list[str]:
+    return sorted({name.rpartition(".")[0] for name in weights})
+
+
+def _encoded(weights: Tensors, config: dict[str, object]) -> dict[str, Pieces]:
+    return {
+        CONFIG_FILE: [json.dumps(config, indent=2).encode() + b"\n"],
         WEIGHTS_FILE: tensor_file({_peft_key(name): tensor for name, tensor in weights.items()}, {"format": "pt"}),
     }
 
 
-def write_adapter(folder: Path, lora: LoraSpec, tensors: Tensors, base_model: str) -> None:
-    """The files of `encode_adapter`, into an existing folder; not synced."""
-    for name, content in encode_adapter(lora, tensors, base_model).items():
+def _write(folder: Path, files: Mapping[str, Pieces]) -> None:
+    for name, content in files.items():
         with (folder / name).open("wb") as file:
             file.writelines(content)
 
@@ -66,12 +105,8 @@ def _config(lora: LoraSpec, modules: list[str], base_model: str) -> dict[str, ob
     }
 
 
-def _module(state_name: str) -> str:
-    return state_name.removeprefix(_STATE_PREFIX).rsplit(".", 1)[0]
-
-
-def _peft_key(state_name: str) -> str:
-    return f"{_KEY_PREFIX}{state_name.removeprefix(_STATE_PREFIX)}.weight"
+def _peft_key(name: str) -> str:
+    return f"{_KEY_PREFIX}{name}.weight"
 
 
 def _state_name(peft_key: str) -> str:

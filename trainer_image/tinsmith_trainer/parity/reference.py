@@ -114,7 +114,9 @@ def _peft_model(directory: Path, placement: tuple[str, torch.dtype], lora: LoraS
     linears = [name for name, module in base.named_modules() if isinstance(module, nn.Linear) and module_family(name)]
     experts = expert_projections(base)
     modules = lora_init.trained_modules(lora, [*linears, *experts])
-    target_modules, target_parameters = peft_targets([name for name in modules if name not in experts], bool(experts))
+    target_modules, target_parameters = peft_targets(
+        [name for name in modules if name not in experts], has_experts=bool(experts)
+    )
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

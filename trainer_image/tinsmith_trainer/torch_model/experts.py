@@ -21,6 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from tinsmith_trainer.torch_model.expert_products import Assignment, by_all, by_expert
 from tinsmith_trainer.torch_model.lora import OwnDelta, spans_of
+from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WITHOUT_TAILS, filled_up
 
 IMPLEMENTATION = "tinsmith"
 GATE, UP, DOWN = "w1", "w3", "w2"
@@ -68,14 +69,14 @@ def is_adaptable(module: nn.Module) -> bool:
     return hasattr(module, "is_transposed") and has_up and "down_proj" in parameters
 
 
-def unadaptable_experts(model: nn.Module) -> list[str]:
-    """Names of modules that hold experts in another form: frozen parameters of three dimensions."""
-    return [
+def unadaptable_experts(model: nn.Module) -> tuple[str, ...]:
+    """Names of modules that hold experts in another form: parameters of three dimensions."""
+    return tuple(
         name
         for name, module in model.named_modules()
-        if not is_adaptable(module) and any(weight.ndim == 3 for weight in module.parameters(recurse=False))
-        if EXPERTS_NAME in name.split(".")
-    ]
+        if name.rpartition(".")[2] == EXPERTS_NAME and not is_adaptable(module)
+        if any(weight.ndim == 3 for weight in module.parameters(recurse=False))
+    )
 
 
 def merge_into_experts(module: Any, deltas: Mapping[str, Tensor]) -> None:
@@ -127,8 +128,13 @@ def _base(module: Any, name: str, rows: Tensor, sent: Assignment) -> Tensor:
 
 
 def _activated(module: Any, up: Tensor) -> Tensor:
-    inner: Tensor = module._apply_gate(up) if module.has_gate else module.act_fn(up)
-    return inner
+    """In parts where the ends of what each thread takes would have other bits (rows.py): one thread takes a part."""
+    activation = module._apply_gate if module.has_gate else module.act_fn
+    if up.device.type != "cpu" or torch.get_num_threads() <= THREADS_WITHOUT_TAILS:
+        whole: Tensor = activation(up)
+        return whole
+    rows = max(1, LEAST_PART_FLOATS // up.shape[1])
+    return torch.cat([activation(filled_up(part, rows))[: len(part)] for part in torch.split(up, rows)])
 
 
 Delta = tuple[Tensor, Tensor]

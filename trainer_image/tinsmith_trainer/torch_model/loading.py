@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
@@ -22,11 +23,12 @@ from transformers.utils.logging import disable_default_handler, disable_progress
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.load_failures import is_out_of_memory
-from tinsmith_trainer.torch_model.attention import attention_for
-from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts
-from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, wrap_linears
+from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
+from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
 from tinsmith_trainer.torch_model.rows import wrap_activations
+
+log = structlog.get_logger(__name__)
 
 IDENTITY_PATTERNS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
 DEFAULT_MAX_SEQUENCE_LENGTH = 2048
@@ -86,6 +88,7 @@ class DeviceTurn:
 class TorchModel:
     """Frozen base weights with LoRA layers in place, its tokenizer, and the turn to compute on it.
 
+    `layers` are those that an adapter may cover; `frozen_layers` the names of those that none does.
     `eos_token_ids` are all ids at which generation ends by default.
     """
 
@@ -96,6 +99,9 @@ class TorchModel:
     layers: dict[str, LoraLayer]
     eos_token_ids: tuple[int, ...]
     device: torch.device
+    frozen_layers: tuple[str, ...] = ()
+    frozen_experts: tuple[str, ...] = ()
+    """Layers' experts in a form that no adapter covers."""
     turn: DeviceTurn = field(default_factory=DeviceTurn)
 
     @property
@@ -127,6 +133,7 @@ def load_torch_model(
         if is_out_of_memory(error):
             raise
         raise ModelDirectoryInvalid(_blame(directory, error)) from error
+    linears = wrap_linears(model)
     model = model.to(device).eval().requires_grad_(False)
     if device == "cpu":
         wrap_activations(model)
@@ -136,10 +143,24 @@ def load_torch_model(
         tokenizer=tokenizer,
         directory=directory,
         info=describe_model(source, directory, config),
-        layers={**wrap_linears(model), **adapt_experts(model)},
+        layers={
+            **{name: layer for name, layer in linears.items() if module_family(name) is not None},
+            **adapt_experts(model),
+        },
+        frozen_layers=tuple(name for name in linears if module_family(name) is None),
         eos_token_ids=end_of_sequence(getattr(model, "generation_config", None), tokenizer),
         device=torch.device(device),
+        frozen_experts=unadaptable_experts(model),
     )
+
+
+def attention_for(config: Any) -> str:
+    """PyTorch's own, or plain products for an architecture that it does not cover: with sinks, or capped scores."""
+    architecture = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if architecture is None or architecture._supports_sdpa:
+        return "sdpa"
+    log.info("attention by plain products: the architecture has none by PyTorch's", model=architecture.__name__)
+    return "eager"
 
 
 def check_files(directory: Path) -> None:

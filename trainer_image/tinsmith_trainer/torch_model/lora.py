@@ -23,10 +23,14 @@ from typing_extensions import override
 
 from tinsmith_trainer.torch_model.products import add_product_by_parts, linear_product, product_by_parts
 
-ATTENTION_PARENTS = ("self_attn", "attention", "attn")
+ATTENTION_PARENTS = ("self_attn", "attention", "attn", "linear_attn", "mamba")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
-ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
-"""Layers that say which experts a token goes to, or how much of one counts: never trained."""
+MIXER_PARENT = "mixer"
+"""Of a layer that is one thing or the other: attention, a state space, or an MLP, told apart by its projections."""
+MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
+UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
+"""Layers that say where a token goes, how much of it counts, or how fast a state decays. Tinker has no adapters there
+either: `get_lora_param_count` of tinker_cookbook comes out without them."""
 UNEMBED_NAME = "lm_head"
 
 
@@ -258,22 +262,23 @@ def module_family(name: str) -> str | None:
     parts = name.split(".")
     if parts[-1] == UNEMBED_NAME:
         return "unembed"
-    if parts[-1] in ROUTER_NAMES:
+    if parts[-1] in UNTRAINED_NAMES:
         return None
     if any(part in ATTENTION_PARENTS for part in parts[:-1]):
         return "attn"
     if any(part in MLP_PARENTS for part in parts[:-1]):
         return "mlp"
+    if MIXER_PARENT in parts[:-1]:
+        return "mlp" if parts[-1] in MLP_NAMES else "attn"
     return None
 
 
 def wrap_linears(model: nn.Module) -> dict[str, StackedLoraLinear]:
-    """Replaces every linear layer that LoRA may cover; returns the wrappers by name, in model order."""
-    found = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module_family(name) is not None
-    }
+    """Replaces every linear layer; returns the wrappers by name, in model order.
+
+    Those that LoRA does not cover (`module_family` is None) have their products apart all the same.
+    """
+    found = {name: module for name, module in model.named_modules() if type(module).forward is nn.Linear.forward}
     wrapped = {}
     for name, linear in found.items():
         parent_name, _, child = name.rpartition(".")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.lora import DeltasApart, StackedLoraLinear, routed
 
 log = structlog.get_logger(__name__)
@@ -127,6 +128,9 @@ def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
     if LONGEST_DECIDES & set(_rope_types(getattr(text, "rope_parameters", None))):
         return False
     widths = [size for layer in decoder.modules() if isinstance(layer, nn.Linear) for size in layer.weight.shape]
+    widths += [
+        size for layer in expert_projections(decoder).values() for size in (layer.in_features, layer.out_features)
+    ]
     if any(width % CACHE_LINE_FLOATS for width in widths):
         return False
     try:

@@ -14,6 +14,11 @@ from torch.nn import functional
 WORTH_ONEDNN = 2_000_000
 """Multiplications. Measured as above: at 16 x 256 x 640 oneDNN takes 0.8 of MKL's time, at 16 x 256 x 256 1.2 of it."""
 
+THREADS_WITHOUT_TAILS = 2
+"""Halves of rows of whole vectors are whole vectors."""
+LEAST_PART_FLOATS = 32_768
+"""What PyTorch gives a thread at least: at::internal::GRAIN_SIZE."""
+
 HAS_ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

@@ -1,8 +1,8 @@
 """Whether the rows of a forward keep to themselves, to the last bit, whoever is in it.
 
-Products do (products.py). What is left are the layers that LoRA does not cover, and activations. A router and its
-experts compute all tokens of a forward together, and a projection that is not wrapped is one product of all rows: such
-a model's forwards are of one call alone. Activations are wrapped, and what turns positions into angles: beyond two
+Products do (products.py), and experts (expert_products.py). What is left are other layers with parameters, such as a
+convolution over time: where there is one, a model's forwards are of one call alone. Wrapped are routers, which take
+tokens by parts of one size; activations; and what turns positions into angles: beyond two
 threads PyTorch cuts the elements of all rows into as many parts as there are threads, and where a part ends without
 filling its vectors it takes scalar code, whose sigmoid, exp, tanh and cosine differ in the last bit (measured with 3, 4
 and 8 threads).
@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from tinsmith_trainer.torch_model.experts import is_adaptable
 from tinsmith_trainer.torch_model.lora import StackedLoraLinear, is_routed_apart
+from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WITHOUT_TAILS, filled_up
 
 ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-THREADS_WITHOUT_TAILS = 2
-"""Halves of rows of whole vectors are whole vectors."""
+ROUTER_NAMES = ("Router", "MoEV1Gate")
+"""Of the classes of transformers whose instances say which experts a token goes to."""
+ROUTED_TOKENS = 64
+"""What a router takes at once: of any number of experts so many scores are whole vectors."""
 VECTOR_FLOATS = 64
 """Whole vectors, unrolled, on every CPU."""
-LEAST_PART_FLOATS = 32_768
-"""What PyTorch gives a thread at least: at::internal::GRAIN_SIZE."""
 ANGLES_TOKENS = 64
 """Few enough for one thread, with up to 512 angles each."""
 
@@ -71,7 +72,7 @@ class InWholeVectors(nn.Module):
 
 
 def wrap_activations(model: nn.Module) -> None:
-    """And angles of positions. Of a model on the CPU: other devices' kernels have no such tails."""
+    """And angles of positions, and routers. Of a model on the CPU: other devices' kernels have no such tails."""
     found = [(name, module) for name, module in model.named_modules() if _is_activation(module)]
     for name, module in found:
         parent, _, child = name.rpartition(".")
@@ -80,6 +81,8 @@ def wrap_activations(model: nn.Module) -> None:
         if type(module).__name__.endswith("RotaryEmbedding"):
             # In place: models look into these modules.
             module.forward = functools.partial(_angles_in_pieces, module.forward)
+        if is_router(module):
+            module.forward = functools.partial(_routed_in_parts, module.forward)
 
 
 def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tensor, *more: Any, **options: Any) -> Any:
@@ -92,14 +95,31 @@ def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tenso
     return tuple(torch.cat(parts, 1) for parts in zip(*pieces, strict=True))
 
 
+def is_router(module: nn.Module) -> bool:
+    return type(module).__name__.endswith(ROUTER_NAMES)
+
+
+def _routed_in_parts(router: Callable[..., Any], hidden_states: Tensor) -> Any:
+    """What a router makes of hidden states `[..., d]`: a tensor `[tokens, ...]`, or several."""
+    if not is_routed_apart():
+        return router(hidden_states)
+    tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+    parts = [_cut(router(filled_up(part, ROUTED_TOKENS)), len(part)) for part in torch.split(tokens, ROUTED_TOKENS)]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    return tuple(torch.cat(same) for same in zip(*parts, strict=True))
+
+
+def _cut(routed: Any, tokens: int) -> Any:
+    return routed[:tokens] if isinstance(routed, Tensor) else tuple(tensor[:tokens] for tensor in routed)
+
+
 def _may_have_tails() -> bool:
     return torch.get_num_threads() > THREADS_WITHOUT_TAILS and is_routed_apart()
 
 
-def keeps_rows_apart(decoder: nn.Module, config: object) -> bool:
+def keeps_rows_apart(decoder: nn.Module) -> bool:
     """Whether all that has parameters works on each token or row by itself: norms, embeddings and wrapped layers."""
-    if any(getattr(config, name, None) for name in EXPERT_COUNTS):
-        return False
     wrapped = {id(module.base) for module in decoder.modules() if isinstance(module, StackedLoraLinear)}
     return all(_is_apart(module, wrapped) for module in decoder.modules())
 
@@ -107,7 +127,7 @@ def keeps_rows_apart(decoder: nn.Module, config: object) -> bool:
 def _is_apart(module: nn.Module, wrapped: Container[int]) -> bool:
     has_own = next(module.parameters(recurse=False), None) is not None
     is_known = isinstance(module, nn.Embedding) or "Norm" in type(module).__name__ or id(module) in wrapped
-    return is_known or not has_own
+    return is_known or not has_own or is_router(module) or is_adaptable(module)
 
 
 def _is_activation(module: nn.Module) -> bool:

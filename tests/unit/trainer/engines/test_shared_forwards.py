@@ -24,7 +24,7 @@ from tinsmith_trainer.engines.peft import PeftEngineSettings, shared_forward
 from tinsmith_trainer.engines.peft import engine as engine_module
 from tinsmith_trainer.torch_model.rows import keeps_rows_apart
 from tinsmith_trainer.torch_model.tiny_model import TinyShape
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 
 def test_small_microbatches_of_several_adapters_share_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,21 +90,21 @@ def test_activations_of_many_rows_have_the_same_bits_in_a_stack(length: int) -> 
         assert all(np.array_equal(values, gradient[name]) for name, values in gradients(engine, adapter).items())
 
 
-def test_a_mixture_of_experts_shares_no_forward() -> None:
-    """Its router and experts compute all tokens of a forward together."""
-    config = Qwen3MoeConfig(
+def test_a_model_with_a_convolution_over_time_shares_no_forward() -> None:
+    config = Lfm2Config(
         vocab_size=64,
         hidden_size=32,
         intermediate_size=32,
-        moe_intermediate_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
-        num_experts=4,
-        num_experts_per_tok=2,
+        layer_types=["conv"],
     )
-    decoder = Qwen3MoeForCausalLM(config).get_decoder()
-    assert not keeps_rows_apart(decoder, config)
+    assert not keeps_rows_apart(Lfm2ForCausalLM(config).get_decoder())
+
+
+def test_a_mixture_shares_forwards() -> None:
+    assert keeps_rows_apart(tiny_model("qwen3-moe").model.get_decoder())
 
 
 def test_an_error_of_ours_in_company_leaves_no_part_of_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,19 +201,28 @@ def test_a_route_is_its_threads_own() -> None:
         ("model.embed_tokens", None),
         ("model.layers.0.input_layernorm", None),
         ("score", None),
+        ("model.layers.3.mlp.experts.w1", "mlp"),
+        ("model.layers.3.mlp.shared_experts.up_proj", "mlp"),
+        ("model.layers.3.mlp.gate", None),
+        ("model.layers.3.mlp.shared_expert_gate", None),
+        ("model.layers.3.block_sparse_moe.router", None),
+        ("model.layers.3.linear_attn.in_proj_qkvz", "attn"),
+        ("model.layers.3.linear_attn.in_proj_ba", None),
+        ("model.layers.3.mixer.in_proj", "attn"),
+        ("model.layers.3.mixer.up_proj", "mlp"),
     ],
 )
 def test_modules_belong_to_families_by_their_names(name: str, family: str | None) -> None:
     assert module_family(name) == family
 
 
-def test_wrapping_replaces_the_linears_of_all_families_once() -> None:
+def test_wrapping_replaces_all_linears_once() -> None:
     block = nn.ModuleDict({"self_attn": nn.ModuleDict({"q_proj": nn.Linear(2, 2)}), "norm": nn.LayerNorm(2)})
     model = nn.ModuleDict({"layers": nn.ModuleList([block]), "lm_head": nn.Linear(2, 3), "score": nn.Linear(2, 1)})
 
     wrapped = wrap_linears(model)
 
-    assert list(wrapped) == ["layers.0.self_attn.q_proj", "lm_head"]
+    assert list(wrapped) == ["layers.0.self_attn.q_proj", "lm_head", "score"]
     assert all(model.get_submodule(name) is wrapper for name, wrapper in wrapped.items())
     assert (wrapped["lm_head"].in_features, wrapped["lm_head"].out_features) == (2, 3)
     assert wrapped["lm_head"].weight is wrapped["lm_head"].base.weight

@@ -54,8 +54,9 @@ class AdapterLayout:
 
 
 def plan_layout(lora: LoraSpec, layers: Mapping[str, LoraLayer]) -> AdapterLayout:
-    """The modules that the spec's families choose. Raises UserError if there are none."""
+    """The modules that the spec's families choose. Raises UserError if there are none, or none of one."""
     modules = lora_init.trained_modules(lora, layers)
+    lora_init.check_families(lora, modules)
     slots, offset = [], 0
     for module in modules:
         for part, shape in zip(("lora_A", "lora_B"), layers[module].lora_shapes(lora.rank), strict=True):
@@ -157,8 +158,9 @@ def read_state(adapter: Adapter) -> AdapterState:
 def _copies(adapter: Adapter, flats: Mapping[str, Tensor]) -> Arrays:
     tensors: dict[str, NDArray[np.float32]] = {}
     for group, flat in flats.items():
-        # One contiguous copy a group; the arrays are views of it.
-        copied = flat.detach().to("cpu", copy=True)
+        # One contiguous copy a group; the arrays are views of it. numpy asks for huge pages, which PyTorch does not:
+        # 370 MB take 0.03 s instead of 0.13 s, most of which the kernel spent on small ones.
+        copied = torch.from_numpy(np.empty(flat.numel(), np.float32)).copy_(flat.detach())
         tensors |= {f"{group}/{name}": view.numpy() for name, view in adapter.layout.views(copied).items()}
     return tensors
 

@@ -33,7 +33,7 @@ from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward
 from tinsmith_trainer.engines.peft.loss_kernels import choose_loss_kernel
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
-from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.packing import packs
@@ -58,7 +58,7 @@ class PeftEngine(Engine):
         self._settings = replace(settings, loss_kernel=kernel)
         model = torch_model.model
         is_exact = torch_model.device.type == "cpu" and model.dtype == torch.float32
-        self._is_invariant = is_exact and keeps_rows_apart(model.get_decoder(), model.config)
+        self._is_invariant = is_exact and keeps_rows_apart(model.get_decoder())
         recomputes = settings.recompute_above_tokens < PACKED_BELOW_TOKENS  # which is done with rows alone
         self._packs = (
             self._is_invariant and not recomputes and packs(model.get_decoder(), model.config, PACKED_BELOW_TOKENS)
@@ -92,6 +92,11 @@ class PeftEngine(Engine):
 
     def _new_adapter(self, lora: LoraSpec) -> Adapter:
         check_seed(lora.seed)
+        if lora.train_mlp and self._torch_model.frozen_experts:
+            raise UserError(
+                f"train_mlp would leave the experts of {self._torch_model.info.architecture} as they are: this server "
+                f"cannot train them. Set train_mlp to False."
+            )
         return Adapter(lora, plan_layout(lora, self._torch_model.layers), self._torch_model.device)
 
     @override

@@ -144,7 +144,7 @@ def _route(
         module: DeltasApart(
             (*(_own(share, module, own) for share, own in zip(shares, leaves, strict=True)), *nobodys), tokens, part
         )
-        for module in torch_model.layers
+        for module in (*torch_model.layers, *torch_model.frozen_layers)
         if module != UNEMBED_NAME
     }
 

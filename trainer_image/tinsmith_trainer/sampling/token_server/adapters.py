@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinsmith_trainer.engines.base import AdapterState
-from tinsmith_trainer.engines.peft_layout import write_adapter
+from tinsmith_trainer.engines.peft_layout import write_each_expert
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel
 
@@ -58,7 +58,7 @@ class AdapterFolders:
         folder, unfinished = self._root / name, self._root / f".{name}"
         try:
             unfinished.mkdir()
-            write_adapter(unfinished, state.lora, state.tensors, str(model.directory))
+            write_each_expert(unfinished, state.lora, state.tensors, str(model.directory))
             unfinished.rename(folder)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
