@@ -77,11 +77,8 @@ def check_adapter(adapter_key: str, state: AdapterState, model: ServedModel) -> 
     weights = {name: tensor for name, tensor in state.tensors.items() if name.startswith("weights/")}
     modules = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in weights})
     for module in modules:
-        if module not in model.linear_shapes:
-            raise ServerError(f"Adapter {adapter_key} has weights for {module}, which the base model does not have.")
-        out_features, in_features = model.linear_shapes[module]
-        _check_shape(adapter_key, state, f"weights/{module}.lora_A", (state.lora.rank, in_features))
-        _check_shape(adapter_key, state, f"weights/{module}.lora_B", (out_features, state.lora.rank))
+        for part, shape in zip("AB", _lora_shapes(adapter_key, module, model, state.lora.rank), strict=True):
+            _check_shape(adapter_key, state, f"weights/{module}.lora_{part}", shape)
     if HEAD in modules and model.tied_embeddings:
         raise UserError(
             f"Adapter {adapter_key} trains the unembedding, which {model.info.architecture} shares with its embedding: "
@@ -90,7 +87,18 @@ def check_adapter(adapter_key: str, state: AdapterState, model: ServedModel) -> 
         )
 
 
-def _check_shape(adapter_key: str, state: AdapterState, name: str, shape: tuple[int, int]) -> None:
+def _lora_shapes(
+    adapter_key: str, module: str, model: ServedModel, rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if module in model.experts:
+        return model.experts[module].lora_shapes(rank)
+    if module not in model.linear_shapes:
+        raise ServerError(f"Adapter {adapter_key} has weights for {module}, which the base model does not have.")
+    out_features, in_features = model.linear_shapes[module]
+    return (rank, in_features), (out_features, rank)
+
+
+def _check_shape(adapter_key: str, state: AdapterState, name: str, shape: tuple[int, ...]) -> None:
     tensor = state.tensors.get(name)
     if tensor is None or tensor.shape != shape:
         found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
+from tinsmith_trainer.torch_model.experts import ExpertProjection, expert_projections
 from tinsmith_trainer.torch_model.loading import check_files, describe_model, end_of_sequence, load_tokenizer
 from tinsmith_trainer.torch_model.model_source import model_directory
 
@@ -21,7 +22,9 @@ GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`linear_shapes` are [out, in] by a module's name; `eos_token_ids` all ids at which generation ends by default."""
+    """`linear_shapes` are [out, in] by a module's name; `experts` the projections of layers' experts; `eos_token_ids`
+    all ids at which generation ends by default.
+    """
 
     directory: Path
     info: BaseModelInfo
@@ -29,6 +32,7 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     linear_shapes: Mapping[str, tuple[int, int]]
     tied_embeddings: bool
+    experts: Mapping[str, ExpertProjection]
 
 
 def read_model(source: str, revision: str | None = None, max_sequence_length: int | None = None) -> ServedModel:
@@ -38,7 +42,7 @@ def read_model(source: str, revision: str | None = None, max_sequence_length: in
     tokenizer = load_tokenizer(directory)
     try:
         config = AutoConfig.from_pretrained(directory)
-        shapes = _linear_shapes(config)
+        skeleton = _skeleton(config)
         has_file = (directory / GENERATION_CONFIG).is_file()
         generation = GenerationConfig.from_pretrained(directory) if has_file else config
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, …
@@ -50,15 +54,20 @@ def read_model(source: str, revision: str | None = None, max_sequence_length: in
         info=_limited(describe_model(source, directory, config), max_sequence_length),
         tokenizer=tokenizer,
         eos_token_ids=end_of_sequence(generation, tokenizer),
-        linear_shapes=shapes,
+        linear_shapes=_linear_shapes(skeleton),
         tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+        experts=expert_projections(skeleton),
     )
 
 
-def _linear_shapes(config: Any) -> dict[str, tuple[int, int]]:
-    """Of a model without weights, which takes no memory."""
+def _skeleton(config: Any) -> nn.Module:
+    """A model without weights, which takes no memory."""
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+        skeleton: nn.Module = AutoModelForCausalLM.from_config(config)
+    return skeleton
+
+
+def _linear_shapes(skeleton: nn.Module) -> dict[str, tuple[int, int]]:
     return {
         name: (module.out_features, module.in_features)
         for name, module in skeleton.named_modules()

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from peft import PeftModel
+from safetensors.numpy import load_file
 from support.sampler.jobs import random_adapter
 from support.tiny_models import TIED, tiny_directory, tiny_model
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, check_adapter
 from tinsmith_trainer.sampling.token_server.served_model import ServedModel, read_model
+from tinsmith_trainer.torch_model.tiny_model import TinyShape
 from transformers import AutoModelForCausalLM
 
 
@@ -30,6 +32,25 @@ def test_a_folder_is_what_peft_reads(tmp_path: Path, model: ServedModel) -> None
     expected = state.tensors["weights/model.layers.0.self_attn.q_proj.lora_B"]
     np.testing.assert_array_equal(weights.detach().numpy(), expected)
     assert json.loads((adapter.folder / "adapter_config.json").read_text())["lora_alpha"] == 32.0
+
+
+def test_a_mixtures_experts_are_written_one_by_one(tmp_path: Path) -> None:
+    state, mixture = random_adapter(tiny_model("qwen3-moe"), rank=4), read_model(str(tiny_directory("qwen3-moe")))
+    check_adapter("key", state, mixture)
+    adapter = AdapterFolders(tmp_path).write("key", state, mixture)
+    found = load_file(adapter.folder / "adapter_model.safetensors")
+    experts = "model.layers.0.mlp.experts"
+    for number in range(8):
+        own = found[f"base_model.model.{experts}.{number}.up_proj.lora_B.weight"]
+        np.testing.assert_array_equal(own, state.tensors[f"weights/{experts}.w3.lora_B"][number])
+    assert not any(".w3." in name for name in found)
+
+
+def test_an_adapter_of_another_mixture_is_told_apart() -> None:
+    state = random_adapter(tiny_model("qwen3-moe"), rank=4)
+    fewer = tiny_directory("qwen3-moe", TinyShape(max_sequence_length=512, experts=4))
+    with pytest.raises(ServerError, match=r"experts\.w1\.lora_B has shape"):
+        check_adapter("key", state, read_model(str(fewer)))
 
 
 def test_no_name_is_given_twice_in_whatever_life(tmp_path: Path, model: ServedModel) -> None:
