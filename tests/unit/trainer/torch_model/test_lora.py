@@ -185,10 +185,11 @@ def test_a_route_is_its_threads_own() -> None:
     x = rows(one, 1)
     elsewhere: list[Tensor] = []
     with routed({"layer": delta(one, 1)}):
-        thread = threading.Thread(target=lambda: elsewhere.append(one(x)))
+        # PyTorch gives a new thread as many of its own as the process began with, and so perhaps other last bits.
+        thread = threading.Thread(target=lambda: elsewhere.extend((one(x), one.base(x))))
         thread.start()
         thread.join()
-    assert torch.equal(elsewhere[0], one.base(x))
+    assert torch.equal(*elsewhere)
 
 
 @pytest.mark.parametrize(
