@@ -102,9 +102,10 @@ Action = Create | Apply | Delete | IssueCertificate | WriteStatus | AddFinalizer
 @dataclass(frozen=True)
 class Decision:
     """requeue_after_seconds: decide again by then even if nothing is heard; None leaves it to events and the resync.
-    wants_turn: it would restart for what nobody asked of it, or has done so and is not back yet.
+    wants_turn: it would restart for what nobody asked of it, or has done so and is not back yet; None where
+        nothing was found out about it.
     """
 
     actions: tuple[Action, ...]
     requeue_after_seconds: float | None = None
-    wants_turn: bool = False
+    wants_turn: bool | None = None

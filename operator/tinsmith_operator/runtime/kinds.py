@@ -48,9 +48,12 @@ class SessionKind:
         if not self._is_seen(session):
             return session, Decision(())
         observed = await self._observe(key, session)
-        decision = decide(observed, self.installation, self.clock())
-        self.turns.note(key, wants=decision.wants_turn)
-        return session, decision
+        return session, decide(observed, self.installation, self.clock())
+
+    def carried_out(self, key: Key, decision: Decision) -> None:
+        # Only now: the status of two would say that it is their turn if the next one were told before.
+        if decision.wants_turn is not None:
+            self.turns.note(key, wants=decision.wants_turn)
 
     def _is_seen(self, session: TrainingSession) -> bool:
         """Whether its RayCluster has been listed, or why it cannot be; when it is, the session is reconciled again."""
@@ -123,6 +126,9 @@ class PoolKind:
             ca_problem=self.issuer.problem,
         )
         return pool, decide_pool(observed, self.installation, self.clock())
+
+    def carried_out(self, key: Key, decision: Decision) -> None:
+        """Nothing is kept of a pool."""
 
     def forget(self, key: Key) -> None:
         """Nothing is kept of a pool."""

@@ -22,6 +22,10 @@ class Kind(Protocol):
         """What is to be done about it now. Raises Unreadable and ClusterError."""
         ...
 
+    def carried_out(self, key: Key, decision: Decision) -> None:
+        """What was decided about it is done, and its status says so."""
+        ...
+
     def forget(self, key: Key) -> None:
         """It is gone."""
         ...
@@ -72,4 +76,5 @@ class Reconciler:
             return ReconcileResult(acted=False)
         owner, decision = await kind.decide(key, body)
         await self.actor.act(owner, decision.actions)
+        kind.carried_out(key, decision)
         return ReconcileResult(bool(decision.actions), decision.requeue_after_seconds)

@@ -3,7 +3,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION, SNAPSHOT_REQUEST_ANNOTATION
+from tinsmith_operator.common.actions import Decision
 from tinsmith_operator.kube.cache import Cache
 from tinsmith_operator.kube.resources import SESSIONS, Key
 from tinsmith_operator.runtime.reconcile import Reconciler
@@ -11,11 +13,42 @@ from tinsmith_operator.runtime.reconcile import Reconciler
 KEY = Key("tin", "tiny", SESSIONS.kind)
 
 
+class Steps:
+    """A kind and an actor that say what was called, in order."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    async def decide(self, key: Key, body: Manifest) -> tuple[Any, Decision]:
+        self.taken.append("decide")
+        return None, Decision(())
+
+    async def act(self, owner: Any, actions: object) -> None:
+        self.taken.append("act")
+
+    def carried_out(self, key: Key, decision: Decision) -> None:
+        self.taken.append("carried out")
+
+    def forget(self, key: Key) -> None:
+        self.taken.append("forget")
+
+
 def asked_of(**metadata: Any) -> object:
+    return Reconciler(cache_with(**metadata), cast(Any, None), {}).asked(KEY)
+
+
+def cache_with(**metadata: Any) -> Cache:
     cache = Cache(lambda _: None)
     place = {"name": "tiny", "namespace": "tin", "uid": "u1", "generation": 1, "resourceVersion": "1"}
     cache.note({"apiVersion": SESSIONS.api_version, "kind": SESSIONS.kind, "metadata": {**place, **metadata}})
-    return Reconciler(cache, cast(Any, None), {}).asked(KEY)
+    return cache
+
+
+async def test_nobody_else_hears_of_a_decision_before_its_own_status_says_it() -> None:
+    """Told earlier, the next session could write that it has the turn while this one still says the same."""
+    steps = Steps()
+    await Reconciler(cache_with(), cast(Any, steps), {SESSIONS.kind: steps}).reconcile(KEY)
+    assert steps.taken == ["decide", "act", "carried out"]
 
 
 @pytest.mark.parametrize(
