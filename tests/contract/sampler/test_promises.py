@@ -80,6 +80,18 @@ def test_a_stop_string_ends_the_sequence_and_its_tokens_stay(sampler: Sampler, m
     assert stop not in shorter
 
 
+def test_a_stop_string_of_the_prompt_ends_nothing_also_where_the_prompt_ends_within_a_character(
+    sampler: Sampler, model: TorchModel
+) -> None:
+    """vLLM would read such a prompt as a part of what it draws."""
+    [start] = model.tokenizer.encode("\u20ac", add_special_tokens=False)[:1]
+    prompt = [*model.tokenizer.encode("Quartz", add_special_tokens=False), start]
+    asked = job(prompt, max_tokens=5, temperature=0.0, stop_tokens=None, stop_strings=("Q",))
+    sequence = ask(sampler, asked).sequences[0]
+    assert "Q" not in model.tokenizer.decode(sequence.tokens)
+    assert (len(sequence.tokens), sequence.stopped) == (5, False)
+
+
 def test_unset_stops_mean_the_end_of_sequence_tokens(sampler: Sampler, model: TorchModel) -> None:
     unset = job(PROMPT, max_tokens=900, temperature=2.0, stop_tokens=None)
     sequences = [s for outcome in ask_all(sampler, [unset] * 2) for s in outcome.sequences]

@@ -135,6 +135,16 @@ def test_a_stop_token_is_told_in_the_same_form(both: Both) -> None:
     assert itself.sequence.stopped
 
 
+def test_a_prompt_that_ends_within_a_character_is_searched_for_stop_strings(both: Both, model: TorchModel) -> None:
+    """Where this fails, vLLM has been mended: then every prompt can have them."""
+    prompt = model.tokenizer.encode("Quartz \u20ac", add_special_tokens=False)
+    for length, ended in ((len(prompt), False), (len(prompt) - 1, True)):
+        request = generation_request(prompt=np.array(prompt[:length]), stop_strings=("Q",))
+        stand_in, itself = (drawn_by_vllm(request, body) for _, body in both.answers(COMPLETE, vllm_request(request)))
+        assert_equal(stand_in, itself)
+        assert itself.sequence.stopped == ended
+
+
 def assert_equal(one: Generation, other: Generation) -> None:
     """But for what was in the prefix cache, which is the server's history."""
     assert one.sequence.tokens.tolist() == other.sequence.tokens.tolist()

@@ -186,6 +186,13 @@ ASSUMPTIONS = (
         "read in the source",
         f"{VLLM_SOURCE}: vllm/v1/engine/__init__.py (FinishReason)",
     ),
+    Assumption(
+        "vllm",
+        "stop strings are sought in the text of what is drawn; behind a prompt that ends within a character in all of "
+        "the prompt's text, too: its stream of text begins with the prompt. Seen of its build for CPUs",
+        "read in the source",
+        f"{VLLM_SOURCE}: vllm/v1/engine/detokenizer.py (FastIncrementalDetokenizer)",
+    ),
     Assumption("vllm", "`--generation-config vllm` keeps a model's own defaults out", "documented", VLLM_ARGUMENTS),
     Assumption(
         "vllm",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from tinsmith_trainer.sampling.stops import INCOMPLETE
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 CACHE_BLOCK = 16
@@ -30,7 +31,10 @@ class FolderMissing(NotAllowed):
 
 @dataclass(frozen=True)
 class Wanted:
-    """One sequence, as a request of either kind asks for it. `stop_ids` end it whatever they are."""
+    """One sequence, as a request of either kind asks for it. `stop_ids` end it whatever they are.
+
+    `taken_for_drawn`: tokens of the prompt in whose text stop strings are sought, too, once a character is whole.
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -40,6 +44,7 @@ class Wanted:
     stop_ids: frozenset[int]
     stop_strings: tuple[str, ...]
     generator_of: Callable[[int], torch.Generator | None]  # by the position of the token
+    taken_for_drawn: tuple[int, ...] = ()
 
 
 @dataclass
@@ -128,8 +133,10 @@ class Computer:
                 computed.matched = token
                 return
             if wanted.stop_strings:
-                text = self.tokenizer.decode(computed.tokens, clean_up_tokenization_spaces=False)
-                computed.matched = next((stop for stop in wanted.stop_strings if stop in text), None)
+                read = [*wanted.taken_for_drawn, *computed.tokens]
+                text = self.tokenizer.decode(read, clean_up_tokenization_spaces=False)
+                is_whole = not wanted.taken_for_drawn or not text.endswith(INCOMPLETE)
+                computed.matched = next((stop for stop in wanted.stop_strings if is_whole and stop in text), None)
                 if computed.matched is not None:
                     return
             yield

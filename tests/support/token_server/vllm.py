@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from tinsmith_trainer.sampling.stops import ends_within_character
 
 from .computing import Computed, Computer, FolderMissing, NameTaken, NotAllowed, Wanted, top_of
 from .serving import Body, Hand, UnderWay, known_fields, run
@@ -142,7 +143,7 @@ class VllmStandIn:
         return None
 
     def _wanted(self, body: Body) -> Wanted:
-        eos_ids = frozenset() if body["ignore_eos"] else self._computer.eos_ids
+        tokenizer, eos_ids = self._computer.tokenizer, frozenset() if body["ignore_eos"] else self._computer.eos_ids
         generator = torch.Generator().manual_seed(body["seed"]) if "seed" in body else self._engine_random
         return Wanted(
             prompt=body["prompt"],
@@ -153,6 +154,7 @@ class VllmStandIn:
             stop_ids=frozenset(body["stop_token_ids"]) | eos_ids,
             stop_strings=tuple(body["stop"]),
             generator_of=lambda position: generator,
+            taken_for_drawn=tuple(body["prompt"]) if ends_within_character(body["prompt"], tokenizer) else (),
         )
 
     def _answer(self, body: Body, computed: Computed, harmed: bool) -> Body:

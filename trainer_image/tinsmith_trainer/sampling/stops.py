@@ -10,6 +10,7 @@ from tinsmith_trainer.sampling.base import SamplingParams
 
 INCOMPLETE = "\ufffd"
 LONGEST_WAIT_TOKENS = 64  # tokens that never make a whole character: bounds what is decoded again and again
+LONGEST_CHARACTER_TOKENS = 8  # it has four bytes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +75,14 @@ class IncrementalText:
         return now[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return _text_of(self._tokenizer, tokens)
+
+
+def ends_within_character(tokens: Sequence[int], tokenizer: Any) -> bool:
+    """Whether the text of these tokens ends with a character of which bytes are missing."""
+    return _text_of(tokenizer, list(tokens[-LONGEST_CHARACTER_TOKENS:])).endswith(INCOMPLETE)
+
+
+def _text_of(tokenizer: Any, tokens: list[int]) -> str:
+    text: str = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.sampling.base import SamplingParams
-from tinsmith_trainer.sampling.stops import LONGEST_WAIT_TOKENS, IncrementalText, StopRule
+from tinsmith_trainer.sampling.stops import LONGEST_WAIT_TOKENS, IncrementalText, StopRule, ends_within_character
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 EOS = (7, 9)
@@ -48,6 +48,16 @@ def test_a_stop_string_ends_where_the_decoded_text_first_holds_it(
     decoded = [tokenizer.decode(tokens[: n + 1], clean_up_tokenization_spaces=False) for n in range(len(tokens))]
     expected = next(index for index, so_far in enumerate(decoded) if stop in so_far)
     assert end_of(StopRule(frozenset(), ("never said", stop)), tokenizer, tokens) == expected
+
+
+@given(text=texts.filter(bool), cut=st.integers(0, 3))
+def test_a_text_ends_within_a_character_where_some_of_its_bytes_are_missing(
+    tokenizer: Any, text: str, cut: int
+) -> None:
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+    tokens = tokens[: max(1, len(tokens) - cut)]
+    whole = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    assert ends_within_character(tokens, tokenizer) == whole.endswith("\ufffd")
 
 
 @given(text=texts)

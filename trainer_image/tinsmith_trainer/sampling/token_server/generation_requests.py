@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.checks import room_for_tokens
-from tinsmith_trainer.sampling.stops import StopRule
+from tinsmith_trainer.sampling.stops import StopRule, ends_within_character
 from tinsmith_trainer.sampling.token_server.base import Generation, GenerationRequest, seed_of
 from tinsmith_trainer.sampling.token_server.prefix_requests import (
     PrefixRequest,
@@ -70,7 +70,7 @@ def plan_generation_requests(
         top_p=params.top_p,
         seed=None,
         stop_token_ids=tuple(sorted(rule.token_ids)),
-        stop_strings=rule.strings,
+        stop_strings=_sought_by_server(rule, job, model),
         topk=job.topk_sample_logprobs if max_tokens else 0,
         head=head,
     )
@@ -125,6 +125,17 @@ def _topk_prompt(plan: Plan, first: Generation | None, behind: Items[Generation]
     if first is not None and first.topk_prompt is not None:
         return first.topk_prompt
     return topk_prompt_logprobs(plan.job, plan.prefixes, behind)
+
+
+def _sought_by_server(rule: StopRule, job: SampleJob, model: ServedModel) -> tuple[str, ...]:
+    """Stop strings. What is drawn is cut by us in any case; with them the server draws no more than is needed.
+
+    None behind a prompt that ends within a character: vLLM seeks them in all of such a prompt, too, and would end at
+    one that was never drawn.
+    """
+    if rule.strings and ends_within_character(job.prompt.tolist(), model.tokenizer):
+        return ()
+    return rule.strings
 
 
 def _first_scored(job: SampleJob) -> int | None:

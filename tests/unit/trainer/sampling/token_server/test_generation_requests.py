@@ -55,6 +55,17 @@ def test_neighbouring_seeds_share_no_samples(model: ServedModel) -> None:
     assert len(set.union(*seeds)) == 64
 
 
+@pytest.mark.parametrize(("text", "sought"), [("caf\u00e9", ("a",)), ("caf\u00e9 \u20ac", ())], ids=["whole", "cut"])
+def test_a_server_seeks_no_stop_strings_behind_a_prompt_that_ends_within_a_character(
+    model: ServedModel, text: str, sought: tuple[str, ...]
+) -> None:
+    tokens = model.tokenizer.encode(text, add_special_tokens=False)
+    prompt = tokens if sought else tokens[:-1]
+    asked = job(prompt, stop_tokens=None, stop_strings=("a",))
+    [request] = plan_generation_requests(asked, None, model).requests
+    assert request.stop_strings == sought
+
+
 @pytest.mark.parametrize("params", [{"seed": None}, {"seed": 1, "temperature": 0.0}], ids=["unset", "greedy"])
 def test_no_seed_is_asked_for_that_has_no_effect(model: ServedModel, params: dict[str, float | None]) -> None:
     [request] = plan_generation_requests(job(PROMPT, **params), None, model).requests
