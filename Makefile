@@ -41,7 +41,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-nemo-rl \
+.PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-nemo-rl \
     test-nodes test-clusters test-elsewhere test-vllm vllm-environment soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -75,15 +75,17 @@ test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, 
 	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
 	$(BIN)/pytest $(WITH_AN_API)
 
-test-elsewhere: venv ## the others, which need no Kubernetes; then the other Pythons
+test-elsewhere: venv ## the others, which need no Kubernetes; vLLM's; then the other Pythons
 	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API))
 	$(BIN)/pytest tests/unit
+	@$(MAKE) --no-print-directory test-vllm
 	@$(MAKE) --no-print-directory test-other-pythons
 
 test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit
 
-test-vllm: vllm-environment ## the promises of samplers, asked of vLLM itself on this machine's CPU
+test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
+	@PYTHONPATH=testcluster $(BIN)/python scripts/vllm_environment.py --if-possible
 	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py
 
 vllm-environment: venv ## install vLLM's build for CPUs, once, in an environment of its own
@@ -151,13 +153,18 @@ lock: ## resolve requirements/*.txt anew (needs uv)
 soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
 	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
 
-bench: venv ## steps, short and many calls, the output projection, samples, starts, memory: each beside its reference and goal
+bench: venv ## steps, short and many calls, the output projection, samples, saves, long lives, starts, memory: each beside its goal
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/shared_forwards.py
 	$(BIN)/python benchmarks/output_projection.py
 	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/saves.py
+	$(BIN)/python benchmarks/long_lives.py
 	$(BIN)/python benchmarks/start.py
 	PYTHONPATH=tests:testcluster $(BIN)/python benchmarks/server_memory.py
+
+bench-peer: venv ## tokens per second beside SkyRL, which is installed for it once (6 GB)
+	PYTHONPATH=testcluster $(BIN)/python benchmarks/peer.py
 
 bench-api: venv ## what the API server adds to its worker's own calls, on SQLite and PostgreSQL
 	PYTHONPATH=tests $(BIN)/python benchmarks/api_overhead.py

