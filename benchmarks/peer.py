@@ -1,8 +1,7 @@
-"""Tinsmith beside another server of the Tinker API on one machine: tokens per second of one, four and eight adapters.
+"""Tinsmith beside SkyRL, another server of the Tinker API: tokens per second of one, four and eight adapters at once.
 
-The peer runs already, on the model at `--model`, under its own name of it; its programs run in its own Python, with the
-SDK that it speaks. Tinsmith is started with defaults. The sides take turns, and the first turn of each, in which a peer
-may compile, does not count.
+Each side's programs run in its own Python, with the SDK that it speaks; both servers run with their defaults on one
+model. The sides take turns; the first steps of each program, in which SkyRL compiles, do not count.
 """
 
 from __future__ import annotations
@@ -21,12 +20,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from skyrl_server import MODEL as PEERS_MODEL
+from skyrl_server import VERSION, installed_python, running_skyrl
+from testcluster.ports import free_port
 from tinsmith.local_server import running_server
+from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 
 API_KEY = "tml-benchmark-0123456789"
 GOALS = {1: 1.3, 4: 1.3, 8: 1.1}
 SAMPLING_GOAL = 1.5
-TURNS = 3
+TURNS = 2
+SHAPE = TinyShape(vocab_size=51_200, max_sequence_length=2048, tied_embeddings=True)
+"""3.35 million parameters, most of them the vocabulary's."""
+MODEL = "bench/tiny"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +68,40 @@ class Comparison:
         return self.ours / self.peer
 
 
-def compare(peer: Program, ours: Program, turns: int) -> list[Comparison]:
+def compare(model: Path, counts: Sequence[int], turns: int, scratch: Path) -> list[Comparison]:
     found, sampled = [], list[tuple[Rates, Rates]]()
-    for adapters, goal in GOALS.items():
-        pairs = [(peer.run(adapters), ours.run(adapters)) for _ in track(range(turns + 1), f"{adapters} at once")][1:]
-        theirs, own = ([side.trained_per_second for side in sides] for sides in zip(*pairs, strict=True))
-        found.append(
-            Comparison(f"trained, {adapters} at once", statistics.median(theirs), statistics.median(own), goal)
-        )
+    for adapters in counts:
+        pairs = _in_turns(model, adapters, turns, scratch / str(adapters))
+        peers, ours = ([side.trained_per_second for side in sides] for sides in zip(*pairs, strict=True))
+        found.append(_comparison(f"trained, {adapters} at once", peers, ours, GOALS[adapters]))
         sampled += pairs
-    theirs, own = ([side.sampled_per_second for side in sides] for sides in zip(*sampled, strict=True))
-    return [*found, Comparison("sampled, 8 x 32", statistics.median(theirs), statistics.median(own), SAMPLING_GOAL)]
+    peers, ours = ([side.sampled_per_second for side in sides] for sides in zip(*sampled, strict=True))
+    return [*found, _comparison("sampled, 8 x 32", peers, ours, SAMPLING_GOAL)]
+
+
+def _in_turns(model: Path, adapters: int, turns: int, scratch: Path) -> list[tuple[Rates, Rates]]:
+    scratch.mkdir()
+    arguments = [f"--data={scratch}/data", f"--model={MODEL}={model}", "--log-level=warning"]
+    with running_server(arguments, API_KEY, scratch) as url:
+        ours = Program(sys.executable, url, MODEL)
+        both = track(range(turns), f"{adapters} at once", console=Console(stderr=True))
+        return [(_peers_rates(model, adapters, scratch / f"peer-{turn}"), ours.run(adapters)) for turn in both]
+
+
+def _peers_rates(model: Path, adapters: int, scratch: Path) -> Rates:
+    """Of a SkyRL that was started for as many adapters: with room for more each takes longer, and it forgets none."""
+    python = installed_python()
+    with running_skyrl(python, model, port=free_port(), adapters=adapters, scratch=scratch) as url:
+        return Program(str(python), url, PEERS_MODEL).run(adapters)
+
+
+def _comparison(what: str, peers: Sequence[float], ours: Sequence[float], goal: float) -> Comparison:
+    return Comparison(what, statistics.median(peers), statistics.median(ours), goal)
 
 
 def draw(results: Sequence[Comparison]) -> Table:
-    table = Table(title="Tokens per second")
-    for heading in ("", "peer", "Tinsmith", "ratio", "goal"):
+    table = Table(title=f"Tokens per second beside SkyRL {VERSION}")
+    for heading in ("", "SkyRL", "Tinsmith", "ratio", "goal"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in results:
         colour = "green" if one.ratio >= one.goal else "red"
@@ -87,18 +111,13 @@ def draw(results: Sequence[Comparison]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--peer-url", required=True)
-    parser.add_argument("--peer-python", required=True, help="with the SDK that the peer speaks")
-    parser.add_argument("--peer-model", required=True, help="what the peer calls the model")
-    parser.add_argument("--model", type=Path, required=True, help="the model's directory")
+    parser.add_argument("--adapters", type=int, nargs="+", choices=GOALS, default=list(GOALS), help="at once")
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = [f"--data={scratch}/data", f"--model=bench/tiny={given.model.resolve()}", "--log-level=warning"]
-        with running_server(arguments, API_KEY, Path(scratch)) as url:
-            ours = Program(sys.executable, url, "bench/tiny")
-            results = compare(Program(given.peer_python, given.peer_url, given.peer_model), ours, given.turns)
+        model = make_tiny_model(Path(scratch) / "model", shape=SHAPE)
+        results = compare(model, given.adapters, given.turns, Path(scratch))
     if given.json:
         print(json.dumps([asdict(one) | {"ratio": one.ratio} for one in results], indent=2))
     else:
