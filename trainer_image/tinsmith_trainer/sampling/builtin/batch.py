@@ -22,7 +22,7 @@ from tinsmith_trainer.sampling.builtin.adapters import (
     moves_into_runs,
     route_by_products,
 )
-from tinsmith_trainer.sampling.builtin.draws import Draw, draw_tokens, top_logprobs
+from tinsmith_trainer.sampling.builtin.draws import Draw, all_logprobs, draw_tokens, top_logprobs
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
@@ -285,6 +285,6 @@ def _top_logprobs_asked(logits: Tensor, samples: list[Sample | None]) -> dict[in
     asked = {row: k for row, k in asked.items() if k}
     if not asked:
         return {}
-    ids, logprobs = top_logprobs(torch.log_softmax(logits[list(asked)], -1), max(asked.values()))
+    ids, logprobs = top_logprobs(all_logprobs(logits[list(asked)]), max(asked.values()))
     rows = zip(asked.items(), ids.int().cpu().numpy(), logprobs.cpu().numpy(), strict=True)
     return {row: TopkLogprobs(tokens[None, :k].copy(), values[None, :k].copy()) for (row, k), tokens, values in rows}

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 _WORD = (1 << 64) - 1
+_BLOCK = 64
+"""Ids whose probabilities are added up before one of them is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,17 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[
     A row of logits that are not finite gives a logprob of NaN. Equal logits go to the lowest id
     under greedy. An inverse cumulative distribution over ids in order picks the others.
     """
-    tokens = logits.argmax(-1)
-    if any(draw.temperature > 0 for draw in draws):
-        tokens = torch.where(_column(draws, "temperature", logits) > 0, _draw_random(logits, draws), tokens)
-    logprobs = torch.log_softmax(logits, -1).gather(-1, tokens[:, None])[:, 0]
-    return tokens.tolist(), logprobs.tolist()
+    # A vocabulary is read and written as rarely as can be: beside a small model that is a quarter of a step on a CPU.
+    largest = logits.amax(-1, keepdim=True)
+    probabilities = torch.softmax(logits, -1)
+    tokens = _chosen(logits, probabilities, largest, draws)[:, None]
+    logprobs = _logprobs(logits.gather(-1, tokens), largest, probabilities)
+    return tokens[:, 0].tolist(), logprobs[:, 0].tolist()
+
+
+def all_logprobs(logits: Tensor) -> Tensor:
+    """Of `[rows, vocab]`, the bits that `draw_tokens` has for those that it draws."""
+    return _logprobs(logits, logits.amax(-1, keepdim=True), torch.softmax(logits, -1))
 
 
 def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[float]]) -> Tensor:
@@ -66,7 +74,7 @@ def draw_alternatives(logits: Tensor, temperature: float, uniforms: list[list[fl
     if temperature == 0:
         return logits.argmax(-1, keepdim=True).expand_as(numbers)
     temperatures = torch.full((len(logits),), temperature, dtype=torch.float64, device=logits.device)
-    return _invert(_probabilities(logits, temperatures), numbers)
+    return _invert(_tempered(logits, logits.amax(-1, keepdim=True), temperatures), numbers)
 
 
 def keep_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -99,34 +107,70 @@ def top_logprobs(logprobs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return ids.gather(-1, order), values
 
 
-def _draw_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    probabilities = _probabilities(logits, _column(draws, "temperature", logits))
+def _logprobs(logits: Tensor, largest: Tensor, probabilities: Tensor) -> Tensor:
+    """Of `logits` `[rows, n]`, some of those which `largest` and `probabilities` are of."""
+    return (logits - largest) + probabilities.amax(-1, keepdim=True).log()
+
+
+def _chosen(logits: Tensor, probabilities: Tensor, largest: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Ids `[rows]`; `probabilities` are those at temperature 1, `largest` the largest logits, `[rows, 1]`."""
+    if all(draw.temperature == 0 for draw in draws):
+        return logits.argmax(-1)
+    temperatures = _column(draws, "temperature", logits)
+    if any(draw.temperature not in (0, 1) for draw in draws):
+        probabilities = _tempered(logits, largest, temperatures)
+    drawn = _draw_random(probabilities, draws)
+    if all(draw.temperature > 0 for draw in draws):
+        return drawn
+    return torch.where(temperatures > 0, drawn, logits.argmax(-1))
+
+
+def _draw_random(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
     filtered = [row for row, draw in enumerate(draws) if draw.filters]
     if filtered:
         chosen = [draws[row] for row in filtered]
-        top_k = _column(chosen, "top_k", logits, torch.int64)
-        probabilities[filtered] = keep_likely(probabilities[filtered], top_k, _column(chosen, "top_p", logits))
-    return _invert(probabilities, _column(draws, "uniform", logits)[:, None])[:, 0]
+        top_k = _column(chosen, "top_k", probabilities, torch.int64)
+        kept = keep_likely(probabilities[filtered], top_k, _column(chosen, "top_p", probabilities))
+        probabilities = probabilities.index_copy(0, torch.tensor(filtered, device=probabilities.device), kept)
+    return _invert(probabilities, _column(draws, "uniform", probabilities)[:, None])[:, 0]
 
 
-def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """`[rows, vocab]` at each row's temperature; of a row at 0, at 1."""
+def _tempered(logits: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities `[rows, vocab]` at each row's temperature; of a row at 0, at 1."""
     smallest = torch.finfo(logits.dtype).tiny
     divisor = torch.where(temperature > 0, temperature, 1.0).clamp(min=smallest).to(logits.dtype)[:, None]
     # The largest logit is taken off first: dividing by a tiny temperature would overflow to inf - inf.
-    return torch.softmax((logits - logits.amax(-1, keepdim=True)) / divisor, -1)
+    return torch.softmax((logits - largest).div_(divisor), -1)
 
 
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """The first id, for each of `uniforms` `[rows, k]`, whose cumulative probability exceeds that part of the total.
 
-    It has a positive probability.
+    It has a positive probability. Blocks of ids are added up, and ids only within the block that it is in.
     """
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    ids = torch.searchsorted(cumulative, target, right=True)
-    return ids.clamp(max=probabilities.shape[-1] - 1)  # only rows of NaN point past the end
+    vocab = probabilities.shape[-1]
+    blocks = _whole_blocks(probabilities).unflatten(-1, (-1, _BLOCK))
+    sums = blocks.sum(-1, dtype=torch.float64)
+    up_to = sums.cumsum(-1)
+    target = _below(uniforms * up_to[:, -1:], up_to[:, -1:])
+    block = torch.searchsorted(up_to, target, right=True).clamp(max=up_to.shape[-1] - 1)  # NaN points past the end
+    before = up_to.gather(-1, block) - sums.gather(-1, block)
+    within = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK)).cumsum(-1, dtype=torch.float64)
+    # Rounding may have put the target a little before or behind its block.
+    rest = _below((target - before).clamp(min=0), within[..., -1])
+    ids = block * _BLOCK + torch.searchsorted(within, rest[..., None], right=True)[..., 0]
+    return ids.clamp(max=vocab - 1)
+
+
+def _whole_blocks(probabilities: Tensor) -> Tensor:
+    """With zeros behind, where the vocabulary needs some."""
+    missing = -probabilities.shape[-1] % _BLOCK
+    return torch.nn.functional.pad(probabilities, (0, missing)) if missing else probabilities
+
+
+def _below(values: Tensor, limits: Tensor) -> Tensor:
+    """At most the number next to `limits`."""
+    return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
 
 
 def _number(stream: bytes, seed: int, index: int, position: int) -> float:

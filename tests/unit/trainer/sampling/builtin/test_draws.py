@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tinsmith_trainer.sampling.builtin.draws import (
     Draw,
+    all_logprobs,
     alternative_uniforms,
     draw_alternatives,
     draw_tokens,
@@ -101,6 +102,34 @@ def test_the_ends_of_the_interval_pick_the_first_and_last_possible_tokens() -> N
     row = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]])
     assert draw_tokens(row, [Draw(1.0, uniform=0.0)])[0] == [1]
     assert draw_tokens(row, [Draw(1.0, uniform=1 - 2**-53)])[0] == [2]
+
+
+@pytest.mark.parametrize("vocab_size", [63, 64, 65, 500, 51_200])
+def test_a_draw_is_the_id_at_which_the_sum_of_all_before_it_exceeds_the_number(vocab_size: int) -> None:
+    """Blocks of ids are added up first, and that changes nothing."""
+    rows = torch.randn(50, vocab_size, generator=torch.Generator().manual_seed(vocab_size))
+    rows[:, 1::3] = -math.inf
+    numbers = [uniform(5, row, 0) for row in range(len(rows))]
+    cumulative = torch.softmax(rows.double(), -1).cumsum(-1)
+    expected = [int((line <= number).sum()) for line, number in zip(cumulative, numbers, strict=True)]
+    assert draw_tokens(rows, [Draw(1.0, uniform=number) for number in numbers])[0] == expected
+
+
+@pytest.mark.parametrize("possible", [0, 63, 64, 127, 128, 300])
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
+def test_the_only_possible_id_is_drawn_wherever_it_is(possible: int, number: float) -> None:
+    row = torch.full((1, 301), -math.inf)
+    row[0, possible] = -3.0
+    assert draw_tokens(row, [Draw(1.0, uniform=number)]) == ([possible], [0.0])
+
+
+def test_the_logprob_of_a_drawn_id_has_the_bits_of_all_logprobs() -> None:
+    rows = 20 * torch.randn(8, 700, generator=torch.Generator().manual_seed(1))
+    draws = [Draw(temperature, uniform=0.3) for temperature in (0.0, 1.0, 0.5, 40.0) * 2]
+    tokens, logprobs = draw_tokens(rows, draws)
+    everything = all_logprobs(rows)
+    assert logprobs == [everything[row, token].item() for row, token in enumerate(tokens)]
+    torch.testing.assert_close(everything, torch.log_softmax(rows, -1), rtol=0, atol=1e-5)
 
 
 def test_greedy_takes_the_lowest_of_equal_ids() -> None:
