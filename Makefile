@@ -86,7 +86,7 @@ test-unit: venv ## the tests that take seconds
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
 	@PYTHONPATH=testcluster $(BIN)/python scripts/vllm_environment.py --if-possible
-	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py
+	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py tests/sdk/test_sampler_beside.py
 
 vllm-environment: venv ## install vLLM's build for CPUs, once, in an environment of its own
 	@PYTHONPATH=testcluster $(BIN)/python scripts/vllm_environment.py

@@ -26,6 +26,9 @@ OF_LOCAL_WORKERS = (
     "model_places",
     "max_rank",
     "deterministic_sampling",
+    "sampler",
+    "sampler_environment",
+    "sampler_flags",
 )
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -118,7 +121,19 @@ class Settings(BaseSettings):
     engine_flags: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="More flags of the engine's worker, as on a command line: `--ranks 2`."
     )
-    adapter_slots: int = Field(8, ge=1, description="Adapters that one worker holds in memory.")
+    sampler: Literal["builtin", "vllm", "sglang"] = Field(
+        "builtin",
+        description="What samples: `builtin`, in the worker's process, or a server of others', in one beside it.",
+    )
+    sampler_environment: Path | None = Field(
+        None, description="Virtual environment in which vLLM or SGLang is installed; default: that of this server."
+    )
+    sampler_flags: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="More flags of that sampler, as on a command line: "
+        "`--server-argument=--gpu-memory-utilization=0.5`.",
+    )
+    adapter_slots: int = Field(8, ge=1, description="Adapters that one worker, or sampler, holds in memory.")
     model_places: int | None = Field(
         None, ge=1, description="Models that one worker takes, in memory or parked; default: 8 for each adapter slot."
     )
@@ -158,7 +173,7 @@ class Settings(BaseSettings):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return tuple(value) if isinstance(value, list) else value
 
-    @field_validator("engine_flags", mode="before")
+    @field_validator("engine_flags", "sampler_flags", mode="before")
     @classmethod
     def _split_as_a_shell_does(cls, value: object) -> object:
         if isinstance(value, str):
@@ -202,6 +217,16 @@ class Settings(BaseSettings):
                 )
         elif self.catalogue is not None or self.fleet_namespaces:
             raise ValueError("catalogue and fleet_namespaces are for fleet `kubernetes`; set it, or remove them")
+        return self
+
+    @model_validator(mode="after")
+    def _belongs_to_the_sampler(self) -> Settings:
+        if self.sampler == "builtin" and (self.sampler_environment is not None or self.sampler_flags):
+            raise ValueError(
+                "sampler_environment and sampler_flags are for sampler `vllm` or `sglang`; set it, or remove them"
+            )
+        if self.sampler != "builtin" and self.deterministic_sampling:
+            raise ValueError(f"deterministic_sampling: {self.sampler} does not promise it; remove it")
         return self
 
     @model_validator(mode="after")

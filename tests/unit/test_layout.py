@@ -115,7 +115,6 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/unknown_fields.py": SHARED,
     "trainer_image/tinsmith_trainer/worker/health.py": "another protocol than the worker's",
     "trainer_image/tinsmith_trainer/worker/journal_volume_check.py": "a rule of operation, read on its own",
-    "trainer_image/tinsmith_trainer/worker/termination_log.py": SHARED,
 }
 
 WHY_LONG: dict[str, str] = {}

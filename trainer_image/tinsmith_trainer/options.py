@@ -80,6 +80,7 @@ class WorkerOptions(RankFlags):
     server_argument: list[str]
     server_start_timeout_seconds: float
     scratch: Path | None
+    server_environment: Path | None
     log_format: str
     log_level: str
 
@@ -149,15 +150,22 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--server-start-timeout-seconds", type=float, default=1800.0, help="how long it may take until it serves"
     )
     flags.add_argument("--scratch", type=Path, help="folder for adapters while they are loaded; emptied at the start")
+    flags.add_argument(
+        "--server-environment", type=Path, help="virtual environment that it is installed in, if it is not this one"
+    )
 
 
-def refused_server_flags(engine: str, gpus: int, server_arguments: list[str], scratch: Path | None) -> str | None:
+def refused_server_flags(options: WorkerOptions) -> str | None:
     """Why these flags do not go together, or None."""
-    if gpus < 1:
+    if options.gpus < 1:
         return "--gpus must be positive"
-    if engine not in TOKEN_SERVERS and (gpus != 1 or server_arguments or scratch is not None):
-        return f"--gpus, --server-argument and --scratch are for {' and '.join(TOKEN_SERVERS)}, and not for {engine}"
-    word = next((word for word in server_arguments if _name(word) in MEANING), None)
+    others = (options.gpus != 1, options.server_argument, options.scratch, options.server_environment)
+    if options.engine not in TOKEN_SERVERS and any(others):
+        return (
+            f"--gpus, --server-argument, --scratch and --server-environment are for {' and '.join(TOKEN_SERVERS)}, "
+            f"and not for {options.engine}"
+        )
+    word = next((word for word in options.server_argument if _name(word) in MEANING), None)
     if word is not None:
         return (
             f"--server-argument {word}: {_name(word)} would change what samples and their logprobs mean; leave it out"
@@ -281,7 +289,7 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
             parser.error(f"--{name.replace('_', '-')} is for --engine peft")
     if options.kv_cache_bytes is not None and (not options.sampling or options.engine in TOKEN_SERVERS):
         parser.error("--kv-cache-bytes is for the built-in sampler, and there is none")
-    refusal = refused_server_flags(options.engine, options.gpus, options.server_argument, options.scratch)
+    refusal = refused_server_flags(options)
     refusal = refusal or refused_rank_flags(options.engine, options, sampling=options.sampling)
     if refusal is not None:
         parser.error(refusal)

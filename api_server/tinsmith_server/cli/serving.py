@@ -44,6 +44,12 @@ def serve(
     model: Annotated[
         list[str] | None, typer.Option(help="NAME[=PATH]: a hub id or directory, and its name. Repeatable.")
     ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="What samples: builtin, vllm or sglang, the latter in a process of its own.")
+    ] = None,
+    sampler_environment: Annotated[
+        Path | None, typer.Option(help="Virtual environment in which vLLM or SGLang is installed.")
+    ] = None,
     database_url: Annotated[str | None, typer.Option(help="SQLite file (default) or PostgreSQL.")] = None,
     checkpoint_root: Annotated[str | None, typer.Option(help="fsspec URL for checkpoints.")] = None,
     public_url: Annotated[str | None, typer.Option(help="How clients reach this server, for download links.")] = None,
@@ -58,6 +64,8 @@ def serve(
         "port": port,
         "data": data,
         "models": tuple(model) if model else None,
+        "sampler": sampler,
+        "sampler_environment": sampler_environment,
         "database_url": database_url,
         "checkpoint_root": checkpoint_root,
         "public_url": public_url,

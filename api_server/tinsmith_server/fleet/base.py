@@ -99,11 +99,12 @@ class WorkerClient(SamplerClient, Protocol):
 
 
 SamplerKind = Literal["pool", "colocated"]
-"""In the order in which samples are given to them."""
+"""In the order in which samples are given to them: what only samples, then what also trains."""
 
 
 class SamplerHandle(Protocol):
-    """A place where samples are made, and kept in memory: a pool's replica, or a worker beside its training."""
+    """A place where samples are made, and kept in memory: a pool's replica, a process of this machine beside a worker,
+    or a worker beside its training."""
 
     @property
     def sampler_id(self) -> str:

@@ -1,6 +1,6 @@
 """One worker in two installations: a process of this machine, and a session of a real Kubernetes API.
 
-What samples has three: those two, and a pool.
+What samples has four: those two, a process of this machine beside its worker, and a pool.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.kubernetes.crds import install_crds
@@ -18,7 +19,8 @@ from support.server.fleet_under_test import Installation, SamplingInstallation, 
 from support.server.operator_stand_in import MODEL, StandInOperator, reached_at
 from testcluster.cluster import Cluster
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
-from tinsmith_server.fleet.local.fleet import LocalFleet, WorkerCommand
+from tinsmith_server.fleet.local.commands import SamplerCommand, WorkerCommand
+from tinsmith_server.fleet.local.fleet import LocalFleet
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.sql_store import SqlStore, open_store
 
@@ -41,15 +43,27 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    real = WorkerCommand.__call__
-
-    def command(self: WorkerCommand, socket: Path, parent_fd: int) -> list[str]:
-        return [sys.executable, "-m", "support.server.fake_worker_program", *real(self, socket, parent_fd)[3:]]
-
-    monkeypatch.setattr(WorkerCommand, "__call__", command)
+    for kind in (WorkerCommand, SamplerCommand):
+        monkeypatch.setattr(kind, "__call__", _fake(kind.__call__))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     models = (f"{MODEL}={model}", f"b={model}")
     return Settings(data=tmp_path / "data", models=models, preload_models=False, lora_alpha=32)
+
+
+def _fake(real: Callable[[Any, Path, int], list[str]]) -> Callable[[Any, Path, int], list[str]]:
+    def command(self: Any, socket: Path, parent_fd: int) -> list[str]:
+        return [sys.executable, "-m", "support.server.fake_worker_program", *real(self, socket, parent_fd)[3:]]
+
+    return command
+
+
+@pytest.fixture
+def settings_with_sampler(settings: Settings, tmp_path: Path) -> Settings:
+    """Where a sampler runs beside the worker, likewise a fake one."""
+    program = tmp_path / "environment" / "bin" / "vllm"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    return settings.model_copy(update={"sampler": "vllm", "sampler_environment": tmp_path / "environment"})
 
 
 @pytest.fixture
@@ -128,6 +142,16 @@ def local_sampling(settings: Settings) -> SamplingInstallation:
 
 
 @pytest.fixture
+def beside_sampling(settings_with_sampler: Settings) -> SamplingInstallation:
+    """Its worker never starts, since nobody trains."""
+
+    async def crash() -> None:
+        os.kill(worker_pid(), signal.SIGKILL)
+
+    return SamplingInstallation("pool", settings_with_sampler, lambda: LocalFleet(settings_with_sampler), crash)
+
+
+@pytest.fixture
 async def colocated_sampling(cluster_settings: Settings, operator: StandInOperator) -> SamplingInstallation:
     await operator.apply("tiny")
     worker = await operator.run("tiny")
@@ -145,7 +169,7 @@ async def pool_sampling(cluster_settings: Settings, operator: StandInOperator) -
     )
 
 
-@pytest.fixture(params=["local", "colocated", "pool"])
+@pytest.fixture(params=["local", "beside", "colocated", "pool"])
 def sampling(request: pytest.FixtureRequest) -> SamplingInstallation:
     """Every place where samples are made."""
     installation: SamplingInstallation = request.getfixturevalue(f"{request.param}_sampling")

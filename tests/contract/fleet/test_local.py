@@ -216,6 +216,38 @@ async def test_a_worker_has_as_many_slots_as_were_set_until_it_says_how_many_it_
     await fleet.close()
 
 
+async def test_a_sampler_beside_a_worker_is_there_before_anybody_asks_and_ends_with_the_server(
+    settings_with_sampler: Settings, store: SqlStore
+) -> None:
+    fleet, told = await preloaded(settings_with_sampler, store)
+    (sampler,) = fleet.all_samplers
+    assert [*fleet.samplers(MODEL, 8), *fleet.samplers("b")] == [sampler, sampler]
+    assert (sampler.kind, sampler.base_model) == ("pool", MODEL)
+    assert sampler.sampler_id != only_worker(fleet).worker_id
+    assert f"starting vllm with {MODEL}" in told
+    assert any(re.fullmatch(f"{MODEL} in vllm is ready after [0-9]+ s", line) for line in told)
+    running = [sampler.running(), only_worker(fleet).running()]
+    await fleet.close()
+    for client in running:
+        assert client is not None
+        with pytest.raises(WorkerUnavailable):
+            await client.describe()
+
+
+async def test_a_sampler_that_cannot_start_is_a_sentence_and_the_worker_trains_all_the_same(
+    settings_with_sampler: Settings, store: SqlStore, tmp_path: Path
+) -> None:
+    fleet = LocalFleet(settings_with_sampler)
+    await fleet.open(store)
+    await only_worker(fleet).connection(START_SECONDS)
+    (tmp_path / "model" / "refuse").write_text("vLLM ended with status 1. Its last words: CUDA error")
+    (sampler,) = fleet.all_samplers
+    with pytest.raises(WorkerUnstartable, match=r"^vLLM ended with status 1\. "):
+        await sampler.connection(START_SECONDS)
+    assert only_worker(fleet).running() is not None
+    await fleet.close()
+
+
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path

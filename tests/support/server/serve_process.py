@@ -37,6 +37,8 @@ class ServedInstallation:
     data: Path
     models: Mapping[str, Path]
     settings: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Beside those that are settings."""
     port: int = field(default_factory=free_port)
     program: Sequence[str] = (str(Path(sys.executable).with_name("tinsmith")), "serve")
     process: subprocess.Popen[str] | None = None
@@ -64,6 +66,7 @@ class ServedInstallation:
             "TINSMITH_LOG_LEVEL": "warning",
             **OF_LOCAL_WORKERS.get(self.settings.get("fleet", "local"), {}),
             **settings,
+            **self.variables,
         }
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 from tinsmith_server.cli.serving import serve
-from tinsmith_server.fleet.local.fleet import WorkerCommand
+from tinsmith_server.fleet.local.commands import WorkerCommand
 
 _real = WorkerCommand.__call__
 

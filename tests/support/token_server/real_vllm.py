@@ -47,18 +47,28 @@ ENVIRONMENT = {
 
 def start_real_vllm(folder: Path) -> SharedServer:
     """With a tiny model of `SHAPE`. Skips the test where it is not installed."""
+    path = f"{installed_vllm() / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    variables = {**real_vllm_variables(folder), "PATH": path}
+    return SharedServer("vllm", read_model(str(tiny_directory(shape=SHAPE))), variables, EXTRA, RealHand)
+
+
+def installed_vllm() -> Path:
+    """The environment that it is in. Skips the test where it is not installed."""
     environment = vllm_environment.environment_directory()
     require(vllm_environment.is_made(environment), "vLLM for CPUs is not installed: `make vllm-environment`.")
-    variables = {
+    return environment
+
+
+def real_vllm_variables(folder: Path) -> dict[str, str]:
+    """By which its process runs on a CPU, and keeps its files in `folder`."""
+    return {
         **ENVIRONMENT,
-        "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(PLUGIN),
         "LD_LIBRARY_PATH": os.pathsep.join(_nvidia_libraries()),
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "VLLM_CONFIG_ROOT": str(folder / "config"),
         "TMPDIR": str(folder),
     }
-    return SharedServer("vllm", read_model(str(tiny_directory(shape=SHAPE))), variables, EXTRA, RealHand)
 
 
 def _nvidia_libraries() -> list[str]:

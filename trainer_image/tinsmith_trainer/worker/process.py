@@ -18,7 +18,7 @@ from tinsmith_trainer.options import EXIT_USAGE, UsageError, WorkerOptions, pars
 from tinsmith_trainer.process_exit import end_without_blame
 from tinsmith_trainer.worker.health import Health
 from tinsmith_trainer.worker.startup import Running, start
-from tinsmith_trainer.worker.termination_log import write_termination_log
+from tinsmith_trainer.worker.termination_log import tell_reason, write_termination_log
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         options = parse_options(arguments)
     except UsageError as error:
         write_termination_log(termination_log_of(arguments), error)
-        _say(error)
+        tell_reason(error)
         return EXIT_USAGE
     configure_logs(options.log_format, options.log_level)
     if options.parent_fd is not None:
@@ -47,19 +47,13 @@ def _run_with(options: WorkerOptions) -> int:
         asyncio.run(_live(options))
     except TrainerError as error:
         write_termination_log(options.termination_log, error)
-        _say(error)
+        tell_reason(error)
         return EXIT_MAY_PASS if isinstance(error, OutOfMemory) else EXIT_CANNOT_START
     except Exception as error:
         write_termination_log(options.termination_log, error)
-        _say(error)
+        tell_reason(error)
         raise
     return 0
-
-
-def _say(error: Exception) -> None:
-    """In one line: whoever started this process takes that for the reason why it ended."""
-    sentence = " ".join(str(error).split()) or type(error).__name__
-    print(f"tinsmith-trainer: {sentence}", file=sys.stderr, flush=True)
 
 
 async def _live(options: WorkerOptions) -> None:

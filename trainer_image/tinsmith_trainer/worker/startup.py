@@ -83,16 +83,19 @@ def _end_unless_cancelled(clock: asyncio.Task[None]) -> None:
 class RunningSampler(Running):
     """A sampler and its address."""
 
-    def __init__(self, samples: Samples, server: grpc.aio.Server) -> None:
+    def __init__(self, samples: Samples, server: grpc.aio.Server, *, drains: bool) -> None:
+        """`drains`: whether somebody may still come for samples after the request to stop."""
         self._samples = samples
         self._server = server
+        self._drains = drains
 
     @override
     async def stop(self) -> None:
         """Clients come for what was taken as before; new samples are refused, and go to another replica."""
         started = time.monotonic()
         self._samples.stop_taking()
-        await self._samples.drained()
+        if self._drains:
+            await self._samples.drained()
         await asyncio.to_thread(self._samples.sampler.close)
         await self._server.stop(STOP_GRACE_SECONDS)
         log.info("sampler drained", seconds=round(time.monotonic() - started, 3))
@@ -125,7 +128,8 @@ async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> Ru
     samples = Samples(sampler, SamplerAdapters(sampler, CheckpointRoot(options.checkpoint_root), base, limits))
     server = await _serve(options, SamplerServicer(samples, base, _capabilities(options), _name(options)), tls)
     log.info("sampler ready", model=options.model, address=_address(options))
-    return RunningSampler(samples, server)
+    # The server of this machine stops its sampler when it answers nobody any more.
+    return RunningSampler(samples, server, drains=options.parent_fd is None)
 
 
 def _capabilities(options: WorkerOptions) -> EngineCapabilities:

@@ -1,8 +1,10 @@
-"""Why a worker refused to start, for whoever looks at its container: JSON in the termination log."""
+"""Why a worker refused to start, for whoever looks at its container: JSON in the termination log; and for whoever
+started the process: a line on standard error."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import structlog
@@ -50,6 +52,12 @@ def write_termination_log(path: Path | None, error: Exception) -> None:
         path.write_text(json.dumps(termination_record(error)))
     except OSError as failure:
         log.warning("the termination log cannot be written", path=str(path), error=str(failure))
+
+
+def tell_reason(error: Exception) -> None:
+    """In one line: whoever started this process takes that for the reason why it ended."""
+    sentence = " ".join(str(error).split()) or type(error).__name__
+    print(f"tinsmith-trainer: {sentence}", file=sys.stderr, flush=True)
 
 
 def _cut(message: str) -> str:

@@ -27,7 +27,7 @@ from tinsmith_trainer.sampling.token_server.server_process import ILL_SECONDS, S
 from tinsmith_trainer.sampling.token_server.sglang import DETERMINISTIC, SglangServer, sglang_command
 from tinsmith_trainer.sampling.token_server.vllm import VllmServer, vllm_command
 from tinsmith_trainer.torch_model.loading import place
-from tinsmith_trainer.worker.termination_log import write_termination_log
+from tinsmith_trainer.worker.termination_log import tell_reason, write_termination_log
 
 log = structlog.get_logger(__name__)
 
@@ -67,12 +67,14 @@ def build_token_server_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, S
         max_loaded=options.adapter_slots,
         dtype=_dtype(options),
         extra=tuple(options.server_argument),
+        environment=options.server_environment,
     )
 
     def end(reason: ServerError) -> NoReturn:
         """Everything that was in the server is gone: a new process starts a new one."""
         log.error("a token server is lost", reason=str(reason))
         write_termination_log(options.termination_log, reason)
+        tell_reason(reason)
         os._exit(1)
 
     sampler = start_token_server(

@@ -1,4 +1,5 @@
-"""Workers as child processes of this server: one per base-model directory, started with it; and their flags."""
+"""Workers as child processes of this server: one per base-model directory, started with it; and beside each a sampler,
+where the worker does not sample itself."""
 
 from __future__ import annotations
 
@@ -9,8 +10,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,16 +19,13 @@ from typing_extensions import override
 
 from tinsmith_server.errors import StartupError, WorkerAbsent
 from tinsmith_server.fleet.base import Changes, EpochRegistry, Fleet, HomeRow, SamplerHandle, ServedModel, WorkerHandle
-from tinsmith_server.fleet.local.model_sources import ModelDirectory, locate_models
-from tinsmith_server.fleet.local.process import SENTENCE_PREFIX, worker_environment
-from tinsmith_server.fleet.local.supervisor import Supervisor
-from tinsmith_server.logs import chosen_format
+from tinsmith_server.fleet.local.commands import BUILTIN, SamplerCommand, WorkerCommand, check_commands
+from tinsmith_server.fleet.local.model_sources import locate_models
+from tinsmith_server.fleet.local.supervisor import ProcessSupervisor, SamplerSupervisor, Supervisor
 from tinsmith_server.settings import Settings
 
 # sockaddr_un holds 108 bytes on Linux and 104 elsewhere, the final zero included.
 MAX_SOCKET_PATH_BYTES = 100
-# Without flags of its own there is nothing that could be wrong with it.
-DEFAULT_ENGINE = "peft"
 
 
 class LocalFleet(Fleet):
@@ -40,12 +36,12 @@ class LocalFleet(Fleet):
         self._settings = settings
         self._tell = tell
         self._directories = locate_models(settings.models)
-        if self._directories and (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
-            command = WorkerCommand(settings, self._directories[0])
-            check_engine_flags(settings.engine_flags, command.own_flags(Path("socket"), parent_fd=0))
+        if self._directories:
+            check_commands(settings, self._directories[0])
         self._models = {directory.served.name: directory.served for directory in self._directories}
         self._changes = Changes()
         self._supervisors: dict[str, Supervisor] = {}
+        self._samplers: dict[str, SamplerSupervisor] = {}
         self._sockets: Path | None = None
         self._lock: IO[bytes] | None = None
         self._preloading: list[asyncio.Task[None]] = []
@@ -64,8 +60,16 @@ class LocalFleet(Fleet):
                     self._sockets / f"w{index}",
                     self._settings.model_places or self._settings.adapter_slots,
                 )
+                if self._settings.sampler != BUILTIN:
+                    self._samplers[directory.worker_id] = SamplerSupervisor(
+                        directory.worker_id,
+                        directory.served.name,
+                        self._settings.sampler,
+                        SamplerCommand(self._settings, directory),
+                        self._sockets / f"s{index}",
+                    )
         if self._settings.preload_models:
-            loading = (supervisor.preload(self._tell) for supervisor in self._supervisors.values())
+            loading = (process.preload(self._tell) for process in self._processes)
             self._preloading = [asyncio.create_task(one, context=contextvars.Context()) for one in loading]
 
     @override
@@ -80,12 +84,16 @@ class LocalFleet(Fleet):
         for task in self._preloading:
             task.cancel()
         await asyncio.gather(*self._preloading, return_exceptions=True)
-        await asyncio.gather(*(supervisor.close() for supervisor in self._supervisors.values()))
+        await asyncio.gather(*(process.close() for process in self._processes))
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    @property
+    def _processes(self) -> Sequence[ProcessSupervisor]:
+        return [*self._supervisors.values(), *self._samplers.values()]
 
     @property
     @override
@@ -123,12 +131,15 @@ class LocalFleet(Fleet):
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        return self.trainers(base_model, rank)
+        """One alone, which refuses ranks by itself: a worker with a sampler beside it does not sample."""
+        if not self._samplers:
+            return self.trainers(base_model, rank)
+        return [self._samplers[one.worker_id] for one in self._directories if one.served.name == base_model]
 
     @property
     @override
     def all_samplers(self) -> Sequence[SamplerHandle]:
-        return self.workers
+        return list(self._samplers.values()) or self.workers
 
     @override
     async def refresh(self) -> None:
@@ -151,61 +162,6 @@ class LocalFleet(Fleet):
     @override
     def problem(self) -> str | None:
         return None
-
-
-class WorkerCommand:
-    """The command line of one worker."""
-
-    def __init__(self, settings: Settings, directory: ModelDirectory) -> None:
-        self._settings = settings
-        self._directory = directory
-
-    @property
-    def volume(self) -> Path:
-        return self._settings.data.absolute() / "workers" / self._directory.worker_id
-
-    def __call__(self, socket: Path, parent_fd: int) -> list[str]:
-        self.volume.mkdir(parents=True, exist_ok=True)
-        program = (sys.executable, "-m", "tinsmith_trainer")
-        return [*program, *self.own_flags(socket, parent_fd), *self._settings.engine_flags]
-
-    def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
-        """All but those of the engine."""
-        settings = self._settings
-        places = () if settings.model_places is None else ("--model-places", str(settings.model_places))
-        return [
-            *("--model", str(self._directory.path)),
-            *("--volume", str(self.volume)),
-            *("--socket", str(socket)),
-            *("--checkpoint-root", settings.checkpoints_url),
-            *("--parent-fd", str(parent_fd)),
-            *("--engine", settings.engine),
-            *("--adapter-slots", str(settings.adapter_slots)),
-            *places,
-            *("--max-rank", str(settings.max_rank)),
-            "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
-            "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",
-            *("--log-format", chosen_format(settings.log_format)),
-            *("--log-level", settings.log_level),
-        ]
-
-
-def check_engine_flags(engine_flags: Sequence[str], others: Sequence[str]) -> None:
-    """`others` is what else a worker is started with.
-
-    Raises StartupError with the sentence of the worker's own parser, and for a flag that the server gives by itself.
-    """
-    _check_not_given_twice(engine_flags, others)
-    checked = subprocess.run(
-        [sys.executable, "-m", "tinsmith_trainer.flag_check", *others, *engine_flags],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=worker_environment(),
-        check=False,
-    )
-    if checked.returncode:
-        raise StartupError(f"engine, engine_flags: {_sentence(checked.stderr)}")
 
 
 def _lock_data(data: Path) -> IO[bytes]:
@@ -235,21 +191,3 @@ def _socket_directory(data: Path) -> Path:
                 return path
             path.rmdir()
     raise StartupError("no directory for temporary files has a path short enough for a Unix socket; set TMPDIR")
-
-
-def _check_not_given_twice(engine_flags: Sequence[str], others: Sequence[str]) -> None:
-    """The worker would take one of the two, and nobody would hear of the other."""
-    if twice := [name for name in _names(engine_flags) if name in _names(others)]:
-        raise StartupError(f"engine_flags: --{twice[0]} is given to the worker by the server itself; remove it")
-
-
-def _names(flags: Sequence[str]) -> list[str]:
-    """`--flag value`, `--flag=value` and `--no-flag` are all of `flag`."""
-    words = [word.removeprefix("--") for word in flags if word.startswith("--")]
-    return [word.partition("=")[0].removeprefix("no-") for word in words]
-
-
-def _sentence(stderr: str) -> str:
-    """The parser's, or the last words of a Python that has no worker."""
-    last = (stderr.strip().splitlines() or ["the worker's program does not run, and says nothing"])[-1]
-    return last.removeprefix(SENTENCE_PREFIX)

@@ -1,4 +1,4 @@
-"""Keeps one worker running: start, activate under a new epoch, watch, restart with back-off."""
+"""Keeps a process running: start, greet, watch, restart with back-off. A worker is activated under a new epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.activation import ActivatedHandle
-from tinsmith_server.fleet.base import EpochRegistry, places_of
+from tinsmith_server.fleet.base import EpochRegistry, SamplerHandle, SamplerKind, places_of
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.local.process import WorkerProcess
 from tinsmith_server.logs import get_logger
@@ -31,88 +31,88 @@ HEALTHY_SECONDS = 60.0
 WORD_EACH_SECONDS = 10.0
 
 
-class Supervisor(ActivatedHandle):
-    """One worker's life in this server. It begins when somebody asks for its connection."""
+class ProcessSupervisor:
+    """One process's life in this server. It begins when somebody asks for its connection."""
 
     def __init__(
-        self,
-        worker_id: str,
-        base_model: str,
-        command: Callable[[Path, int], Sequence[str]],
-        sockets: Path,
-        slots: int,
+        self, name: str, base_model: str, command: Callable[[Path, int], Sequence[str]], sockets: Path, *, role: str
     ) -> None:
-        """Each life gets a socket whose path begins with `sockets`. It has `slots` until it says how many they are."""
-        super().__init__(worker_id)
+        """Each life gets a socket whose path begins with `sockets`. `role` is what people call such a process."""
+        self._called = name
         self._base_model = base_model
         self._command = command
         self._sockets = sockets
-        self._has_epochs = asyncio.Event()
+        self._role = role
         self._running: WorkerProcess | None = None
-        self._slots = slots
         self._lost_for: str | None = None
         self._loading_since = 0.0
         self._needs_mending = False
         self._lives = itertools.count(1)
         self._start_not_before = 0.0
-        # Set while there is an answer: a ready worker, or what a person has to mend.
+        # Set while there is an answer: a ready process, or what a person has to mend.
         self._settled = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
 
-    def open(self, epochs: EpochRegistry) -> None:
-        """A worker that is there before waits for its epoch."""
-        self._epochs = epochs
-        self._has_epochs.set()
-
     @property
-    @override
     def base_model(self) -> str:
         return self._base_model
 
     @property
-    @override
-    def slots(self) -> int:
-        return self._slots
+    def _task(self) -> str:
+        """What it does until it is ready."""
+        return f"loading base model {self._base_model}"
 
     @property
-    @override
+    def _subject(self) -> str:
+        """What is ready then."""
+        return self._base_model
+
+    async def _greet(self, process: WorkerProcess) -> None:
+        """Has it ready, once it answers."""
+
+    @property
     def trouble(self) -> str | None:
+        """Why it is not ready now, for those who wait for it; None while it is."""
         if self._running is not None:
             return None
         seconds = asyncio.get_running_loop().time() - self._loading_since
-        loading = f"loading base model {self._base_model}, {seconds:.0f} s so far"
+        loading = f"{self._task}, {seconds:.0f} s so far"
         if self._lost_for is None:
             return loading
         return self._lost_for if self._needs_mending else f"{self._lost_for}; {loading}"
 
     async def preload(self, tell: Callable[[str], None]) -> None:
-        """Has the model loaded before anybody needs it; `tell` hears how far it is.
+        """Has it ready before anybody needs it; `tell` hears how far it is.
 
-        Returns when the worker is ready, or a person has to mend something: then the first request tries again.
+        Returns when it is ready, or a person has to mend something: then the first request tries again.
         """
         started = asyncio.get_running_loop().time()
-        tell(f"loading base model {self._base_model}")
+        tell(self._task)
         while True:
             try:
                 await self.connection(WORD_EACH_SECONDS)
             except WorkerUnstartable as error:
-                tell(f"{self._base_model} cannot be served: {error}")
+                tell(f"{self._subject} cannot be served: {error}")
                 return
             except WorkerUnavailable as error:
                 tell(str(error))
             else:
                 seconds = asyncio.get_running_loop().time() - started
-                tell(f"{self._base_model} is ready after {seconds:.0f} s")
+                tell(f"{self._subject} is ready after {seconds:.0f} s")
                 return
 
-    @override
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
+        """Of the ready process; started at first use.
+
+        Raises WorkerUnavailable with the reason when it is not ready in time, and WorkerUnstartable at once when its
+        model directory or its flags are to blame.
+        """
         if (ready := self.running()) is not None:
             return ready
         self._see_that_it_lives()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                # A worker can be lost again before the one who waited for it comes to run.
+                # It can be lost again before the one who waited for it comes to run.
                 while self._running is None and not self._needs_mending:
                     await self._settled.wait()
         if self._running is not None:
@@ -120,17 +120,12 @@ class Supervisor(ActivatedHandle):
         reason = self.trouble or ""
         raise WorkerUnstartable(reason) if self._needs_mending else WorkerUnavailable(reason)
 
-    @override
     def running(self) -> GrpcWorkerClient | None:
+        """Its client if it is ready now; never starts one."""
         return self._running.client if self._running else None
 
-    @override
-    async def _activate(self, client: GrpcWorkerClient) -> worker_pb2.DescribeReply:
-        await self._has_epochs.wait()
-        return await super()._activate(client)
-
     async def close(self) -> None:
-        """Stops the worker, which snapshots its models first."""
+        """Stops it; a worker snapshots its models first."""
         if self._life is not None:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
@@ -142,7 +137,7 @@ class Supervisor(ActivatedHandle):
             self._lost(None, needs_mending=False)
             self._loading_since = asyncio.get_running_loop().time()
             self._life = asyncio.create_task(
-                self._live(), name=f"worker {self._worker_id}", context=contextvars.Context()
+                self._live(), name=f"{self._role} {self._called}", context=contextvars.Context()
             )
 
     async def _live(self) -> None:
@@ -153,8 +148,8 @@ class Supervisor(ActivatedHandle):
             try:
                 await self._one_life(next(self._lives))
             except OSError as error:
-                self._lost(f"the worker cannot be started: {error}", needs_mending=False)
-                log.error("worker cannot be started", worker_id=self._worker_id, error=str(error))
+                self._lost(f"the {self._role} cannot be started: {error}", needs_mending=False)
+                log.error(f"{self._role} cannot be started", worker_id=self._called, error=str(error))
             if self._needs_mending:
                 self._start_not_before = asyncio.get_running_loop().time() + MENDING_BACKOFF_SECONDS
                 return
@@ -165,11 +160,10 @@ class Supervisor(ActivatedHandle):
 
     async def _one_life(self, life: int) -> None:
         process = await WorkerProcess.start(self._command, Path(f"{self._sockets}-{life}.sock"))
-        log.info("worker started", worker_id=self._worker_id, pid=process.pid)
+        log.info(f"{self._role} started", worker_id=self._called, pid=process.pid)
         try:
             await process.until_serving()
-            description = await process.unless_dead(self._activate(process.client))
-            self._slots = places_of(description) or self._slots
+            await self._greet(process)
             self._ready(process)
             await process.wait()
             self._lost(process.cause_of_death(), process.needs_mending)
@@ -179,14 +173,14 @@ class Supervisor(ActivatedHandle):
             self._lost("the server is stopping", needs_mending=False)
             await process.stop()
             raise
-        log.warning("worker lost", worker_id=self._worker_id, reason=self._lost_for)
+        log.warning(f"{self._role} lost", worker_id=self._called, reason=self._lost_for)
         await process.discard()
 
     def _ready(self, process: WorkerProcess) -> None:
         self._running, self._needs_mending = process, False
         self._settled.set()
         seconds = round(asyncio.get_running_loop().time() - self._loading_since, 1)
-        log.info("worker ready", worker_id=self._worker_id, pid=process.pid, seconds=seconds)
+        log.info(f"{self._role} ready", worker_id=self._called, pid=process.pid, seconds=seconds)
 
     def _lost(self, reason: str | None, needs_mending: bool) -> None:
         self._running, self._lost_for, self._needs_mending = None, reason, needs_mending
@@ -194,3 +188,82 @@ class Supervisor(ActivatedHandle):
             self._settled.set()
         else:
             self._settled.clear()
+
+
+class Supervisor(ProcessSupervisor, ActivatedHandle):
+    """Of a worker."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        base_model: str,
+        command: Callable[[Path, int], Sequence[str]],
+        sockets: Path,
+        slots: int,
+    ) -> None:
+        """It has `slots` until it says how many they are."""
+        ProcessSupervisor.__init__(self, worker_id, base_model, command, sockets, role="worker")
+        ActivatedHandle.__init__(self, worker_id)
+        self._has_epochs = asyncio.Event()
+        self._slots = slots
+
+    def open(self, epochs: EpochRegistry) -> None:
+        """A worker that is there before waits for its epoch."""
+        self._epochs = epochs
+        self._has_epochs.set()
+
+    @property
+    @override
+    def slots(self) -> int:
+        return self._slots
+
+    @override
+    async def _greet(self, process: WorkerProcess) -> None:
+        description = await process.unless_dead(self._activate(process.client))
+        self._slots = places_of(description) or self._slots
+
+    @override
+    async def _activate(self, client: GrpcWorkerClient) -> worker_pb2.DescribeReply:
+        await self._has_epochs.wait()
+        return await super()._activate(client)
+
+
+class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
+    """Of the process that samples beside a worker, by a server of the kind that `engine` names."""
+
+    def __init__(
+        self, worker_id: str, base_model: str, engine: str, command: Callable[[Path, int], Sequence[str]], sockets: Path
+    ) -> None:
+        super().__init__(f"{worker_id}-sampler", base_model, command, sockets, role="sampler")
+        self._engine = engine
+
+    @property
+    @override
+    def sampler_id(self) -> str:
+        return self._called
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._called
+
+    @property
+    @override
+    def kind(self) -> SamplerKind:
+        return "pool"
+
+    @property
+    @override
+    def accepting(self) -> bool:
+        """One that does not run is started by the first sample."""
+        return True
+
+    @property
+    @override
+    def _task(self) -> str:
+        return f"starting {self._engine} with {self._base_model}"
+
+    @property
+    @override
+    def _subject(self) -> str:
+        return f"{self._base_model} in {self._engine}"

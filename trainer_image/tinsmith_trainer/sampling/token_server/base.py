@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ SEED_RANGE = 2**31
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """`dtype` is float32 or bfloat16. `extra` are arguments that come last, and so win over ours."""
+    """`dtype` is float32 or bfloat16. `extra` are arguments that come last, and so win over ours. `environment` is the
+    virtual environment that the server is installed in, or None for that of this process."""
 
     model: Path
     port: int
@@ -43,6 +45,7 @@ class ServerSettings:
     max_loaded: int
     dtype: str
     extra: tuple[str, ...] = ()
+    environment: Path | None = None
 
     @property
     def adapters_in_a_batch(self) -> int:
@@ -51,6 +54,16 @@ class ServerSettings:
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.port}"
+
+    def program(self, name: str) -> str:
+        """For a command line. Without an environment the system finds it."""
+        return name if self.environment is None else str(self.environment / "bin" / name)
+
+    def program_variables(self) -> dict[str, str]:
+        """By which programs of its environment find each other, as compilers of kernels."""
+        if self.environment is None:
+            return {}
+        return {"PATH": f"{self.environment / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 
 @dataclass(frozen=True, slots=True)

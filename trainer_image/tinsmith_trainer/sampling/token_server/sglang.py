@@ -50,9 +50,11 @@ def sglang_command(settings: ServerSettings) -> ServerCommand:
         "sampling-defaults": "openai",  # else the model's own file changes what a request leaves out
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    python = sys.executable if settings.environment is None else settings.program("python")
     return ServerCommand(
-        [sys.executable, "-m", "sglang.launch_server", *words, "--enable-lora", *settings.extra],
+        [python, "-m", "sglang.launch_server", *words, "--enable-lora", *settings.extra],
         {
+            **settings.program_variables(),
             "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",  # else logprobs are those after the temperature
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # no sequence gets as long: jobs are checked before
             "HF_HUB_OFFLINE": "1",

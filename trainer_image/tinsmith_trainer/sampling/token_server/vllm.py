@@ -64,8 +64,13 @@ def vllm_command(settings: ServerSettings) -> ServerCommand:
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     switches = ["--enable-lora", "--enable-prompt-tokens-details"]
     return ServerCommand(
-        ["vllm", "serve", str(settings.model), *words, *switches, *settings.extra],
-        {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+        [settings.program("vllm"), "serve", str(settings.model), *words, *switches, *settings.extra],
+        {
+            **settings.program_variables(),
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        },
     )
 
 

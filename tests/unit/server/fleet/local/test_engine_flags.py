@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tinsmith_server.errors import StartupError
-from tinsmith_server.fleet.local.fleet import LocalFleet, check_engine_flags
+from tinsmith_server.fleet.local.commands import check_flags
+from tinsmith_server.fleet.local.fleet import LocalFleet
 from tinsmith_server.settings import Settings
 
 
@@ -48,10 +49,39 @@ def test_flags_that_go_together_are_taken(tmp_path: Path) -> None:
     fleet(tmp_path, "nemo-rl", "--ranks", "4", "--tensor-parallel", "2", "--dtype", "float32")
 
 
+OF_A_SAMPLER = "sampler, sampler_environment, sampler_flags"
+
+
+@pytest.mark.parametrize("sampler", ["vllm", "sglang"])
+def test_a_sampler_that_is_not_installed_ends_the_start(tmp_path: Path, sampler: str) -> None:
+    sentence = (
+        f"there is no {sampler} in {tmp_path}/none. Install it in a virtual environment of its own, and name that"
+    )
+    with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: {sentence}$"):
+        fleet(tmp_path, "peft", sampler=sampler, sampler_environment=tmp_path / "none")
+
+
+def test_a_sampler_is_looked_for_on_the_path_where_no_environment_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: there is no vllm beside this program"):
+        fleet(tmp_path, "peft", sampler="vllm")
+    (tmp_path / "vllm").touch(0o755)
+    fleet(tmp_path, "peft", sampler="vllm")
+
+
+def test_flags_that_a_sampler_refuses_end_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: --gpus must be positive$"):
+        fleet(tmp_path, "peft", sampler="vllm", sampler_flags=("--gpus", "0"))
+    with pytest.raises(StartupError, match=r"^sampler_flags: --scratch is given to the worker by the server itself"):
+        fleet(tmp_path, "peft", sampler="vllm", sampler_flags=("--scratch=/s",))
+
+
 def test_a_python_without_a_worker_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lone = tmp_path / "python"
     lone.write_text("#!/bin/sh\necho 'No module named tinsmith_trainer' >&2; exit 1\n")
     lone.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(lone))
     with pytest.raises(StartupError, match=r"^engine, engine_flags: No module named tinsmith_trainer$"):
-        check_engine_flags(["--ranks", "2"], [])
+        check_flags("engine, engine_flags", ["--ranks", "2"])

@@ -53,6 +53,18 @@ def test_nobody_outside_the_pod_can_ask_the_server(command_of: Callable[[ServerS
 
 
 @COMMANDS
+def test_a_server_may_be_installed_in_an_environment_of_its_own(
+    command_of: Callable[[ServerSettings], ServerCommand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the programs that it starts are found, too."""
+    monkeypatch.setenv("PATH", "/usr/bin")
+    command = command_of(replace(SETTINGS, environment=Path("/opt/theirs")))
+    assert command.words[0].startswith("/opt/theirs/bin/")
+    assert command.environment["PATH"] == "/opt/theirs/bin:/usr/bin"
+    assert "PATH" not in command_of(SETTINGS).environment
+
+
+@COMMANDS
 def test_words_of_a_user_come_last_so_that_they_win(command_of: Callable[[ServerSettings], ServerCommand]) -> None:
     extra = ("--max-model-len", "17")
     assert tuple(command_of(replace(SETTINGS, extra=extra)).words[-2:]) == extra

@@ -48,6 +48,7 @@ def test_words_that_would_change_what_samples_mean_are_refused(word: str) -> Non
         pytest.param([*SAMPLER, "--gpus", "2"], "are for vllm and sglang, and not for builtin", id="GPUs of builtin"),
         pytest.param([*SAMPLER, "--server-argument=x"], "and not for builtin", id="words for builtin"),
         pytest.param([*WORKER, "--scratch", "/s"], "and not for peft", id="a worker's scratch"),
+        pytest.param([*SAMPLER, "--server-environment", "/e"], "and not for builtin", id="an environment for builtin"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(arguments: list[str], says: str) -> None:

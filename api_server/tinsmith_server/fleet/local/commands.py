@@ -1,0 +1,146 @@
+"""What workers and samplers of this machine are started with, and what a server refuses of their flags."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinsmith_server.errors import StartupError
+from tinsmith_server.fleet.local.model_sources import ModelDirectory
+from tinsmith_server.fleet.local.process import SENTENCE_PREFIX, worker_environment
+from tinsmith_server.logs import chosen_format
+from tinsmith_server.settings import Settings
+
+PROGRAM = (sys.executable, "-m", "tinsmith_trainer")
+# Without flags of its own there is nothing that could be wrong with it.
+DEFAULT_ENGINE = "peft"
+BUILTIN = "builtin"
+# What the worker is told of the base model holds for its sampler, too: else samples would be of another one.
+OF_BOTH = frozenset({"dtype", "max-sequence-length"})
+
+
+class WorkerCommand:
+    """The command line of one worker."""
+
+    def __init__(self, settings: Settings, directory: ModelDirectory) -> None:
+        self._settings = settings
+        self._directory = directory
+
+    @property
+    def volume(self) -> Path:
+        return self._settings.data.absolute() / "workers" / self._directory.worker_id
+
+    def __call__(self, socket: Path, parent_fd: int) -> list[str]:
+        self.volume.mkdir(parents=True, exist_ok=True)
+        return [*PROGRAM, *self.own_flags(socket, parent_fd), *self._settings.engine_flags]
+
+    def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
+        """All but those of the engine."""
+        settings = self._settings
+        places = () if settings.model_places is None else ("--model-places", str(settings.model_places))
+        return [
+            *_flags_of_both(settings, self._directory, socket, parent_fd),
+            *("--volume", str(self.volume)),
+            *("--engine", settings.engine),
+            *places,
+            "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
+            "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",
+            *(() if settings.sampler == BUILTIN else ("--no-sampling",)),
+        ]
+
+
+class SamplerCommand:
+    """The command line of the process that samples beside a worker."""
+
+    def __init__(self, settings: Settings, directory: ModelDirectory) -> None:
+        self._settings = settings
+        self._directory = directory
+
+    def __call__(self, socket: Path, parent_fd: int) -> list[str]:
+        return [*PROGRAM, *self.own_flags(socket, parent_fd), *self._settings.sampler_flags]
+
+    def own_flags(self, socket: Path, parent_fd: int) -> list[str]:
+        """All but those that `sampler_flags` says."""
+        settings = self._settings
+        scratch = settings.data.absolute() / "samplers" / self._directory.worker_id
+        place = settings.sampler_environment
+        return [
+            *("--role", "sampler"),
+            *_flags_of_both(settings, self._directory, socket, parent_fd),
+            *("--engine", settings.sampler),
+            *("--scratch", str(scratch)),
+            *(() if place is None else ("--server-environment", str(place.absolute()))),
+            *_of_the_base_model(settings),
+        ]
+
+
+def check_commands(settings: Settings, directory: ModelDirectory) -> None:
+    """Raises StartupError with the sentence of the worker's own parser, for a flag that the server gives by itself, and
+    for a sampler that is not installed."""
+    socket, parent_fd = Path("socket"), 0
+    if (settings.engine, settings.engine_flags) != (DEFAULT_ENGINE, ()):
+        worker = WorkerCommand(settings, directory).own_flags(socket, parent_fd)
+        _check_not_given_twice("engine_flags", settings.engine_flags, worker)
+        check_flags("engine, engine_flags", [*worker, *settings.engine_flags])
+    if settings.sampler != BUILTIN:
+        sampler = SamplerCommand(settings, directory).own_flags(socket, parent_fd)
+        _check_not_given_twice("sampler_flags", settings.sampler_flags, sampler)
+        check_flags("sampler, sampler_environment, sampler_flags", [*sampler, *settings.sampler_flags])
+
+
+def check_flags(said_by: str, flags: Sequence[str]) -> None:
+    """`said_by`: the settings that they come from. Raises StartupError."""
+    checked = subprocess.run(
+        [sys.executable, "-m", "tinsmith_trainer.flag_check", *flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=worker_environment(),
+        check=False,
+    )
+    if checked.returncode:
+        raise StartupError(f"{said_by}: {_sentence(checked.stderr)}")
+
+
+def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, parent_fd: int) -> list[str]:
+    return [
+        *("--model", str(directory.path)),
+        *("--socket", str(socket)),
+        *("--checkpoint-root", settings.checkpoints_url),
+        *("--parent-fd", str(parent_fd)),
+        *("--adapter-slots", str(settings.adapter_slots)),
+        *("--max-rank", str(settings.max_rank)),
+        *("--log-format", chosen_format(settings.log_format)),
+        *("--log-level", settings.log_level),
+    ]
+
+
+def _of_the_base_model(settings: Settings) -> list[str]:
+    """Those of the engine's that hold for its sampler, unless that has its own."""
+    wanted = OF_BOTH - set(_names(settings.sampler_flags))
+    found: list[str] = []
+    for place, word in enumerate(settings.engine_flags):
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name in wanted:
+            found += [word] if equals else settings.engine_flags[place : place + 2]
+    return found
+
+
+def _check_not_given_twice(setting: str, more: Sequence[str], others: Sequence[str]) -> None:
+    """The process would take one of the two, and nobody would hear of the other."""
+    if twice := [name for name in _names(more) if name in _names(others)]:
+        raise StartupError(f"{setting}: --{twice[0]} is given to the worker by the server itself; remove it")
+
+
+def _names(flags: Sequence[str]) -> list[str]:
+    """`--flag value`, `--flag=value` and `--no-flag` are all of `flag`."""
+    words = [word.removeprefix("--") for word in flags if word.startswith("--")]
+    return [word.partition("=")[0].removeprefix("no-") for word in words]
+
+
+def _sentence(stderr: str) -> str:
+    """The parser's, or the last words of a Python that has no worker."""
+    last = (stderr.strip().splitlines() or ["the worker's program does not run, and says nothing"])[-1]
+    return last.removeprefix(SENTENCE_PREFIX)

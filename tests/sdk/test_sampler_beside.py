@@ -1,0 +1,145 @@
+"""`tinsmith serve --sampler vllm`: the worker trains, vLLM samples from what it saves, and both are one server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import tinker
+from support.client.sdk import adam, next_token_datum, service_client
+from support.server.serve_process import TESTS, ServedInstallation
+from support.token_server.look_alikes import environment_with_look_alikes
+from support.token_server.real_vllm import EXTRA, PLUGIN, SHAPE, installed_vllm, real_vllm_variables
+from support.waiting import until
+from tinker import types
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+
+MODEL = "Qwen/Qwen3-8B"
+TOKENS = [5, 9, 2, 14, 7, 11, 3, 8]
+PROMPT = types.ModelInput.from_ints(TOKENS[:4])
+GREEDY = types.SamplingParams(max_tokens=4, temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """Where one is installed, and how it is started."""
+
+    environment: Path
+    variables: Mapping[str, str]
+    words: tuple[str, ...] = ()
+
+
+def stand_in(folder: Path) -> Vllm:
+    environment_with_look_alikes(folder)
+    return Vllm(folder, {})
+
+
+def vllm_itself(folder: Path) -> Vllm:
+    variables = real_vllm_variables(folder)
+    return Vllm(installed_vllm(), {**variables, "PYTHONPATH": f"{PLUGIN}{os.pathsep}{TESTS}"}, EXTRA)
+
+
+KINDS: Mapping[str, Callable[[Path], Vllm]] = {"stand-in": stand_in, "vllm itself": vllm_itself}
+
+
+@pytest.fixture(scope="module", params=["stand-in", pytest.param("vllm itself", marks=pytest.mark.vllm)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
+    folder = tmp_path_factory.mktemp("vllm")
+    vllm = KINDS[request.param](folder)
+    installation = ServedInstallation(
+        folder / "data",
+        {MODEL: make_tiny_model(folder / "model", shape=SHAPE)},
+        settings={
+            "deterministic_sampling": "false",
+            "sampler": "vllm",
+            "sampler_environment": str(vllm.environment),
+            "sampler_flags": " ".join(f"--server-argument={word}" for word in vllm.words),
+            "max_rank": "16",
+        },
+        variables=vllm.variables,
+    )
+    installation.start()
+    yield installation
+    processes = of_server(installation)
+    assert installation.stop() == 0
+    assert not [process for process in processes if is_alive(process)], "all of them end with the server"
+
+
+@pytest.fixture
+def client(server: ServedInstallation) -> Iterator[tinker.ServiceClient]:
+    with service_client(server) as client:
+        yield client
+
+
+def of_server(server: ServedInstallation) -> list[psutil.Process]:
+    assert server.process is not None
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """It may be collected at any moment."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def vllm_of(server: ServedInstallation) -> psutil.Process:
+    sampler = next(one for one in of_server(server) if "--role" in one.cmdline())
+    [supervisor] = sampler.children()
+    [vllm] = supervisor.children()
+    return vllm
+
+
+def trained(client: tinker.ServiceClient, steps: int = 5) -> tinker.TrainingClient:
+    model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
+    for _ in range(steps):
+        model.forward_backward([next_token_datum(TOKENS)] * 2, "cross_entropy")
+        step = model.optim_step(adam(5e-3))
+    step.result()
+    return model
+
+
+def logprobs_of_trainer(model: tinker.TrainingClient, tokens: list[int]) -> list[float]:
+    [output] = model.forward([next_token_datum(tokens)], "cross_entropy").result().loss_fn_outputs
+    return [float(value) for value in output["logprobs"].data]
+
+
+def test_what_was_trained_a_moment_ago_is_sampled_with_the_trainers_logprobs(client: tinker.ServiceClient) -> None:
+    model = trained(client)
+    before = model.save_weights_and_get_sampling_client().result()
+    for _ in range(2):
+        model.forward_backward([next_token_datum(TOKENS)] * 2, "cross_entropy")
+        model.optim_step(adam(5e-3)).result()
+    sampler = model.save_weights_and_get_sampling_client().result()
+    [sequence] = sampler.sample(PROMPT, 1, GREEDY).result().sequences
+    expected = logprobs_of_trainer(model, [*TOKENS[:4], *sequence.tokens])
+    assert sequence.logprobs == pytest.approx(expected[3:], abs=1e-3)
+    scored = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
+    assert scored[1:] == pytest.approx(logprobs_of_trainer(model, TOKENS), abs=1e-3)
+    assert before.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] != pytest.approx(scored[1:])
+
+
+def test_the_base_model_is_sampled_without_an_adapter(client: tinker.ServiceClient) -> None:
+    base = client.create_sampling_client(base_model=MODEL).result()
+    tuned = trained(client).save_weights_and_get_sampling_client().result()
+    scored = [one.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] for one in (base, tuned)]
+    assert scored[0] != pytest.approx(scored[1], abs=1e-2)
+
+
+def test_a_vllm_that_is_lost_comes_back_and_the_program_goes_on(
+    server: ServedInstallation, client: tinker.ServiceClient
+) -> None:
+    sampler = trained(client).save_weights_and_get_sampling_client().result()
+    before = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
+    lost = vllm_of(server)
+    lost.kill()
+    until(lambda: not lost.is_running())
+    assert sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] == pytest.approx(
+        before[1:], abs=1e-4
+    )
+    assert vllm_of(server) != lost

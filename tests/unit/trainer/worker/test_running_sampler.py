@@ -1,0 +1,42 @@
+"""Who a sampler waits for when it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tinsmith_trainer.worker.startup import RunningSampler
+
+
+class Unfetched:
+    """Samples that nobody comes for, of a sampler that can be closed; and the server before them."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.sampler = self
+
+    def stop_taking(self) -> None:
+        self.did.append("takes no more")
+
+    async def drained(self) -> None:
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        self.did.append("closed")
+
+    async def stop(self, grace_seconds: float) -> None:
+        self.did.append("answers no more")
+
+
+async def test_one_that_only_an_ending_server_asks_waits_for_nobody_to_fetch_results() -> None:
+    parts: Any = Unfetched()
+    await RunningSampler(parts, parts, drains=False).stop()
+    assert parts.did == ["takes no more", "closed", "answers no more"]
+
+
+async def test_one_that_others_ask_stays_until_results_were_fetched() -> None:
+    parts: Any = Unfetched()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(RunningSampler(parts, parts, drains=True).stop(), 0.05)
+    assert parts.did == ["takes no more"]
