@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from support.token_server.look_alikes import environment_with_look_alikes
 from support.token_server.real_vllm import EXTRA, PLUGIN, SHAPE, installed_vllm, real_vllm_variables
 from support.waiting import until
 from tinker import types
-from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+from tinsmith_trainer.torch_model.tiny_model import Family, make_tiny_model
 
 MODEL = "Qwen/Qwen3-8B"
 TOKENS = [5, 9, 2, 14, 7, 11, 3, 8]
@@ -46,13 +47,27 @@ def vllm_itself(folder: Path) -> Vllm:
 KINDS: Mapping[str, Callable[[Path], Vllm]] = {"stand-in": stand_in, "vllm itself": vllm_itself}
 
 
-@pytest.fixture(scope="module", params=["stand-in", pytest.param("vllm itself", marks=pytest.mark.vllm)])
+of_each_kind = pytest.fixture(scope="module", params=["stand-in", pytest.param("vllm itself", marks=pytest.mark.vllm)])
+
+
+@of_each_kind
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
-    folder = tmp_path_factory.mktemp("vllm")
-    vllm = KINDS[request.param](folder)
+    with serving("qwen3", request.param, tmp_path_factory.mktemp("vllm")) as installation:
+        yield installation
+
+
+@of_each_kind
+def mixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
+    with serving("qwen3-moe", request.param, tmp_path_factory.mktemp("mixture")) as installation:
+        yield installation
+
+
+@contextmanager
+def serving(family: Family, kind: str, folder: Path) -> Iterator[ServedInstallation]:
+    vllm = KINDS[kind](folder)
     installation = ServedInstallation(
         folder / "data",
-        {MODEL: make_tiny_model(folder / "model", shape=SHAPE)},
+        {MODEL: make_tiny_model(folder / "model", family=family, shape=SHAPE)},
         settings={
             "deterministic_sampling": "false",
             "sampler": "vllm",
@@ -95,9 +110,9 @@ def vllm_of(server: ServedInstallation) -> psutil.Process:
     return vllm
 
 
-def trained(client: tinker.ServiceClient, steps: int = 5) -> tinker.TrainingClient:
-    model = client.create_lora_training_client(MODEL, rank=8, seed=1).result()
-    for _ in range(steps):
+def trained(client: tinker.ServiceClient, **trains: bool) -> tinker.TrainingClient:
+    model = client.create_lora_training_client(MODEL, rank=8, seed=1, **trains).result()
+    for _ in range(5):
         model.forward_backward([next_token_datum(TOKENS)] * 2, "cross_entropy")
         step = model.optim_step(adam(5e-3))
     step.result()
@@ -122,6 +137,21 @@ def test_what_was_trained_a_moment_ago_is_sampled_with_the_trainers_logprobs(cli
     scored = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
     assert scored[1:] == pytest.approx(logprobs_of_trainer(model, TOKENS), abs=1e-3)
     assert before.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:] != pytest.approx(scored[1:])
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["with all else", "alone"])
+def test_experts_of_a_mixture_are_sampled_with_the_trainers_logprobs(mixture: ServedInstallation, others: bool) -> None:
+    tokens = types.ModelInput.from_ints(TOKENS)
+    with service_client(mixture) as client:
+        base = client.create_sampling_client(base_model=MODEL).result()
+        model = trained(client, train_attn=others, train_unembed=others)
+        sampler = model.save_weights_and_get_sampling_client().result()
+        scored = sampler.compute_logprobs(tokens).result()[1:]
+        assert scored == pytest.approx(logprobs_of_trainer(model, TOKENS), abs=1e-3)
+        assert scored != pytest.approx(base.compute_logprobs(tokens).result()[1:], abs=0.1)
+        [sequence] = sampler.sample(PROMPT, 1, GREEDY).result().sequences
+        expected = logprobs_of_trainer(model, [*TOKENS[:4], *sequence.tokens])
+        assert sequence.logprobs == pytest.approx(expected[3:], abs=1e-3)
 
 
 def test_the_base_model_is_sampled_without_an_adapter(client: tinker.ServiceClient) -> None:

@@ -16,11 +16,13 @@ def mend() -> None:
     """Once a process. What a later version has elsewhere fails here, and so at the start."""
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     _leave_the_base_model_alone(lora_ops, punica_cpu)
     _add_to_as_many_logits_as_there_are_requests(punica_cpu.PunicaWrapperCPU)
     _rewind_generators_of_unfinished_prompts(CPUModelRunner)
+    _compute_experts_without_triton(TritonExperts)
 
 
 def _leave_the_base_model_alone(lora_ops: Any, punica_cpu: Any) -> None:
@@ -82,3 +84,61 @@ def _rewind_generators_of_unfinished_prompts(runner: Any) -> None:
             self.input_batch.generators.update(away)
 
     runner._sample, runner._bookkeeping_sync = sampled, kept
+
+
+def _compute_experts_without_triton(experts: Any) -> None:
+    """With LoRA a mixture's experts are computed by Triton's kernels alone, which a CPU has none of: the first request
+    ends the engine. Loading, stacking and choosing adapters stay vLLM's; here are the products, expert by expert.
+
+    Only of what the tests serve: gated experts with SiLU, whole weights, one process.
+    """
+
+    def mended(self: Any, *, output: torch.Tensor, hidden_states: torch.Tensor, **call: Any) -> None:
+        assert call["activation"].value == "silu"
+        assert call["expert_map"] is None
+        chosen: torch.Tensor = call["topk_ids"]
+        slots = _slots_of(self._lora_context, len(hidden_states))
+        output.zero_()
+        for expert in chosen.unique().tolist():
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            weights = call["w1"][expert], call["w2"][expert]
+            said = _said_by(expert, hidden_states[rows], slots[rows], weights, self._lora_context)
+            output.index_add_(0, rows, said * call["topk_weights"][rows, places, None].to(said.dtype))
+
+    experts.apply = mended
+
+
+def _said_by(
+    expert: int, x: torch.Tensor, slots: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], adapters: Any
+) -> torch.Tensor:
+    gate, up = torch.nn.functional.linear(x, weights[0]).chunk(2, -1)
+    for output, a, b in _stacks(adapters, "w13", gate, up):
+        _add_products(output, x, slots, a[:, expert], b[:, expert])
+    inner = torch.nn.functional.silu(gate) * up
+    down = torch.nn.functional.linear(inner, weights[1])
+    for output, a, b in _stacks(adapters, "w2", down):
+        _add_products(output, inner, slots, a[:, expert], b[:, expert])
+    return down
+
+
+def _slots_of(adapters: Any, tokens: int) -> torch.Tensor:
+    """Of each token the slot of its adapter, or -1. There are no adapters before the first mapping."""
+    slots = torch.full((tokens,), -1, dtype=torch.long)
+    if adapters is not None:
+        known = adapters.punica_wrapper.token_lora_indices[:tokens]
+        slots[: len(known)] = known
+    return slots
+
+
+def _stacks(adapters: Any, name: str, *outputs: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    if adapters is None:
+        return []
+    stacked = getattr(adapters, f"{name}_lora_a_stacked"), getattr(adapters, f"{name}_lora_b_stacked")
+    return list(zip(outputs, *stacked, strict=True))
+
+
+def _add_products(output: torch.Tensor, x: torch.Tensor, slots: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """What each token's adapter adds; vLLM has its scaling in B."""
+    for slot in slots.unique().tolist():
+        if slot >= 0:
+            output[slots == slot] += x[slots == slot] @ a[slot].T @ b[slot].T
