@@ -19,6 +19,9 @@ from support.waiting import until
 from tinker import types
 from tinsmith_trainer.torch_model.tiny_model import Family, make_tiny_model
 
+# Its starts of vLLM take half a minute each, and several where other lanes have the cores.
+pytestmark = pytest.mark.timeout(700)
+
 MODEL = "Qwen/Qwen3-8B"
 TOKENS = [5, 9, 2, 14, 7, 11, 3, 8]
 PROMPT = types.ModelInput.from_ints(TOKENS[:4])

@@ -21,7 +21,8 @@ def main() -> int:
     except UsageError as error:
         return _refused(str(error))
     if options.engine in TOKEN_SERVERS and not has_server(options.engine, options.server_environment):
-        where = f"in {options.server_environment}" if options.server_environment else "beside this program"
+        here = "on the PATH" if options.engine == "vllm" else "beside this program"
+        where = here if options.server_environment is None else f"in {options.server_environment}"
         return _refused(
             f"there is no {options.engine} {where}. Install it in a virtual environment of its own, and name that"
         )

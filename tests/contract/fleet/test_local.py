@@ -234,6 +234,23 @@ async def test_a_sampler_beside_a_worker_is_there_before_anybody_asks_and_ends_w
             await client.describe()
 
 
+async def test_a_sampler_starts_when_its_worker_has_loaded_the_model(
+    settings_with_sampler: Settings, store: SqlStore, tmp_path: Path
+) -> None:
+    """On one GPU, what a worker takes meanwhile would count as the sampler's own."""
+    fleet = LocalFleet(settings_with_sampler.model_copy(update={"preload_models": True}))
+    await fleet.begin()
+    while not (tmp_path / "model" / "seen.json").exists():
+        await asyncio.sleep(0.02)
+    (sampler,) = fleet.all_samplers
+    with pytest.raises(WorkerUnavailable, match=f"^starting vllm with {MODEL}, "):
+        await sampler.connection(0.5)
+    assert worker_pid(), "it is the only one: without a store no worker is ready"
+    await fleet.open(store)
+    await sampler.connection(START_SECONDS)
+    await fleet.close()
+
+
 async def test_a_sampler_that_cannot_start_is_a_sentence_and_the_worker_trains_all_the_same(
     settings_with_sampler: Settings, store: SqlStore, tmp_path: Path
 ) -> None:

@@ -62,8 +62,7 @@ class LocalFleet(Fleet):
                 )
                 if self._settings.sampler != BUILTIN:
                     self._samplers[directory.worker_id] = SamplerSupervisor(
-                        directory.worker_id,
-                        directory.served.name,
+                        self._supervisors[directory.worker_id],
                         self._settings.sampler,
                         SamplerCommand(self._settings, directory),
                         self._sockets / f"s{index}",

@@ -67,6 +67,9 @@ class ProcessSupervisor:
         """What is ready then."""
         return self._base_model
 
+    async def _until_it_may_start(self) -> None:
+        """Before each life."""
+
     async def _greet(self, process: WorkerProcess) -> None:
         """Has it ready, once it answers."""
 
@@ -124,6 +127,11 @@ class ProcessSupervisor:
         """Its client if it is ready now; never starts one."""
         return self._running.client if self._running else None
 
+    async def loaded(self) -> None:
+        """Returns when it is ready or a person has to mend something; at once where it is not starting."""
+        if self._life is not None and not self._life.done():
+            await self._settled.wait()
+
     async def close(self) -> None:
         """Stops it; a worker snapshots its models first."""
         if self._life is not None:
@@ -159,6 +167,7 @@ class ProcessSupervisor:
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
 
     async def _one_life(self, life: int) -> None:
+        await self._until_it_may_start()
         process = await WorkerProcess.start(self._command, Path(f"{self._sockets}-{life}.sock"))
         log.info(f"{self._role} started", worker_id=self._called, pid=process.pid)
         try:
@@ -229,13 +238,22 @@ class Supervisor(ProcessSupervisor, ActivatedHandle):
 
 
 class SamplerSupervisor(ProcessSupervisor, SamplerHandle):
-    """Of the process that samples beside a worker, by a server of the kind that `engine` names."""
+    """Of the process that samples beside `worker`, by a server of the kind that `engine` names.
+
+    It starts when the worker has loaded its model: while such a server starts, it takes what others do with a GPU's
+    memory for its own.
+    """
 
     def __init__(
-        self, worker_id: str, base_model: str, engine: str, command: Callable[[Path, int], Sequence[str]], sockets: Path
+        self, worker: Supervisor, engine: str, command: Callable[[Path, int], Sequence[str]], sockets: Path
     ) -> None:
-        super().__init__(f"{worker_id}-sampler", base_model, command, sockets, role="sampler")
+        super().__init__(f"{worker.worker_id}-sampler", worker.base_model, command, sockets, role="sampler")
+        self._worker = worker
         self._engine = engine
+
+    @override
+    async def _until_it_may_start(self) -> None:
+        await self._worker.loaded()
 
     @property
     @override

@@ -65,7 +65,7 @@ def test_a_sampler_is_looked_for_on_the_path_where_no_environment_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: there is no vllm beside this program"):
+    with pytest.raises(StartupError, match=f"^{OF_A_SAMPLER}: there is no vllm on the PATH"):
         fleet(tmp_path, "peft", sampler="vllm")
     (tmp_path / "vllm").touch(0o755)
     fleet(tmp_path, "peft", sampler="vllm")
