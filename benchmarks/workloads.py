@@ -37,13 +37,13 @@ WORKLOADS = {
     "3M": Workload(
         "3 M",
         TinyShape(hidden_size=256, intermediate_size=640, layers=4, heads=4, kv_heads=2),
-        goal=1.25,
+        goal=0.85,
         steps_per_block=5,
     ),
     "30M": Workload(
         "30 M",
         TinyShape(hidden_size=640, intermediate_size=1728, layers=6, heads=10, kv_heads=5, vocab_size=2048),
-        goal=1.10,
+        goal=0.85,
         steps_per_block=2,
     ),
 }

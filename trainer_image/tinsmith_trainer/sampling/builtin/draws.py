@@ -149,7 +149,7 @@ def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     It has a positive probability. Blocks of ids are added up, and ids only within the block that it is in.
     """
     vocab = probabilities.shape[-1]
-    blocks = _whole_blocks(probabilities).unflatten(-1, (-1, _BLOCK))
+    blocks = _whole_blocks(probabilities).reshape(len(probabilities), -1, _BLOCK)
     sums = blocks.sum(-1, dtype=torch.float64)
     up_to = sums.cumsum(-1)
     target = _below(uniforms * up_to[:, -1:], up_to[:, -1:])
