@@ -232,6 +232,8 @@ async def test_a_model_that_its_worker_reports_is_bound_there_though_no_acknowle
     while not first.fake.operations:
         await asyncio.sleep(0.001)
     await report_created(first.fake, made["model_id"])
+    while server.services.binding.on_its_way(made["model_id"]):
+        await asyncio.sleep(0.001)
     assert (await server.result(made["request_id"])).status_code == 200
     first.suspended = True
     await server.services.binding.resume()
