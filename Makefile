@@ -158,6 +158,7 @@ bench: venv ## steps, short and many calls, the output projection, samples, save
 	$(BIN)/python benchmarks/shared_forwards.py
 	$(BIN)/python benchmarks/output_projection.py
 	$(BIN)/python benchmarks/sampling.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/sample_requests.py
 	$(BIN)/python benchmarks/saves.py
 	$(BIN)/python benchmarks/long_lives.py
 	$(BIN)/python benchmarks/start.py

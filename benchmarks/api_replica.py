@@ -160,6 +160,9 @@ def main(socket: str, data: str, database_url: str | None = None) -> None:
         log_config=None,
         access_log=False,
         lifespan="on",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
         http=partial(BoundedProtocol, addresses=Addresses(settings.connections_per_address, ())),  # type: ignore[arg-type]
         timeout_keep_alive=int(KEEP_ALIVE_SECONDS),
         backlog=BACKLOG,

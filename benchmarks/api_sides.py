@@ -24,6 +24,8 @@ ROWS = 8
 TOKENS = 16
 START_SECONDS = 60.0
 HOLD_SECONDS = 25.0
+# Computes in a fraction of a millisecond, and samples nothing.
+NUMPY_WORKER = ("--model", "reference", "--engine", "support.engine.reference:build_reference")
 HEADERS = {"X-API-Key": API_KEY}
 
 
@@ -98,14 +100,14 @@ async def poll(session: aiohttp.ClientSession, url: str, request_id: str) -> Non
 
 async def new_model(session: aiohttp.ClientSession, url: str) -> str:
     started = {"tags": [], "user_metadata": {}, "sdk_version": "benchmark"}
-    session_id = (await _post(session, f"{url}/api/v1/create_session", started))["session_id"]
+    session_id = (await post(session, f"{url}/api/v1/create_session", started))["session_id"]
     create = {"session_id": session_id, "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4}}
-    made = await _post(session, f"{url}/api/v1/create_model", create)
+    made = await post(session, f"{url}/api/v1/create_model", create)
     await poll(session, url, made["request_id"])
     return str(made["model_id"])
 
 
-async def _post(session: aiohttp.ClientSession, url: str, body: object) -> Any:
+async def post(session: aiohttp.ClientSession, url: str, body: object) -> Any:
     async with session.post(url, json=body, headers=HEADERS) as answer:
         assert answer.status == 200, await answer.text()
         return await answer.json()
@@ -113,20 +115,23 @@ async def _post(session: aiohttp.ClientSession, url: str, body: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Processes that run: a worker's socket, and the replicas' addresses and ids."""
+    """Processes that run: a worker and its socket, and the replicas' addresses and ids."""
 
     socket: Path
+    worker_pid: int
     urls: Sequence[str]
     pids: Sequence[int]
 
 
 @contextmanager
-def installation(scratch: Path, replicas: int, database_url: str | None) -> Iterator[Installation]:
-    """A worker on an engine of numpy alone, and so many API servers that share it; each a process of its own."""
+def installation(
+    scratch: Path, replicas: int, database_url: str | None, engine: Sequence[str] = NUMPY_WORKER
+) -> Iterator[Installation]:
+    """A worker on this engine, and so many API servers that share it; each a process of its own."""
     scratch.mkdir()
     socket = scratch / "worker.sock"
     with ExitStack() as running:
-        running.enter_context(_process(*_worker_command(scratch, socket)))
+        worker = running.enter_context(_process(*_worker_command(engine, scratch, socket)))
         _wait_for(socket)
         replica = [str(Path(__file__).with_name("api_replica.py")), str(socket), str(scratch)]
         servers = [
@@ -134,14 +139,19 @@ def installation(scratch: Path, replicas: int, database_url: str | None) -> Iter
             for _ in range(replicas)
         ]
         urls = [_printed(server) for server in servers]
-        yield Installation(socket, urls, [server.pid for server in servers])
+        yield Installation(socket, worker.pid, urls, [server.pid for server in servers])
 
 
-def _worker_command(scratch: Path, socket: Path) -> list[str]:
+def torch_worker(model: Path) -> list[str]:
+    """Options of a worker that computes and samples with this model on the CPU."""
+    return ["--model", str(model)]
+
+
+def _worker_command(engine: Sequence[str], scratch: Path, socket: Path) -> list[str]:
     return [
         *("-m", "tinsmith_trainer"),
-        *("--model", "reference", "--model-name", MODEL),
-        *("--engine", "support.engine.reference:build_reference"),
+        *engine,
+        *("--model-name", MODEL),
         *("--volume", str(scratch / "volume"), "--checkpoint-root", f"file://{scratch}/root"),
         *("--socket", str(socket), "--log-level", "error"),
     ]

@@ -46,14 +46,16 @@ class DirectRoute(APIRoute):
         if not self.is_planned:
             return super().get_route_handler()
         steps, exclude_none = plan(self._whole_dependant()), self.response_model_exclude_none
+        says = any(step.response is not None for step in steps)
+        run = _run_closing if any(step.opens for step in steps) else _run
 
         async def handle(request: Request) -> Response:
-            said = Response()
-            result = await _run(steps, request, said)
+            said = Response() if says else None
+            result = await run(steps, request, said)
             if isinstance(result, Response):
                 return result
             content = result.model_dump_json(exclude_none=exclude_none)
-            return Response(content, headers=_added(said), media_type="application/json")
+            return Response(content, headers=_added(said) if said else None, media_type="application/json")
 
         return handle
 
@@ -108,19 +110,32 @@ def _is_plain(one: Dependant) -> bool:
     )
 
 
-async def _run(steps: Sequence[_Step], request: Request, said: Response) -> Response | BaseModel:
+async def _run(steps: Sequence[_Step], request: Request, said: Response | None) -> Response | BaseModel:
+    made: list[Any] = []
+    for step in steps:
+        made.append(await step.call(**_arguments(step, made, request, said)))
+    result: Response | BaseModel = made[-1]
+    return result
+
+
+async def _run_closing(steps: Sequence[_Step], request: Request, said: Response | None) -> Response | BaseModel:
+    """Where a step opens something."""
     made: list[Any] = []
     async with AsyncExitStack() as opened:
         for step in steps:
-            arguments = {name: made[number] for name, number in step.takes}
-            if step.request is not None:
-                arguments[step.request] = request
-            if step.response is not None:
-                arguments[step.response] = said
-            outcome = step.call(**arguments)
+            outcome = step.call(**_arguments(step, made, request, said))
             made.append(await (opened.enter_async_context(outcome) if step.opens else outcome))
     result: Response | BaseModel = made[-1]
     return result
+
+
+def _arguments(step: _Step, made: Sequence[Any], request: Request, said: Response | None) -> dict[str, Any]:
+    arguments = {name: made[number] for name, number in step.takes}
+    if step.request is not None:
+        arguments[step.request] = request
+    if step.response is not None:
+        arguments[step.response] = said
+    return arguments
 
 
 def _added(said: Response) -> dict[str, str]:

@@ -35,7 +35,7 @@ class _EpochReads:
     async def _read(self, worker_id: str) -> int:
         # Whoever comes from here on may have been answered after what this one sees.
         del self._next[worker_id]
-        return (await self._store.get_worker(worker_id)).epoch
+        return await self._store.epoch_of(worker_id)
 
 
 class Delivery:

@@ -131,6 +131,9 @@ class Store(Protocol):
         """By worker; those without any are missing."""
 
     # ---- workers
+    async def epoch_of(self, worker_id: str) -> int:
+        """The epoch alone, which every acknowledgement asks for; 0 for a worker that was never seen."""
+
     async def get_worker(self, worker_id: str) -> Worker:
         """Makes the row at first sight: epoch 0, no instance, cursor 0."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, closing, contextmanager, suppress
+from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Engine, create_engine, event, select
+from sqlalchemy import URL, Engine, PoolProxiedConnection, Select, create_engine, event, select
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -28,6 +31,9 @@ SQLITE_BUSY_TIMEOUT_MILLISECONDS = 30_000
 SQLITE_QUEUE_SECONDS = 30.0
 
 SQLITE_READERS = 4
+
+# What a statement of `look_up_value` calls its one parameter.
+KEY = "key"
 
 # sqlite3 must not open transactions by itself: `prepare_sqlite` does.
 SQLITE_CONNECT_ARGS: dict[str, Any] = {"isolation_level": None}
@@ -80,12 +86,14 @@ class Database:
         self._reader: AsyncEngine | ThreadedEngine
         self._writer: AsyncEngine | ThreadedEngine
         self._here: Engine | None = None
+        self._driver: PoolProxiedConnection | None = None
         # To a reader a single statement needs no transaction, and one that fails on a stale connection is repeated:
         # one round trip instead of four, for what every request does.
         if url.drivername == "sqlite":
             self._reader = ThreadedEngine(_sqlite_engine(url, SQLITE_READERS), SQLITE_READERS, SQLITE_QUEUE_SECONDS)
             self._writer = ThreadedEngine(_sqlite_engine(url, 1, begin="BEGIN IMMEDIATE"), 1, SQLITE_QUEUE_SECONDS)
-            self._here = _sqlite_engine(url, 1, patient=False)
+            # One for `look_up`, and one for `look_up_value`.
+            self._here = _sqlite_engine(url, 2, patient=False)
         else:
             self._reader = _postgresql_engine(url, "AUTOCOMMIT", pool_size=10, pool_pre_ping=False)
             # A connection that died with a restarted database is replaced, not reported.
@@ -112,6 +120,25 @@ class Database:
                 return at_once(self._here, work)
         return await self.read(work)
 
+    async def look_up_value(self, statement: Select[tuple[T]], key: str) -> T | None:
+        """The one column of the row that has the key, where `statement` has KEY; None without such a row.
+
+        As `look_up`. On SQLite by the driver itself, which has it 20 times as fast as SQLAlchemy: for what is read
+        hundreds of times a second.
+        """
+        self._check_open()
+        if self._here is not None:
+            with suppress(sqlite3.Error, DBAPIError):
+                return self._value_here(self._here, statement, key)
+        return await self.look_up(lambda connection: connection.scalar(statement, {KEY: key}))
+
+    def _value_here(self, here: Engine, statement: Select[tuple[T]], key: str) -> T | None:
+        self._driver = self._driver or here.raw_connection()
+        with closing(self._driver.cursor()) as cursor:
+            # All of it: a statement that has not come to its end would hold up what it once saw.
+            rows = cursor.execute(_text_for(statement), (key,)).fetchall()
+        return rows[0][0] if rows else None
+
     async def write(self, work: Work[T]) -> T:
         """Runs `work` in a transaction that may write, and returns when it is durable."""
         self._check_open()
@@ -128,6 +155,8 @@ class Database:
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._reader.dispose()
         await self._writer.dispose()
+        if self._driver is not None:
+            self._driver.close()
         if self._here is not None:
             self._here.dispose()
 
@@ -176,6 +205,12 @@ class Database:
 
     def _patient_until(self) -> float:
         return asyncio.get_running_loop().time() + PATIENCE_SECONDS
+
+
+@cache
+def _text_for(statement: Select[Any]) -> str:
+    """SQLite's. Made once: it takes longer than the database."""
+    return str(statement.compile(dialect=sqlite.dialect()))
 
 
 @contextmanager

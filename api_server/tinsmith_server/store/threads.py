@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, TypeVar, cast
@@ -69,8 +69,8 @@ class _AtOnce:
     async def execute(self, statement: Executable) -> CursorResult[Any]:
         return self._connection.execute(statement)
 
-    async def scalar(self, statement: Executable) -> Any:
-        return self._connection.scalar(statement)
+    async def scalar(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> Any:
+        return self._connection.scalar(statement, parameters)
 
     async def scalars(self, statement: Executable) -> ScalarResult[Any]:
         return self._connection.scalars(statement)

@@ -202,7 +202,7 @@ async def test_those_who_wait_behind_a_locked_file_are_told_together_and_hold_up
 async def test_a_closed_store_says_so(url: str) -> None:
     store = await open_store(url)
     await store.close()
-    for asked in (store.get_worker("worker-1"), store.create_session(a_session(), None)):
+    for asked in (store.get_worker("worker-1"), store.epoch_of("worker-1"), store.create_session(a_session(), None)):
         with pytest.raises(StoreUnavailable, match="is closed"):
             await asked
 

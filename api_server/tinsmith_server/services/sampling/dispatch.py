@@ -93,6 +93,8 @@ class Dispatch:
         self, samplers: Sequence[SamplerHandle], need: Need, request: worker_pb2.SampleRequest
     ) -> list[SamplerHandle]:
         """Those that run and answer first; and first of these who made the weights, since it has them in memory."""
+        if len(samplers) < 2:
+            return list(samplers)
         key = cache_key(request.adapter.manifest_digest, request.prompt_tokens)
         by_id = {one.sampler_id: one for one in samplers}
         ordered = [by_id[sampler_id] for sampler_id in preference(key, self._loads.of(samplers))]

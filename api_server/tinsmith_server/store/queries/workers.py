@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tinsmith_server.store.database import KEY
 from tinsmith_server.store.queries.base import (
     Queries,
     changes_rows,
@@ -19,9 +20,14 @@ from tinsmith_server.store.queries.base import (
 from tinsmith_server.store.records import Worker
 from tinsmith_server.store.tables import models, workers
 
+_EPOCH = select(workers.c.epoch).where(workers.c.worker_id == bindparam(KEY))
+
 
 class WorkerQueries(Queries):
     """The part of `Store` about workers."""
+
+    async def epoch_of(self, worker_id: str) -> int:
+        return await self._database.look_up_value(_EPOCH, worker_id) or 0
 
     async def get_worker(self, worker_id: str) -> Worker:
         known = await self._look_up(Worker, _by_id(worker_id))
