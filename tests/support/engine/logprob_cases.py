@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from tinsmith_trainer.engines.base import LossKernel
-from tinsmith_trainer.engines.peft.logprobs import target_logprobs
+from tinsmith_trainer.engines.peft.logprobs import PLAIN, target_logprobs
+from tinsmith_trainer.torch_model.logits import LogitTransform
 from tinsmith_trainer.torch_model.lora import OwnDelta, StackedLoraLinear
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ class Case:
     spread: float = 3.0
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    transform: LogitTransform = PLAIN
 
     def drawn(self) -> tuple[Tensor, Tensor, StackedLoraLinear, OwnDelta | None]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -57,19 +59,33 @@ def logprobs_of(
     product_tokens: int | None = None,
     byte_budget: int = AMPLE,
     kernel: LossKernel = "torch",
+    transform: LogitTransform = PLAIN,
 ) -> Tensor:
     """By products of all tokens, unless said."""
-    tokens = product_tokens or len(hidden)
-    return target_logprobs(hidden, targets, head, delta, product_tokens=tokens, byte_budget=byte_budget, kernel=kernel)
+    return target_logprobs(
+        hidden,
+        targets,
+        head,
+        delta,
+        product_tokens=product_tokens or len(hidden),
+        byte_budget=byte_budget,
+        kernel=kernel,
+        transform=transform,
+    )
 
 
-def expected(hidden: Tensor, targets: Tensor, head: StackedLoraLinear, delta: OwnDelta | None) -> Tensor:
+def expected(
+    hidden: Tensor, targets: Tensor, head: StackedLoraLinear, delta: OwnDelta | None, transform: LogitTransform = PLAIN
+) -> Tensor:
     """As one writes it, in float64."""
     logits = hidden.double() @ head.weight.double().T
     if head.bias is not None:
         logits = logits + head.bias.double()
     if delta is not None:
         logits = logits + hidden.double() @ delta.lora_A.double().T @ delta.lora_B.double().T * delta.scale
+    logits = logits * transform.scale
+    if transform.cap is not None:
+        logits = transform.cap * torch.tanh(logits / transform.cap)
     return logits.log_softmax(-1).gather(-1, targets)
 
 
@@ -89,9 +105,16 @@ def assert_alike(
     """Ours, and their gradients, are those of a plain log-softmax."""
     hidden, targets, head, delta = case.drawn()
     found = logprobs_of(
-        hidden, targets, head, delta, product_tokens=product_tokens, byte_budget=byte_budget, kernel=kernel
+        hidden,
+        targets,
+        head,
+        delta,
+        product_tokens=product_tokens,
+        byte_budget=byte_budget,
+        kernel=kernel,
+        transform=case.transform,
     )
-    plain = expected(hidden, targets, head, delta)
+    plain = expected(hidden, targets, head, delta, case.transform)
 
     assert found.dtype == torch.float32
     rounding = ROUNDING[case.dtype] * max(1.0, case.spread)

@@ -24,6 +24,7 @@ from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
+from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_of
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
 from tinsmith_trainer.torch_model.rows import wrap_activations
@@ -102,6 +103,8 @@ class TorchModel:
     frozen_layers: tuple[str, ...] = ()
     frozen_experts: tuple[str, ...] = ()
     """Layers' experts in a form that no adapter covers."""
+    logit_transform: LogitTransform = LogitTransform()
+    """What becomes of the output projection's logits."""
     turn: DeviceTurn = field(default_factory=DeviceTurn)
 
     @property
@@ -151,6 +154,7 @@ def load_torch_model(
         eos_token_ids=end_of_sequence(getattr(model, "generation_config", None), tokenizer),
         device=torch.device(device),
         frozen_experts=unadaptable_experts(model),
+        logit_transform=logit_transform_of(config),
     )
 
 

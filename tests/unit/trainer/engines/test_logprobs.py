@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.engine.logprob_cases import AMPLE, Case, assert_alike, leaves, logprobs_of, some_loss
 from tinsmith_trainer.engines.peft import vocabulary_tiles
 from tinsmith_trainer.engines.peft.vocabulary_tiles import tokens_per_block
+from tinsmith_trainer.torch_model.logits import LogitTransform
 from torch import Tensor
 
 cases = st.builds(
@@ -23,6 +24,7 @@ cases = st.builds(
     bias=st.booleans(),
     spread=st.sampled_from([0.1, 3.0, 50.0]),
     seed=st.integers(0, 99),
+    transform=st.builds(LogitTransform, st.sampled_from([1.0, 0.0625, 3.0]), st.sampled_from([None, 5.0, 30.0])),
 )
 
 

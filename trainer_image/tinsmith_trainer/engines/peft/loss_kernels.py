@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from tinsmith_trainer.engines.base import LossKernel
 from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.torch_model.logits import LogitTransform
 
 log = structlog.get_logger(__name__)
 
@@ -76,9 +77,10 @@ def logprobs_of_logits(logits: Tensor, targets: Tensor, kernel: LossKernel) -> T
     return logprobs
 
 
-def bytes_per_logit(kernel: LossKernel, logits_dtype: torch.dtype) -> int:
-    """Held until backward."""
-    return logits_dtype.itemsize if kernel == "liger" else FLOAT32_BYTES
+def bytes_per_logit(kernel: LossKernel, logits_dtype: torch.dtype, transform: LogitTransform) -> int:
+    """Held until backward: by the kernel, and a cap's hyperbolic tangent."""
+    own = logits_dtype.itemsize if kernel == "liger" else FLOAT32_BYTES
+    return own if transform.cap is None else own + logits_dtype.itemsize
 
 
 class _GatheredLogSoftmax(torch.autograd.Function):

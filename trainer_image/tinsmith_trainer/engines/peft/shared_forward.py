@@ -25,6 +25,7 @@ from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states
 
 PROBE_TOKENS = 8
 PROBE_TOLERANCE = 1e-2
+PROBE_LOGITS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftE
 def check_architecture(torch_model: TorchModel) -> None:
     """Raises ModelDirectoryInvalid for a model that is not layers, then one output projection, then softmax.
 
-    Some architectures scale or cap their logits after the projection; training them as if they did not
-    would be wrong without a sign, so a few tokens are compared with the model's own forward.
+    What is done to hidden states or logits beside that would be left out of training without a sign. So a few tokens
+    go through the model's own forward, which is handed logits so large that a cap shows.
     """
     model, info = torch_model.model, torch_model.info
     if UNEMBED_NAME not in torch_model.layers or not hasattr(model.get_decoder(), "layers"):
@@ -81,15 +82,35 @@ def check_architecture(torch_model: TorchModel) -> None:
             f"{info.path} is a {info.architecture}, which has no decoder layers followed by {UNEMBED_NAME}; "
             f"the peft engine cannot train it."
         )
-    tokens = torch.arange(PROBE_TOKENS, device=torch_model.device).unsqueeze(0) % info.vocab_size
-    with torch_model.turn.taken(), torch.no_grad():
-        own = model(input_ids=tokens, use_cache=False).logits.float()
-        ours = torch_model.unembed(model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state)
-    if not torch.allclose(own, ours.float(), rtol=PROBE_TOLERANCE, atol=PROBE_TOLERANCE):
+    if not _ends_as_known(torch_model):
         raise ModelDirectoryInvalid(
-            f"{info.path} is a {info.architecture}, which changes its logits after {UNEMBED_NAME}; "
-            f"the peft engine cannot train it."
+            f"{info.path} is a {info.architecture}, which changes hidden states before {UNEMBED_NAME}, or logits after "
+            f"it, in a way that the peft engine does not know; it cannot train it."
         )
+
+
+def _ends_as_known(torch_model: TorchModel) -> bool:
+    """Whether the decoder's states are what the projection takes, and `logit_transform` all that follows."""
+    model, seen, made = torch_model.model, [], []
+
+    def with_large_logits(_: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        seen.append(inputs[0])
+        made.append(torch.linspace(-PROBE_LOGITS, PROBE_LOGITS, logits.numel()).view_as(logits).to(logits))
+        return made[-1]
+
+    tokens = torch.arange(PROBE_TOKENS, device=torch_model.device).unsqueeze(0) % torch_model.info.vocab_size
+    hook = torch_model.unembed.register_forward_hook(with_large_logits)
+    try:
+        with torch_model.turn.taken(), torch.no_grad():
+            states = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+            logits = model(input_ids=tokens, use_cache=False).logits
+    finally:
+        hook.remove()
+    return _alike(seen[0], states) and _alike(logits, torch_model.logit_transform(made[0]))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one.float(), other.float(), rtol=PROBE_TOLERANCE, atol=PROBE_TOLERANCE)
 
 
 @contextmanager
@@ -194,6 +215,7 @@ def _share_loss(
         product_tokens=_product_tokens(torch_model, share),
         byte_budget=settings.logits_byte_budget,
         kernel=settings.loss_kernel,
+        transform=torch_model.logit_transform,
     )
     in_rows = computed if places is None else computed.new_zeros(flat_targets.shape).index_copy(0, places, computed)
     logprobs = in_rows.view(targets.shape)
