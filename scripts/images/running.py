@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from images.commands import run
 from images.sources import IMAGES, ROOT
 
 TOOLS_LOCK = ROOT / "requirements" / "image-tests.txt"
+FIND_UV = ROOT / "scripts" / "find-uv"
 SOURCE = "/tmp/source"
 TOOLS = "/tmp/tools"
 TRAINER_TESTS = ("tests/contract/engine", "tests/unit/trainer")
@@ -61,7 +61,7 @@ def _pytest(tools: Path, arguments: Sequence[str]) -> Program:
 
 def _install_tools(directory: Path) -> None:
     """For the image's Python; the platform is this machine's, as it is for everything that is built here."""
-    pip = ["uv", "pip"] if shutil.which("uv") else ["python3", "-m", "pip"]
+    uv = run(FIND_UV).strip()
     wanted = ["--python-version", "3.13", "--only-binary=:all:", "--no-deps", "--require-hashes"]
     directory.chmod(0o755)
-    run(*pip, "install", "--quiet", "--target", directory, *wanted, "--requirement", TOOLS_LOCK)
+    run(uv, "pip", "install", "--quiet", "--target", directory, *wanted, "--requirement", TOOLS_LOCK)
