@@ -10,6 +10,8 @@ NAME := dev
 NODES := 1
 SEED := 1
 KILLS := 200
+# Targets that are to run beside the tests.
+ALSO :=
 CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
 RESOLVE = "$$(scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
 COMPILE = $(RESOLVE) --override requirements/overrides.txt
@@ -66,7 +68,7 @@ demo-cluster: venv ## the same on a Kubernetes made here: images, chart, session
 
 test: venv ## every test this machine can run, on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
-	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes test-clusters test-elsewhere
+	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes test-clusters test-elsewhere $(ALSO)
 
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
