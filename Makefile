@@ -27,12 +27,10 @@ WITH_AN_API := tests/faults tests/contract/fleet
 
 # The other Pythons import all there is, and the newest of them runs the units of what has event loops, typing and parsing
 # of its own: what works on the oldest and on the newest works between them, as long as it can be imported there.
-# PyTorch and what stands on it is their makers' to test, and the worker's image brings the newest Python.
+# PyTorch and what stands on it is their makers' to test; the worker's own tests run on the newest Python in its image.
 IMPORTS := tests/unit/test_imports.py
-WITHOUT_PYTORCH := $(IMPORTS) tests/unit/rpc tests/unit/client tests/unit/operator tests/unit/server \
-    tests/unit/testcluster $(addprefix tests/unit/trainer/,checkpoints oplog training worker test_in_flight_marker.py \
-    test_logs.py test_options.py test_unknown_fields.py)
-NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py tests/unit/trainer/worker/test_engine_factories.py
+WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client operator server testcluster)
+NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py
 
 OTHER_PYTHONS = $(filter-out $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'), \
     $(foreach version,$(PYTHON_VERSIONS),$(if $(shell scripts/find-python $(version) 2>/dev/null),$(version))))
