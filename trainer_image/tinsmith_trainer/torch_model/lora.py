@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
 from tinsmith_trainer.torch_model.products import add_product_by_parts, linear_product, product_by_parts
@@ -71,6 +73,13 @@ class OwnSpan:
     end: int
     own: OwnDelta
 
+    @property
+    def tokens(self) -> int:
+        return self.end - self.start
+
+    def of(self, x: Tensor) -> Tensor:
+        return x[self.start : self.end]
+
 
 @dataclass(frozen=True, slots=True)
 class DeltasApart:
@@ -84,13 +93,22 @@ class DeltasApart:
     tokens: tuple[int, ...]
     product_tokens: int | None
 
-    def parts(self, x: Tensor) -> Iterator[tuple[OwnDelta, Tensor]]:
-        """Of each group that has a delta: its rows of x `[tokens, ...]`."""
+    def batches(self, x: Tensor) -> Sequence[_LongGroup | _ShortGroups]:
+        """All groups that have a delta, for x `[tokens, ...]`; short ones of one rank together."""
         # A layer of an expert has the tokens that were sent to it; then there is one group.
-        sizes = [len(x)] if len(self.groups) == 1 else list(self.tokens)
-        for own, rows in zip(self.groups, torch.split(x, sizes), strict=True):
-            if own is not None:
-                yield own, rows
+        one = self.groups[0] if len(self.groups) == 1 else None
+        spans = list(self.spans()) if one is None else [OwnSpan(0, len(x), one)]
+        batches: dict[tuple[str, int], list[int]] = {}
+        for place, span in enumerate(spans):
+            is_short = span.own.lora_A.dtype == x.dtype and span.tokens <= (self.product_tokens or 0)
+            key = ("rank", span.own.lora_A.shape[0]) if is_short else ("place", place)
+            batches.setdefault(key, []).append(place)
+        return [
+            _ShortGroups(places, [spans[place] for place in places], self.product_tokens or 0)
+            if key[0] == "rank"
+            else _LongGroup(places, spans[places[0]], self.product_tokens)
+            for key, places in batches.items()
+        ]
 
     def spans(self) -> Iterator[OwnSpan]:
         """Where each group that has a delta lies in the input."""
@@ -207,6 +225,85 @@ def _apart(x: Tensor, base: nn.Linear, delta: DeltasApart) -> Tensor:
     return out.view(*x.shape[:-1], -1)
 
 
+@dataclass(frozen=True, slots=True)
+class _LongGroup:
+    """The own products of a group of any length, a part at a time. `places`: where it is among those with a delta."""
+
+    places: Sequence[int]
+    span: OwnSpan
+    part: int | None
+
+    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+        """Adds to the group's rows of `out`; returns what A makes of those of x."""
+        own = self.span.own
+        down = product_by_parts(self.span.of(x).to(own.lora_A.dtype), own.lora_A, None, self.part) * own.scale
+        add_product_by_parts(self.span.of(out), down, own.lora_B.T, self.part)
+        return down
+
+    def backward(self, grad: Tensor, grad_x: Tensor | None) -> Tensor:
+        """Adds to the group's rows of `grad_x`; returns the gradient of what A makes."""
+        own = self.span.own
+        wide = self.span.of(grad).to(own.lora_A.dtype)
+        grad_down = product_by_parts(wide, own.lora_B.T, None, self.part) * own.scale
+        if grad_x is not None:
+            add_product_by_parts(self.span.of(grad_x), grad_down, own.lora_A, self.part)
+        return grad_down
+
+    def own_gradients(self, grad: Tensor, x: Tensor, down: Tensor, grad_down: Tensor) -> Iterator[Sequence[Tensor]]:
+        """Of A and B. The few rows come first: the other way round MKL takes five times as long for a rank of 8."""
+        dtype = self.span.own.lora_A.dtype
+        grad_A = linear_product(grad_down.T, self.span.of(x).to(dtype).T)
+        yield grad_A, linear_product(down.T, self.span.of(grad).to(dtype).T).T
+
+
+@dataclass(frozen=True, slots=True)
+class _ShortGroups:
+    """The same for groups of one rank, each of `part` tokens at most and filled up to that, in batches of products.
+
+    Each product of a batch is computed by itself, so its bits are those of a batch of one. Eight adapters of 16 tokens
+    take a batch as long as two of them took one after the other: calls cost more than what they compute.
+    """
+
+    places: Sequence[int]
+    spans: Sequence[OwnSpan]
+    part: int
+
+    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+        down = torch.bmm(self._stacked(x), self._lora_A().mT) * self._scales(x)
+        self._add(out, down, self._lora_B().mT)
+        return down
+
+    def backward(self, grad: Tensor, grad_x: Tensor | None) -> Tensor:
+        grad_down = torch.bmm(self._stacked(grad), self._lora_B()) * self._scales(grad)
+        if grad_x is not None:
+            self._add(grad_x, grad_down, self._lora_A())
+        return grad_down
+
+    def own_gradients(self, grad: Tensor, x: Tensor, down: Tensor, grad_down: Tensor) -> Iterator[Sequence[Tensor]]:
+        of_A = torch.bmm(grad_down.mT, self._stacked(x))
+        of_B = torch.bmm(down.mT, self._stacked(grad)).mT
+        return zip(of_A.unbind(), of_B.unbind(), strict=True)
+
+    def _stacked(self, x: Tensor) -> Tensor:
+        """`[groups, part, d]`, with zeros behind each group's own."""
+        stacked = pad_sequence([span.of(x) for span in self.spans], batch_first=True)
+        return functional.pad(stacked, (0, 0, 0, self.part - stacked.shape[1]))
+
+    def _add(self, out: Tensor, left: Tensor, right: Tensor) -> None:
+        sums = self._stacked(out).baddbmm_(left, right)
+        for span, own in zip(self.spans, sums.unbind(), strict=True):
+            span.of(out).copy_(own[: span.tokens])
+
+    def _lora_A(self) -> Tensor:
+        return torch.stack([span.own.lora_A for span in self.spans])
+
+    def _lora_B(self) -> Tensor:
+        return torch.stack([span.own.lora_B for span in self.spans])
+
+    def _scales(self, x: Tensor) -> Tensor:
+        return x.new_tensor([span.own.scale for span in self.spans]).view(-1, 1, 1)
+
+
 class _LoraLinearApart(torch.autograd.Function):
     """The layer with the frozen base inside, so that each product adds onto the last one in place.
 
@@ -220,41 +317,28 @@ class _LoraLinearApart(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, delta: DeltasApart, *adapters: Tensor
     ) -> Tensor:
-        part = delta.product_tokens
-        out = product_by_parts(x, weight, bias, part)
-        downs = []
-        for (own, rows), (_, own_out) in zip(delta.parts(x), delta.parts(out), strict=True):
-            downs.append(product_by_parts(rows.to(own.lora_A.dtype), own.lora_A, None, part) * own.scale)
-            add_product_by_parts(own_out, downs[-1], own.lora_B.T, part)
-        ctx.delta = delta
-        ctx.save_for_backward(x, weight, *adapters, *downs)
+        out = product_by_parts(x, weight, bias, delta.product_tokens)
+        ctx.batches = delta.batches(x)
+        ctx.part = delta.product_tokens
+        downs = [batch.forward(x, out) for batch in ctx.batches]
+        ctx.save_for_backward(x, weight, *downs)
         return out
 
     @staticmethod
     @override
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *saved = ctx.saved_tensors
-        delta: DeltasApart = ctx.delta
-        adapters, downs = iter(saved[: len(saved) // 3 * 2]), saved[len(saved) // 3 * 2 :]
-        needs_x, needs_adapters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:])
-        part = delta.product_tokens
+        x, weight, *downs = ctx.saved_tensors
+        needs_x, needs_adapters = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
         grad = grad.contiguous()
-        grad_x = product_by_parts(grad, weight.T, None, part) if needs_x else torch.empty_like(x)
-        grads: list[Tensor | None] = []
-        spans = zip(delta.parts(grad), delta.parts(x), delta.parts(grad_x), downs, strict=True)
-        for (own, own_grad), (_, rows), (_, own_grad_x), down in spans:
-            lora_A, lora_B = next(adapters), next(adapters)
-            wide = own_grad.to(lora_A.dtype)
-            grad_down = product_by_parts(wide, lora_B.T, None, part) * own.scale
-            if needs_x:
-                add_product_by_parts(own_grad_x, grad_down, lora_A, part)
-            if needs_adapters:
-                # The few rows come first: the other way round MKL takes five times as long for a rank of 8.
-                grads.append(linear_product(grad_down.T, rows.to(lora_A.dtype).T))
-                grads.append(linear_product(down.T, wide.T).T)
-            else:
-                grads += [None, None]
-        return grad_x if needs_x else None, None, None, None, *grads
+        grad_x = product_by_parts(grad, weight.T, None, ctx.part) if needs_x else None
+        grads: list[Tensor | None] = [None] * len(needs_adapters)
+        for batch, down in zip(ctx.batches, downs, strict=True):
+            grad_down = batch.backward(grad, grad_x)
+            if any(needs_adapters):
+                own_gradients = batch.own_gradients(grad, x, down, grad_down)
+                for place, (grad_A, grad_B) in zip(batch.places, own_gradients, strict=True):
+                    grads[2 * place : 2 * place + 2] = grad_A, grad_B
+        return grad_x, None, None, None, *grads
 
 
 def module_family(name: str) -> str | None:

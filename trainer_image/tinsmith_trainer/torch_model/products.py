@@ -1,8 +1,9 @@
-"""Matrix products of frozen weights, by whichever library of PyTorch's is the faster one for the shape.
+"""Matrix products of frozen weights, by whichever library of PyTorch's is the faster one for machine and shape.
 
 On CPUs that is MKL or oneDNN. MKL uses half the width of another maker's AVX-512: on an AMD EPYC of family 26 and one
 thread it reaches 90 GFLOP/s for 128 x 256 x 640, and oneDNN 190. But a call of oneDNN's costs some 10 us more, which
-small products never make good. Which one it is follows from the shapes alone, and so do the bits.
+small products never make good. Where AVX2 is all there is MKL is the faster one for all shapes: on an EPYC of family 25
+it is 88 GFLOP/s against 77. Which one it is follows from machine and shapes alone, and so do the bits.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ THREADS_WITHOUT_TAILS = 2
 LEAST_PART_FLOATS = 32_768
 """What PyTorch gives a thread at least: at::internal::GRAIN_SIZE."""
 
+IS_NARROW = torch.backends.cpu.get_cpu_capability() == "AVX2"
 HAS_ONEDNN = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias` for x `[m, k]`, weight `[n, k]`. On the CPU it records no gradient."""
-    if uses_onednn(x, weight):
+    if uses_onednn(x, weight, len(x)):
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
         return product
     return functional.linear(x, weight, bias)
 
 
-def uses_onednn(x: Tensor, weight: Tensor) -> bool:
+def uses_onednn(x: Tensor, weight: Tensor, rows: int) -> bool:
+    """For a product of so many rows of x."""
     is_float32 = x.dtype == weight.dtype == torch.float32
-    is_large = x.shape[0] * weight.numel() >= WORTH_ONEDNN
-    return HAS_ONEDNN and x.device.type == "cpu" and is_float32 and is_large
+    is_large = rows * weight.numel() >= WORTH_ONEDNN
+    return HAS_ONEDNN and not IS_NARROW and x.device.type == "cpu" and is_float32 and is_large
 
 
 def product_by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, part: int | None) -> Tensor:
@@ -42,10 +45,24 @@ def product_by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, part: int |
     What is left at the end is filled up, so that a row's product has one shape however many rows there are. Its place
     among them does not matter to its bits: all rows of a product are summed in the same order (a test holds that).
     """
-    if part is None or part == len(x):
+    if part is None:
         return linear_product(x, weight, bias)
+    if uses_onednn(x, weight, part):
+        return _onednn_by_parts(x, weight, bias, part)
+    whole = len(x) - len(x) % part
+    out = x.new_empty((-(-len(x) // part) * part, len(weight)))
+    if whole:
+        torch.bmm(_in_parts(x[:whole], part), _for_each(weight.T, whole // part), out=_in_parts(out[:whole], part))
+    if whole < len(x):
+        torch.bmm(filled_up(x[whole:], part).unsqueeze(0), weight.T.unsqueeze(0), out=out[whole:].unsqueeze(0))
+    if bias is not None:
+        out += bias
+    return out[: len(x)]
+
+
+def _onednn_by_parts(x: Tensor, weight: Tensor, bias: Tensor | None, part: int) -> Tensor:
     products = [linear_product(filled_up(rows, part), weight, bias)[: len(rows)] for rows in torch.split(x, part)]
-    return torch.cat(products)
+    return products[0] if len(products) == 1 else torch.cat(products)
 
 
 def add_product_by_parts(out: Tensor, left: Tensor, right: Tensor, part: int | None) -> None:
@@ -53,11 +70,25 @@ def add_product_by_parts(out: Tensor, left: Tensor, right: Tensor, part: int | N
     if out.dtype != left.dtype:
         out += product_by_parts(left, right.T, None, part)
         return
-    for sums, rows in zip(torch.split(out, part or len(out)), torch.split(left, part or len(out)), strict=True):
-        if part is None or len(rows) == part:
-            sums.addmm_(rows, right)
-        else:
-            sums.copy_(filled_up(sums, part).addmm_(filled_up(rows, part), right)[: len(rows)])
+    if part is None:
+        out.addmm_(left, right)
+        return
+    whole = len(out) - len(out) % part
+    if whole:
+        _in_parts(out[:whole], part).baddbmm_(_in_parts(left[:whole], part), _for_each(right, whole // part))
+    if whole < len(out):
+        sums = filled_up(out[whole:], part).unsqueeze(0)
+        sums.baddbmm_(filled_up(left[whole:], part).unsqueeze(0), right.unsqueeze(0))
+        out[whole:] = sums[0, : len(out) - whole]
+
+
+def _in_parts(x: Tensor, part: int) -> Tensor:
+    return x.view(-1, part, x.shape[-1])
+
+
+def _for_each(right: Tensor, parts: int) -> Tensor:
+    """One product's right side for so many: the library takes each by itself, whose bits are those of it alone."""
+    return right.expand(parts, *right.shape)
 
 
 def filled_up(x: Tensor, rows: int) -> Tensor:
