@@ -21,15 +21,33 @@ Recompute = Literal["auto", "none", "layers"]
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image as its sender encoded it, `format` being "png" or "jpeg" in what can be read.
+
+    It stands before text token number `before_token` of its datum or prompt. `expected_tokens`: as many as its sender
+    takes it for, if that was said.
+    """
+
+    before_token: int
+    content: bytes
+    format: str
+    expected_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Datum:
     """Input tokens and the loss's per-token inputs.
 
     `tokens` is int32 `[T]`. Every loss input is dense: `target_tokens` int64 `[T]` or `[T, K]`,
     all others float32 of the same shape as `target_tokens` or `[T]`.
+
+    Where there are images, `tokens` are those of the text alone until an engine has placed its model's own tokens for
+    the images among them; what comes per token counts both.
     """
 
     tokens: NDArray[np.int32]
     loss_inputs: Mapping[str, NDArray[np.int64] | NDArray[np.float32]] = field(default_factory=dict)
+    images: tuple[Image, ...] = ()
 
     @property
     def length(self) -> int:
@@ -139,6 +157,7 @@ class EngineCapabilities:
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
+    images: bool = False  # whether datums may have them
 
 
 class Computer(Protocol):

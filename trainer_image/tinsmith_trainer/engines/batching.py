@@ -40,13 +40,14 @@ TARGETS = "target_tokens"
 class MicrobatchShape:
     """`lengths`: what is computed for each datum, padding included. `product_tokens`: what a product takes on the CPU.
 
-    `targets` is K for targets `[T, K]`, None for `[T]`.
+    `targets` is K for targets `[T, K]`, None for `[T]`. `sees`: it is one datum with images, which is computed alone.
     """
 
     lengths: tuple[int, ...]
     product_tokens: int
     packed: bool = False
     targets: int | None = None
+    sees: bool = False
 
     @property
     def rows(self) -> int:
@@ -84,11 +85,12 @@ class MicrobatchArrays:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Datums that may be in one microbatch. `length`: the padded one, of those in rows."""
+    """Datums that may be in one microbatch. `length`: the padded one, of those in rows. `alone`: it has no other."""
 
     product_tokens: int
     length: int | None
     targets: int | None
+    alone: int | None = None
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -115,7 +117,7 @@ def plan_microbatches(
     """
     kinds: dict[_Kind, list[int]] = {}
     for index, datum in enumerate(datums):
-        kinds.setdefault(_kind(datum, max_length, packs=packs), []).append(index)
+        kinds.setdefault(_kind(index, datum, max_length, packs=packs), []).append(index)
     return [
         _microbatch(kind, group, datums)
         for kind, indices in kinds.items()
@@ -123,9 +125,11 @@ def plan_microbatches(
     ]
 
 
-def _kind(datum: Datum, max_length: int, *, packs: bool) -> _Kind:
+def _kind(index: int, datum: Datum, max_length: int, *, packs: bool) -> _Kind:
     shape = datum.loss_inputs[TARGETS].shape
     targets = shape[1] if len(shape) == 2 else None
+    if datum.images:  # what a vision tower adds is the model's own: no padding, no company
+        return _Kind(datum.length, datum.length, targets, alone=index)
     if packs and datum.length < PACKED_BELOW_TOKENS:
         return _Kind(PRODUCT_TOKENS[datum.length >= PRODUCT_TOKENS[1]], None, targets)
     length = padded_length(datum.length, max_length)
@@ -147,7 +151,8 @@ def _groups(indices: Sequence[int], lengths: Sequence[int], token_budget: int) -
 
 def _microbatch(kind: _Kind, indices: Sequence[int], datums: Sequence[Datum]) -> Microbatch:
     if kind.length is not None:
-        shape = MicrobatchShape((kind.length,) * len(indices), kind.product_tokens, targets=kind.targets)
+        lengths, sees = (kind.length,) * len(indices), kind.alone is not None
+        shape = MicrobatchShape(lengths, kind.product_tokens, targets=kind.targets, sees=sees)
         return Microbatch(shape, tuple(indices))
     ordered = sorted(indices, key=lambda index: datums[index].length)
     lengths = tuple(datums[index].length for index in ordered)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, ExportLayout
 from tinsmith_trainer.engines.expert_layouts import expert_modules
 from tinsmith_trainer.torch_model.experts import expert_projections, is_adaptable, merge_into_experts
+from tinsmith_trainer.torch_model.loading import auto_class
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
 
+IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 WEIGHTS_PREFIX = "weights/"
 A_SUFFIX = ".lora_A"
 
@@ -41,7 +44,8 @@ def export_adapter(base: BaseFiles, state: AdapterState, target: Path, layout: E
 def _interleaved_experts(directory: Path) -> frozenset[str]:
     """Those of a model, made without weights, in whose weights gate and up lie by turns."""
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+        config = AutoConfig.from_pretrained(directory)
+        skeleton = auto_class(config).from_config(config)
     return frozenset(
         name
         for name, module in skeleton.named_modules()
@@ -51,7 +55,8 @@ def _interleaved_experts(directory: Path) -> frozenset[str]:
 
 def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
     """Merges into a second copy of the base, because the loaded one serves other adapters."""
-    model = AutoModelForCausalLM.from_pretrained(base.directory, dtype=base.dtype)
+    config = AutoConfig.from_pretrained(base.directory)
+    model = auto_class(config).from_pretrained(base.directory, config=config, dtype=base.dtype)
     modules = _modules(state)
     if getattr(model.config, "tie_word_embeddings", False) and UNEMBED_NAME in modules:
         _untie(model)
@@ -68,6 +73,8 @@ def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
         merge_into_experts(model.get_submodule(name), deltas)
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(base.directory).save_pretrained(target)
+    if (processor := base.directory / IMAGE_PROCESSOR_FILE).is_file():
+        shutil.copyfile(processor, target / IMAGE_PROCESSOR_FILE)
 
 
 def _delta(state: AdapterState, module: str) -> Tensor:

@@ -17,7 +17,13 @@ from typing import Any
 
 import structlog
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
 from tinsmith_trainer.engines.base import BaseModelInfo
@@ -28,6 +34,7 @@ from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
 from tinsmith_trainer.torch_model.rows import wrap_activations
+from tinsmith_trainer.torch_model.vision import Vision, vision_of
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +112,8 @@ class TorchModel:
     """Layers' experts in a form that no adapter covers."""
     logit_transform: LogitTransform = LogitTransform()
     """What becomes of the output projection's logits."""
+    vision: Vision | None = None
+    """None: it takes text alone."""
     turn: DeviceTurn = field(default_factory=DeviceTurn)
 
     @property
@@ -129,14 +138,14 @@ def load_torch_model(
     check_files(directory)
     try:
         config = AutoConfig.from_pretrained(directory)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = auto_class(config).from_pretrained(
             directory, config=config, dtype=dtype, attn_implementation=attention_for(config)
         )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, …
         if is_out_of_memory(error):
             raise
         raise ModelDirectoryInvalid(_blame(directory, error)) from error
-    linears = wrap_linears(model)
+    linears = {name: layer for name, layer in wrap_linears(model).items() if is_of_text(model, name)}
     model = model.to(device).eval().requires_grad_(False)
     if device == "cpu":
         wrap_activations(model)
@@ -155,12 +164,27 @@ def load_torch_model(
         device=torch.device(device),
         frozen_experts=unadaptable_experts(model),
         logit_transform=logit_transform_of(config),
+        vision=vision_of(model, directory),
     )
+
+
+def auto_class(config: Any) -> Any:
+    """Which of transformers' classes loads a model: with its vision tower where only that is a whole one."""
+    is_text = type(config) in AutoModelForCausalLM._model_mapping
+    sees = type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
+
+
+def is_of_text(model: PreTrainedModel, name: str) -> bool:
+    """Whether a layer is one of the decoder's or the output projection: not of a vision tower, which stays as it is."""
+    decoder = model.get_decoder()
+    prefix = next((own for own, module in model.named_modules() if module is decoder), "")
+    return name == UNEMBED_NAME or name.startswith(f"{prefix}." if prefix else "")
 
 
 def attention_for(config: Any) -> str:
     """PyTorch's own, or plain products for an architecture that it does not cover: with sinks, or capped scores."""
-    architecture = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    architecture = auto_class(config)._model_mapping.get(type(config), None)
     if architecture is None or architecture._supports_sdpa:
         return "sdpa"
     log.info("attention by plain products: the architecture has none by PyTorch's", model=architecture.__name__)

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tinsmith_rpc import wire_pb2
 
-from tinsmith_trainer.engines.base import Datum, LossSpec, Outcome
+from tinsmith_trainer.engines.base import Datum, Image, LossSpec, Outcome
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.training.tensors import Numbers, array_of, decode_tensor, dense_bytes
 
@@ -107,32 +107,51 @@ def _loss_config(request: wire_pb2.ForwardBackwardRequest) -> dict[str, float | 
 
 def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
     where = f"datum {index}"
-    tokens = _decode_tokens(where, datum.model_input)
+    tokens, images = _decode_input(where, datum.model_input)
     inputs = {
         name: decode_tensor(f"{where}, loss_fn_inputs[{name!r}]", tensor)
         for name, tensor in datum.loss_fn_inputs.items()
     }
     if "target_tokens" in inputs and inputs["target_tokens"].dtype != np.int64:
         raise UserError(f"{where}, loss_fn_inputs['target_tokens'] holds floats; it must be int64.")
-    return Datum(tokens, {name: _as_float(name, value) for name, value in inputs.items()})
+    return Datum(tokens, {name: _as_float(name, value) for name, value in inputs.items()}, images)
 
 
 def _as_float(name: str, value: Numbers) -> Numbers:
     return value if name == "target_tokens" else value.astype(np.float32, copy=False)
 
 
-def _decode_tokens(where: str, chunks: Iterable[wire_pb2.Chunk]) -> NDArray[np.int32]:
-    parts = [_decode_chunk(where, chunk) for chunk in chunks]
-    if not parts or not sum(len(part) for part in parts):
+def _decode_input(where: str, chunks: Iterable[wire_pb2.Chunk]) -> tuple[NDArray[np.int32], tuple[Image, ...]]:
+    """The text's tokens, and the images among them."""
+    parts: list[NDArray[np.int32]] = []
+    images: list[Image] = []
+    length = 0
+    for chunk in chunks:
+        if chunk.WhichOneof("chunk") == "image":
+            images.append(decode_image(f"{where}, image {len(images)}", chunk.image, length))
+            continue
+        parts.append(_decode_text(where, chunk))
+        length += len(parts[-1])
+    if not length and not images:
         raise UserError(f"{where} has no input tokens.")
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else np.empty(0, np.int32), tuple(images)
 
 
-def _decode_chunk(where: str, chunk: wire_pb2.Chunk) -> NDArray[np.int32]:
+def _decode_text(where: str, chunk: wire_pb2.Chunk) -> NDArray[np.int32]:
     kind = chunk.WhichOneof("chunk")
     if kind != "encoded_text":
-        raise UserError(f"{where} holds a chunk of kind {kind or 'unknown'}; this server trains on encoded_text only.")
+        raise UserError(
+            f"{where} holds a chunk of kind {kind or 'unknown'}; this server trains on encoded_text and image."
+        )
     return array_of(f"{where}, encoded_text", chunk.encoded_text.tokens, np.dtype("<i4"))  # type: ignore[return-value]
+
+
+def decode_image(where: str, chunk: wire_pb2.ImageChunk, before_token: int) -> Image:
+    """As it came: whether it can be read is the engine's to say, or the sampler's."""
+    if chunk.HasField("override_dimensions"):
+        raise UserError(f"{where} has override_dimensions, which this server does not know. Send it in its own size.")
+    expected = chunk.expected_tokens if chunk.HasField("expected_tokens") else None
+    return Image(before_token, chunk.data, chunk.format, expected)
 
 
 def encode_forward_backward(outcome: Outcome) -> bytes:

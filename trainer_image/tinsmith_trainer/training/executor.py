@@ -139,8 +139,16 @@ class Executor:
         """Of a forward_backward, or a forward alone."""
         request = decode_forward_backward(payload, zstd=operation.zstd)
         _check_result_size(request)
+        self._check_images(request)
         work = Work(operation.model_id, request.datums, request.loss, request.forward_only)
         return TrainingCall(request, self._engine.start(work))
+
+    def _check_images(self, request: ForwardBackward) -> None:
+        if self._engine.capabilities().images:
+            return
+        for index, datum in enumerate(request.datums):
+            if datum.images:
+                raise UserError(f"Datum {index} has images, and this server trains {self._base.path} on text alone.")
 
     def room_beside(self, training: TrainingCall) -> int:
         """Tokens that its next forward could take of others; 0: it goes alone."""

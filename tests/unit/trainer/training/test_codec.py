@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as st_numpy
 from support.worker.messages import datum, forward_backward, next_token_datum
 from tinker.proto.response_conv import deserialize_forward_backward_output
 from tinsmith_rpc import wire_pb2
-from tinsmith_trainer.engines.base import Outcome
+from tinsmith_trainer.engines.base import Image, Outcome
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.training.codec import decode_forward_backward, encode_forward_backward
 
@@ -124,10 +124,10 @@ def test_more_chunks_than_one_call_may_hold_are_refused() -> None:
         decode_forward_backward(forward_backward([message]), zstd=False)
 
 
-def test_images_are_refused_by_name() -> None:
+def test_audio_is_refused_by_name() -> None:
     message = next_token_datum([1, 2])
-    message.model_input.add().image.format = "png"
-    with pytest.raises(UserError, match="chunk of kind image"):
+    message.model_input.add().dmel.dmel = b"a sound"
+    with pytest.raises(UserError, match="chunk of kind dmel"):
         decode_forward_backward(forward_backward([message]), zstd=False)
 
 
@@ -172,3 +172,26 @@ def test_the_sdk_reads_back_what_we_encode(outputs: list[np.ndarray]) -> None:  
     assert [(item["logprobs"].data, item["logprobs"].shape) for item in decoded.loss_fn_outputs] == [
         (output.ravel().tolist(), list(output.shape)) for output in outputs
     ]
+
+
+def image_chunk(**fields: object) -> wire_pb2.Chunk:
+    return wire_pb2.Chunk(image=wire_pb2.ImageChunk(data=b"a picture", format="png", **fields))  # type: ignore[arg-type]
+
+
+def test_images_keep_their_place_among_the_texts_tokens() -> None:
+    message = next_token_datum([1, 2, 3])
+    message.model_input.append(image_chunk(expected_tokens=8))
+    message.model_input.append(datum([4], {}).model_input[0])
+    message.model_input.insert(0, image_chunk())
+
+    [only] = decode_forward_backward(forward_backward([message]), zstd=False).datums
+
+    assert only.tokens.tolist() == [1, 2, 4]
+    assert only.images == (Image(0, b"a picture", "png"), Image(2, b"a picture", "png", expected_tokens=8))
+
+
+def test_an_image_that_is_to_have_other_dimensions_is_refused() -> None:
+    message = next_token_datum([1, 2, 3])
+    message.model_input.append(image_chunk(override_dimensions=wire_pb2.ImageDimensions(width=8, height=8)))
+    with pytest.raises(UserError, match="datum 0, image 0 has override_dimensions"):
+        decode_forward_backward(forward_backward([message]), zstd=False)

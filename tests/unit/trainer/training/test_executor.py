@@ -7,9 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 from support.engine.reference import ReferenceEngine
-from support.worker.messages import forward_backward
+from support.worker.messages import forward_backward, next_token_datum
 from support.worker.process import Call, create, save, save_ephemeral, step, train
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.errors import UserError
@@ -86,3 +86,12 @@ def test_a_kind_from_a_newer_server_is_refused_by_name(executor: Executor) -> No
     operation = Operation("sess:train:0", 1, 99, zstd=False, accepted_at=0.0)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="kind 99"):
         executor.execute(operation, b"")
+
+
+def test_images_are_refused_by_an_engine_that_does_not_take_them(executor: Executor) -> None:
+    execute(executor, create())
+    seen = next_token_datum([1, 2, 3])
+    seen.model_input.append(wire_pb2.Chunk(image=wire_pb2.ImageChunk(data=b"a picture", format="png")))
+    call = Call(1, worker_pb2.FORWARD_BACKWARD, forward_backward([next_token_datum([1, 2]), seen]))
+    with pytest.raises(UserError, match="Datum 1 has images, and this server trains reference on text alone"):
+        execute(executor, call)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import Call, Outcome, Work
+from tinsmith_trainer.engines.base import Call, Datum, Outcome, Work
 from tinsmith_trainer.engines.batching import Microbatch, MicrobatchShape, pad
 from tinsmith_trainer.engines.losses import DatumResult, PreparedLoss, outcome_of
 from tinsmith_trainer.engines.peft.adapter import Adapter
-from tinsmith_trainer.engines.peft.shared_forward import Share, ShareResult
+from tinsmith_trainer.engines.peft.shared_forward import SeenImages, Share, ShareResult
 from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.torch_model.loading import TorchModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,12 @@ class PeftCall(Call):
     computed: int = 0
     results: dict[int, DatumResult] = field(default_factory=dict)  # by datum
     error: TrainerError | None = None
-    is_alone: bool = False  # it shares no forward any more
+    shares_no_more: bool = False  # forwards, after a failure in company
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its next forward is its own."""
+        return self.shares_no_more or (self.next_tokens > 0 and self.shape.sees)
 
     @property
     @override
@@ -63,8 +69,11 @@ class PeftCall(Call):
     def share(self) -> Share:
         if self.scratch is None and not self.work.forward_only:
             self.scratch = torch.zeros_like(self.adapter.weights.data)
-        arrays = pad(self.plan[self.computed], self.work.datums, self.loss.arrays)
-        return Share(self.adapter, self.shape, arrays, self.loss, self.scratch)
+        microbatch = self.plan[self.computed]
+        arrays = pad(microbatch, self.work.datums, self.loss.arrays)
+        index = microbatch.datum_indices[0]
+        seen = SeenImages(f"Datum {index}", self.work.datums[index].images) if microbatch.shape.sees else None
+        return Share(self.adapter, self.shape, arrays, self.loss, self.scratch, seen)
 
     def take(self, result: ShareResult) -> None:
         for row, index in enumerate(self.plan[self.computed].datum_indices):
@@ -75,7 +84,7 @@ class PeftCall(Call):
 
     def begin_again_alone(self) -> None:
         """After a failure in company, which was perhaps another's. The backward may have added part of a gradient."""
-        self.is_alone, self.computed = True, 0
+        self.shares_no_more, self.computed = True, 0
         self.results.clear()
         if self.scratch is not None:
             self.scratch.zero_()
@@ -100,3 +109,18 @@ def share_a_forward(calls: Sequence[PeftCall], cobatch_tokens: int) -> list[Peft
             group.append(call)
             room -= call.next_tokens
     return group
+
+
+def with_placed_images(torch_model: TorchModel, work: Work) -> Work:
+    """The same with the model's own tokens for images among those of the text. Raises UserError."""
+    if not any(datum.images for datum in work.datums):
+        return work
+    placed = [_with_placed_images(torch_model, index, datum) for index, datum in enumerate(work.datums)]
+    return replace(work, datums=placed)
+
+
+def _with_placed_images(torch_model: TorchModel, index: int, datum: Datum) -> Datum:
+    if not datum.images:
+        return datum
+    assert torch_model.vision is not None, "capabilities() says that there are no images"
+    return replace(datum, tokens=torch_model.vision.placed(f"Datum {index}", datum.tokens, datum.images))

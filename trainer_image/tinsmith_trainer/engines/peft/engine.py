@@ -29,7 +29,7 @@ from tinsmith_trainer.engines.export import BaseFiles, export_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
 from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout, read_state, read_weights, write_state
-from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward
+from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward, with_placed_images
 from tinsmith_trainer.engines.peft.loss_kernels import choose_loss_kernel
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
 from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run_shares
@@ -77,6 +77,7 @@ class PeftEngine(Engine):
             max_rank=self._settings.max_rank,
             adapter_slots=self._settings.adapter_slots,
             batch_invariant=self._is_invariant,
+            images=self._torch_model.vision is not None,
         )
 
     @override
@@ -103,6 +104,7 @@ class PeftEngine(Engine):
     @needs_device()
     def start(self, work: Work) -> Call:
         info, settings = self._torch_model.info, self._settings
+        work = with_placed_images(self._torch_model, work)
         adapter = self._adapter(work.adapter_id)
         loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=settings.map_stable_reinforce)
         check_tokens(work.datums, vocab_size=info.vocab_size, max_length=info.max_sequence_length)
@@ -203,5 +205,8 @@ def _fail(group: Sequence[PeftCall], error: Exception) -> None:
     if len(group) > 1:
         for call in group:
             call.begin_again_alone()
+        return
+    if isinstance(error, UserError):  # an image that turned out to be damaged when its pixels were read
+        group[0].error = error
         return
     group[0].error = ServerError(f"The computation failed in this worker and left no trace: {error}")
