@@ -286,6 +286,7 @@ class EngineCapabilities(_message.Message):
     TRAIN_UNEMBED_FIELD_NUMBER: _builtins.int
     TRAIN_MLP_FIELD_NUMBER: _builtins.int
     TRAIN_ATTN_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
     max_rank: _builtins.int
     adapter_slots: _builtins.int
@@ -293,6 +294,8 @@ class EngineCapabilities(_message.Message):
     train_unembed: _builtins.bool
     train_mlp: _builtins.bool
     train_attn: _builtins.bool
+    images: _builtins.bool
+    """datums and prompts may have them"""
     @_builtins.property
     def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -306,10 +309,11 @@ class EngineCapabilities(_message.Message):
         train_unembed: _builtins.bool = ...,
         train_mlp: _builtins.bool = ...,
         train_attn: _builtins.bool = ...,
+        images: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "batch_invariant", b"batch_invariant", "engine", b"engine", "losses", b"losses", "max_rank", b"max_rank", "train_attn", b"train_attn", "train_mlp", b"train_mlp", "train_unembed", b"train_unembed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "batch_invariant", b"batch_invariant", "engine", b"engine", "images", b"images", "losses", b"losses", "max_rank", b"max_rank", "train_attn", b"train_attn", "train_mlp", b"train_mlp", "train_unembed", b"train_unembed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1009,6 +1013,7 @@ class SampleRequest(_message.Message):
     TOPK_SAMPLE_LOGPROBS_FIELD_NUMBER: _builtins.int
     TARGET_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_ALT_TOKENS_K_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     sampling_session_id: _builtins.str
     prompt_tokens: _builtins.bytes
@@ -1041,6 +1046,10 @@ class SampleRequest(_message.Message):
     def target_prompt_logprobs(self) -> _wire_pb2.Tensor:
         """int64 token ids [prompt - 1, K]; -1, or not listed: nothing"""
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptImage]:
+        """in the prompt's order"""
+
     def __init__(
         self,
         *,
@@ -1064,10 +1073,11 @@ class SampleRequest(_message.Message):
         topk_sample_logprobs: _builtins.int = ...,
         target_prompt_logprobs: _wire_pb2.Tensor | None = ...,
         prompt_alt_tokens_k: _builtins.int = ...,
+        images: _abc.Iterable[Global___PromptImage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "max_tokens", b"max_tokens", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "rejection", b"rejection", "seed", b"seed", "target_prompt_logprobs", b"target_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "has_stop", b"has_stop", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_alt_tokens_k", b"prompt_alt_tokens_k", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "prompt_tokens", b"prompt_tokens", "rejection", b"rejection", "request_id", b"request_id", "sampling_session_id", b"sampling_session_id", "seed", b"seed", "stop_strings", b"stop_strings", "stop_tokens", b"stop_tokens", "target_prompt_logprobs", b"target_prompt_logprobs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "has_stop", b"has_stop", "images", b"images", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_alt_tokens_k", b"prompt_alt_tokens_k", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "prompt_tokens", b"prompt_tokens", "rejection", b"rejection", "request_id", b"request_id", "sampling_session_id", b"sampling_session_id", "seed", b"seed", "stop_strings", b"stop_strings", "stop_tokens", b"stop_tokens", "target_prompt_logprobs", b"target_prompt_logprobs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -1083,6 +1093,34 @@ class SampleRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
+
+@_typing.final
+class PromptImage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_TOKEN_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    ASSET_FIELD_NUMBER: _builtins.int
+    before_token: _builtins.int
+    """which of the prompt's text tokens it stands before"""
+    asset: _builtins.str
+    """where its data is, below the tenant's assets on the checkpoint root; empty: they are here"""
+    @_builtins.property
+    def image(self) -> _wire_pb2.ImageChunk: ...
+    def __init__(
+        self,
+        *,
+        before_token: _builtins.int = ...,
+        image: _wire_pb2.ImageChunk | None = ...,
+        asset: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset", b"asset", "before_token", b"before_token", "image", b"image"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptImage: _TypeAlias = PromptImage  # noqa: Y015
 
 @_typing.final
 class SampleReply(_message.Message):

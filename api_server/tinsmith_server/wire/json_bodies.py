@@ -1,12 +1,13 @@
 """Reads JSON without ever holding up whoever else runs in the process, whatever the body is made of.
 
 What a body is made of is counted before anything is built from it. Long lists of whole numbers, which prompts are,
-are read in slices: `orjson` and CPython let nobody else run during one call, and a prompt of megabytes in one call is
-a tenth of a second of silence for everybody. What is left is small.
+and the long texts that images are, are read in slices: `orjson` and CPython let nobody else run during one call, and a
+prompt of megabytes in one call is a tenth of a second of silence for everybody. What is left is small.
 """
 
 from __future__ import annotations
 
+import binascii
 import re
 import uuid
 from array import array
@@ -20,6 +21,10 @@ import orjson
 SLICE_BYTES = 64 * 1024
 # Shorter lists are left where they are: their numbers count as values.
 LONG_LIST_BYTES = 64
+# Likewise; the last of a key that may have one, seen from where its text begins.
+LONG_TEXT_BYTES = 16 * 1024
+_BEFORE_LONG_TEXT = re.compile(rb'"data"\s{0,4}:\s{0,4}\Z')
+_KEY_BYTES = 16
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NUMBERS = re.compile(rb"[0-9,\-\s]*+")
@@ -37,7 +42,8 @@ class Shape:
 
     values: int = 2048
     depth: int = 16
-    # With it, lists of whole numbers may be of any length and come as `array`s; the rest has this size at most.
+    # With it, lists of whole numbers may be of any length and come as `array`s, and texts without escapes under "data",
+    # which come as `bytes`; the rest has this size at most.
     bytes_beside_numbers: int | None = None
 
 
@@ -47,14 +53,14 @@ PROMPT = Shape(values=8192, bytes_beside_numbers=512 * 1024)
 
 def read_object(body: bytes, shape: Shape = PLAIN) -> dict[str, Any]:
     """Raises BadJson for anything but a JSON object within `shape`."""
-    numbers: dict[str, array[int]] = {}
+    taken_out: dict[str, array[int] | bytes] = {}
     if shape.bytes_beside_numbers is not None:
-        body, numbers = _without_long_lists(body, shape)
+        body, taken_out = _without_long_parts(body, shape)
     _check_shape(body, shape)
     content = _loads(body)
     if not isinstance(content, dict):
         raise BadJson("the body must be a JSON object")
-    return _with_lists(content, numbers) if numbers else content
+    return _with_long_parts(content, taken_out) if taken_out else content
 
 
 def _loads(text: bytes) -> Any:
@@ -92,15 +98,16 @@ def _too_many(shape: Shape) -> str:
     return f"the body holds more than {shape.values} values{beside}; send less in one request"
 
 
-# ---- long lists of whole numbers
+# ---- long lists of whole numbers, and long texts
 
 
-def _without_long_lists(body: bytes, shape: Shape) -> tuple[bytes, dict[str, array[int]]]:
-    """The body with a name in the place of each long list, and the lists by their names."""
-    mark, rest, numbers, done = uuid.uuid4().hex, bytearray(), dict[str, "array[int]"](), 0
-    for start, end in _long_lists(body, shape):
-        name = f"{mark}-{len(numbers)}"
-        numbers[name] = _read_numbers(body, start, end)
+def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, array[int] | bytes]]:
+    """The body with a name in the place of each long list or text, and these by their names."""
+    mark, rest, taken_out, done = uuid.uuid4().hex, bytearray(), dict[str, "array[int] | bytes"](), 0
+    for start, end in _long_parts(body, shape):
+        name = f"{mark}-{len(taken_out)}"
+        is_list = body[end : end + 1] == b"]"
+        taken_out[name] = _read_numbers(body, start, end) if is_list else body[start:end]
         rest += body[done : start - 1] + b'"' + name.encode() + b'"'
         done = end + 1
     assert shape.bytes_beside_numbers is not None
@@ -109,10 +116,10 @@ def _without_long_lists(body: bytes, shape: Shape) -> tuple[bytes, dict[str, arr
             f"the body has more than {shape.bytes_beside_numbers} bytes beside its lists of whole numbers; "
             "lists of tokens hold whole numbers only"
         )
-    return bytes(rest) + body[done:] if numbers else body, numbers
+    return bytes(rest) + body[done:] if taken_out else body, taken_out
 
 
-def _long_lists(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
+def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
     """Where the contents of each begin and end. In as many steps as the body may have values."""
     at, string, steps = 0, body.find(b'"'), 0
     while (steps := steps + 1) <= shape.values:
@@ -124,9 +131,22 @@ def _long_lists(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
             continue
         if string < 0:
             return
-        at = _end_of_string(body, string, shape)
+        if (end := _end_of_long_text(body, string)) >= 0:
+            yield string + 1, end
+            at = end + 1
+        else:
+            at = _end_of_string(body, string, shape)
         string = body.find(b'"', at)
     raise BadJson(_too_many(shape))
+
+
+def _end_of_long_text(body: bytes, start: int) -> int:
+    """-1: the text that begins here is no long one, or may not be."""
+    if not _BEFORE_LONG_TEXT.search(body, max(0, start - _KEY_BYTES), start):
+        return -1
+    end = body.find(b'"', start + 1)
+    is_plain = end - start > LONG_TEXT_BYTES and body.find(b"\\", start, end) < 0
+    return end if is_plain else -1
 
 
 def _end_of_string(body: bytes, start: int, shape: Shape) -> int:
@@ -171,16 +191,24 @@ def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
     yield body[start:end]
 
 
-def _with_lists(value: Any, numbers: dict[str, array[int]]) -> Any:
+def _with_long_parts(value: Any, taken_out: dict[str, array[int] | bytes]) -> Any:
     """No deeper than the shape allows."""
     match value:
         case str():
-            return numbers.get(value, value)
+            return taken_out.get(value, value)
         case dict():
-            return {key: _with_lists(item, numbers) for key, item in value.items()}
+            return {key: _with_long_parts(item, taken_out) for key, item in value.items()}
         case list():
-            return [_with_lists(item, numbers) for item in value]
+            return [_with_long_parts(item, taken_out) for item in value]
     return value
+
+
+def decode_base64(text: bytes) -> bytes:
+    """In slices. Raises ValueError."""
+    return b"".join(
+        binascii.a2b_base64(text[start : start + SLICE_BYTES], strict_mode=True)
+        for start in range(0, len(text), SLICE_BYTES)
+    )
 
 
 def pack(type_code: str, numbers: Sequence[int]) -> bytes:

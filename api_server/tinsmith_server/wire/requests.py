@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tinsmith_server.wire.ids import check_name
+from tinsmith_server.wire.json_bodies import decode_base64
 
 TTL_MIN_SECONDS = 3600
 TTL_MAX_SECONDS = 10 * 365 * 24 * 3600
@@ -57,6 +58,16 @@ def whole_numbers(value: object) -> array[int]:
         raise PydanticCustomError("whole_numbers", "holds a number outside 64 bits") from None
 
 
+def base64_text(value: object) -> bytes:
+    """What a text stands for: a string, or the `bytes` that a long one was read as (`wire/json_bodies.py`)."""
+    if not isinstance(value, str | bytes):
+        raise PydanticCustomError("base64", "must be text in base64")
+    try:
+        return decode_base64(value.encode() if isinstance(value, str) else value)
+    except ValueError:
+        raise PydanticCustomError("base64", "is not base64") from None
+
+
 def few_stops(value: object) -> object:
     if isinstance(value, array | list) and len(value) > MAX_STOPS:
         raise PydanticCustomError("few_stops", "may have {most} entries at most", {"most": MAX_STOPS})
@@ -70,6 +81,7 @@ WholeNumbers = Annotated[
     PlainValidator(whole_numbers),
     WithJsonSchema({"type": "array", "items": {"type": "integer"}}),
 ]
+Base64 = Annotated[bytes, PlainValidator(base64_text), WithJsonSchema({"type": "string", "format": "byte"})]
 Name = Annotated[str, AfterValidator(check_name)]
 TtlSeconds = Annotated[int, Field(ge=TTL_MIN_SECONDS, le=TTL_MAX_SECONDS)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -238,6 +250,10 @@ class Chunk(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     type: str
     tokens: WholeNumbers | None = None
+    data: Base64 | None = None
+    location: str | None = None
+    format: str = ""
+    expected_tokens: Count | None = None
 
 
 class ModelInput(Request):

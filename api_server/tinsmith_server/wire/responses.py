@@ -104,10 +104,13 @@ class SamplerResponse(Response):
 
 
 class SupportedModel(Response):
+    """`images` is Tinsmith's own: whether datums and prompts may have them; None before a worker has said so."""
+
     model_name: str
     max_context_length: int | None = None
     trainable: bool = True
     sampleable: bool = True
+    images: bool | None = None
 
 
 class CapabilitiesResponse(Response):

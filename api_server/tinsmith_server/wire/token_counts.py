@@ -10,15 +10,19 @@ TOKEN_BYTES = 4
 
 
 def trained_tokens(payload: bytes, zstd: bool, limit_bytes: int) -> int:
-    """Of the inputs. What cannot be read has none: it fails at the worker, and costs nothing there."""
+    """Of the inputs; of an image as many as its sender takes it for.
+
+    What cannot be read has none: it fails at the worker, and costs nothing there.
+    """
     try:
         if zstd:
             payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=limit_bytes)
         request = wire_pb2.ForwardBackwardRequest.FromString(payload)
     except (DecodeError, zstandard.ZstdError):
         return 0
-    chunks = (chunk for datum in request.data for chunk in datum.model_input)
-    return sum(len(chunk.encoded_text.tokens) for chunk in chunks) // TOKEN_BYTES
+    chunks = [chunk for datum in request.data for chunk in datum.model_input]
+    of_images = sum(max(0, chunk.image.expected_tokens) for chunk in chunks)
+    return sum(len(chunk.encoded_text.tokens) for chunk in chunks) // TOKEN_BYTES + of_images
 
 
 def sampled_tokens(payload: bytes) -> int:

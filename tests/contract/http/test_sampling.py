@@ -76,7 +76,7 @@ async def test_an_absent_stop_is_not_an_empty_one(
         ({"target_prompt_logprobs": TARGETS | {"dtype": "float32"}}, "target_prompt_logprobs.dtype"),
         ({"target_prompt_logprobs": TARGETS | {"data": [2**63]}}, "target_prompt_logprobs.data"),
         ({"target_prompt_logprobs": TARGETS | {"sparse_col_indices": [0]}}, "only make sense together"),
-        ({"prompt": {"chunks": [{"type": "image", "data": "", "format": "png"}]}}, "'image' are not supported yet"),
+        ({"prompt": {"chunks": [{"type": "dmel", "dmel": ""}]}}, "'dmel' are not supported yet"),
         ({"prompt": {"chunks": [{"type": "encoded_text", "tokens": [2**31]}]}}, "outside 32 bits"),
         ({"prompt": 3}, "prompt"),
         ({"num_samples": 0}, "num_samples"),

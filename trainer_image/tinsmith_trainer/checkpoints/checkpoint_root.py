@@ -8,6 +8,7 @@ finding one's own manifest means that an earlier attempt succeeded.
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -19,12 +20,13 @@ from tinsmith_trainer.durable_files import Pieces, WrittenFile, sha256_of, size_
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
 from tinsmith_trainer.engines.tensor_files import tensor_file
-from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable, UserError
 from tinsmith_trainer.failpoints import reach
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
+ASSETS = "assets"
 
 Contents = Literal["training", "sampler"]
 ManifestOf = Callable[[Mapping[str, WrittenFile]], bytes]
@@ -112,6 +114,26 @@ class CheckpointRoot:
                 f"The checkpoint {directory} has a manifest that is not valid JSON: {error}."
             ) from error
         return sha256_of(manifest)
+
+    def read_asset(self, tenant: str, location: str) -> bytes:
+        """A file that an administrator put below `assets/<tenant>/`.
+
+        Raises UserError for a location that is no path below it, or where there is nothing, or as `write` does.
+        """
+        parts = location.split("/")
+        if not tenant or "\\" in location or not location.isprintable() or any(p in ("", ".", "..") for p in parts):
+            raise UserError(
+                f"The image asset {location!r} is no path below this tenant's assets on the checkpoint root, such as "
+                f"photos/cat.png. Send other images as bytes."
+            )
+        directory = posixpath.join(ASSETS, _path_safe(tenant), *parts[:-1])
+        try:
+            content = self._storage.read(directory, parts[-1:])[parts[-1]]
+        except StorageFault as error:
+            raise _unusable(error, f"The image asset {location!r} cannot be read from {self._storage.url}") from error
+        if content is None:
+            raise UserError(f"The image asset {location!r} is not there: an administrator puts files below {ASSETS}/.")
+        return content
 
     def _write(self, directory: str, files: Mapping[str, Pieces], manifest_of: ManifestOf) -> tuple[str, bytes]:
         def commit(written: Mapping[str, WrittenFile]) -> bytes:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.engines.base import AdapterState, Image
 from tinsmith_trainer.errors import TrainerError
 
 EMPTY_TOKEN = 0
@@ -48,6 +48,8 @@ class SampleJob:
     from all tokens, for each prompt position after the first. `prompt_logprobs_last_n` is about `prompt_logprobs` and
     `topk_prompt_logprobs`: only so many positions at the prompt's end are scored for them.
     Tenants share the sampler fairly; "" is one, too.
+    `images` stand between the tokens of `prompt`, whose own tokens are placed there by the sampler: all that is said
+    of prompt positions counts them.
     """
 
     request_id: str
@@ -62,6 +64,7 @@ class SampleJob:
     target_prompt_logprobs: NDArray[np.int64] | None = None
     prompt_alt_tokens_k: int = 0
     tenant: str = ""
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,11 @@ class SamplerStats:
 
 class Sampler(Protocol):
     """Draws sequences from a base model with adapters. Methods may be called from any thread."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have them. Jobs with images end with a UserError where they may not."""
+        return False
 
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
         """Makes an immutable adapter version known under a key. Known keys are left alone."""

@@ -20,24 +20,28 @@ from tinsmith_trainer.sampling.base import (
     TopkLogprobs,
 )
 from tinsmith_trainer.sampling.checks import MOST_LOGPROBS
+from tinsmith_trainer.training.codec import decode_image
 from tinsmith_trainer.training.tensors import decode_tensor, encode_dense, encode_like
 from tinsmith_trainer.unknown_fields import unknown_fields_of
 
 TARGETS: Final = "target_prompt_logprobs"
 TARGET_BYTES = np.dtype(np.int64).itemsize
 TOKEN_BYTES = np.dtype(np.int32).itemsize
+ASSET_BYTES = 2**20
+"""What an image that is still to be read is taken for."""
 CELL_BYTES = 8
 """Of a named token, and of an id with its logprob."""
 
 
 def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
-    """What the prompt and the target tokens of its job take in memory, and the tokens and logprobs of its answer."""
+    """What the prompt, its images and the target tokens of its job take in memory, and the answer's logprobs."""
     shape = request.target_prompt_logprobs.shape if request.HasField(TARGETS) else ()
     cells = math.prod(shape) if len(shape) == 2 else 0  # others will be refused
     positions = len(request.prompt_tokens) // TOKEN_BYTES
     cells += (request.topk_prompt_logprobs + request.prompt_alt_tokens_k) * positions
     cells += request.topk_sample_logprobs * request.num_samples * request.max_tokens
-    return len(request.prompt_tokens) + min(max(0, cells), MOST_LOGPROBS) * CELL_BYTES
+    images = sum(ASSET_BYTES if one.asset else len(one.image.data) for one in request.images)
+    return len(request.prompt_tokens) + images + min(max(0, cells), MOST_LOGPROBS) * CELL_BYTES
 
 
 def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> SampleJob:
@@ -60,6 +64,10 @@ def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> Sample
         target_prompt_logprobs=_targets(request.target_prompt_logprobs) if request.HasField(TARGETS) else None,
         prompt_alt_tokens_k=request.prompt_alt_tokens_k,
         tenant=tenant,
+        images=tuple(
+            decode_image(f"The prompt, image {index}", one.image, one.before_token)
+            for index, one in enumerate(request.images)
+        ),
     )
 
 

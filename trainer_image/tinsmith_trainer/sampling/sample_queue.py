@@ -144,6 +144,7 @@ class Samples:
         try:
             if request.adapter.directory:
                 sample.adapter = await self.adapters.take(request.adapter, sample.tenant)
+            await self.adapters.read_assets(request, sample.tenant)
             if sample.cancelled:
                 raise UserError("The request was cancelled.")
             self.sampler.submit(decode_sample(request, sample.tenant), done)

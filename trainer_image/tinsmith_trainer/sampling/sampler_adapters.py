@@ -94,6 +94,12 @@ class SamplerAdapters:
             raise
         return adapter
 
+    async def read_assets(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
+        """Puts the data of images that are files on the checkpoint root into the request. Raises TrainerError."""
+        for one in request.images:
+            if one.asset:
+                one.image.data = await asyncio.to_thread(self._checkpoints.read_asset, tenant, one.asset)
+
     def give_back(self, adapter: AdapterInUse, tenant: str) -> None:
         adapter.tenants[tenant] -= 1
         self._let_go(adapter)

@@ -87,6 +87,7 @@ def _capabilities(capabilities: EngineCapabilities) -> worker_pb2.EngineCapabili
         train_unembed=capabilities.train_unembed,
         train_mlp=capabilities.train_mlp,
         train_attn=capabilities.train_attn,
+        images=capabilities.images,
     )
 
 

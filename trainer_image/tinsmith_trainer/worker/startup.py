@@ -126,13 +126,14 @@ async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> Ru
     base, sampler = await asyncio.to_thread(load_sampler, options)
     limits = AdapterLimits(max_loaded=options.adapter_slots, max_rank=options.max_rank)
     samples = Samples(sampler, SamplerAdapters(sampler, CheckpointRoot(options.checkpoint_root), base, limits))
-    server = await _serve(options, SamplerServicer(samples, base, _capabilities(options), _name(options)), tls)
+    capabilities = _capabilities(options, images=sampler.takes_images)
+    server = await _serve(options, SamplerServicer(samples, base, capabilities, _name(options)), tls)
     log.info("sampler ready", model=options.model, address=_address(options))
     # The server of this machine stops its sampler when it answers nobody any more.
     return RunningSampler(samples, server, drains=options.parent_fd is None)
 
 
-def _capabilities(options: WorkerOptions) -> EngineCapabilities:
+def _capabilities(options: WorkerOptions, *, images: bool) -> EngineCapabilities:
     return EngineCapabilities(
         engine=options.engine,
         losses=(),
@@ -142,6 +143,7 @@ def _capabilities(options: WorkerOptions) -> EngineCapabilities:
         train_attn=False,
         train_mlp=False,
         train_unembed=False,
+        images=images,
     )
 
 

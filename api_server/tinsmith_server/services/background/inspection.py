@@ -52,10 +52,18 @@ class Inspection:
 
     def max_sequence_length(self, base_model: str) -> int | None:
         """What trainers and samplers of the base model all take, as far as they have been seen; None before."""
+        lengths = [reply.base_model.max_sequence_length for reply in self._replies(base_model)]
+        return min((length for length in lengths if length), default=None)
+
+    def takes_images(self, base_model: str) -> bool | None:
+        """Whether trainers and samplers of the base model all do, as far as they have been seen; None before."""
+        seen = [reply.capabilities.images for reply in self._replies(base_model)]
+        return all(seen) if seen else None
+
+    def _replies(self, base_model: str) -> list[worker_pb2.DescribeReply]:
         handles = (*self._fleet.trainers(base_model, rank=0), *self._fleet.samplers(base_model))
         replies = [self.workers.get(handle.sampler_id) for handle in handles]
-        lengths = [reply.base_model.max_sequence_length for reply in replies if reply is not None]
-        return min((length for length in lengths if length), default=None)
+        return [reply for reply in replies if reply is not None]
 
 
 async def _describe(handle: SamplerHandle) -> worker_pb2.DescribeReply | None:
@@ -83,6 +91,7 @@ class Capabilities:
                 max_context_length=self._inspection.max_sequence_length(served.name) or served.max_context_length,
                 trainable=served.training,
                 sampleable=served.sampling,
+                images=self._inspection.takes_images(served.name),
             )
             for served in self._fleet.models
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,18 @@ from tinsmith_server.errors import Unprocessable
 from tinsmith_server.services.failures import rejection
 from tinsmith_server.wire.ids import is_sample_number
 from tinsmith_server.wire.json_bodies import pack
-from tinsmith_server.wire.requests import MAX_SAMPLES, ModelInput, SampleRequest, SamplingParams, TokenTensor, sentence
+from tinsmith_server.wire.requests import (
+    MAX_SAMPLES,
+    Chunk,
+    ModelInput,
+    SampleRequest,
+    SamplingParams,
+    TokenTensor,
+    sentence,
+)
 
 TOKEN_LIMIT = 2**31
+TOKEN_BYTES = 4
 
 
 class InvalidSampleRequest(Exception):
@@ -52,7 +62,6 @@ def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.Sam
     params, targets = request.sampling_params, request.target_prompt_logprobs
     message = worker_pb2.SampleRequest(
         sampling_session_id=sampling_session_id,
-        prompt_tokens=_prompt_bytes(request.prompt),
         num_samples=request.num_samples,
         max_tokens=params.max_tokens,
         seed=None if params.seed is None else params.seed % 2**64,
@@ -66,6 +75,7 @@ def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.Sam
         target_prompt_logprobs=None if targets is None else _tensor(targets),
         prompt_alt_tokens_k=request.prompt_alt_tokens_k,
     )
+    _set_prompt(message, request.prompt)
     _set_stop(message, params)
     return message
 
@@ -82,17 +92,40 @@ def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None
             raise InvalidSampleRequest(f"sampling_params.stop: {stop} is no token id")
 
 
-def _prompt_bytes(prompt: ModelInput) -> bytes:
-    """int32, all chunks in a row."""
-    for chunk in prompt.chunks:
-        if chunk.type != "encoded_text":
-            raise InvalidSampleRequest(
-                f"prompt chunks of type {chunk.type!r} are not supported yet by this server, only text"
-            )
+def _set_prompt(message: worker_pb2.SampleRequest, prompt: ModelInput) -> None:
+    """The text's tokens as int32, all chunks in a row, and the images between them."""
+    texts: list[bytes] = []
+    for index, chunk in enumerate(prompt.chunks):
+        match chunk.type:
+            case "encoded_text":
+                texts.append(_token_bytes(chunk.tokens or ()))
+            case "image" | "image_asset_pointer":
+                message.images.append(_image(f"prompt chunk {index}", chunk, sum(map(len, texts)) // TOKEN_BYTES))
+            case other:
+                raise InvalidSampleRequest(
+                    f"prompt chunks of type {other!r} are not supported yet by this server, only text and images"
+                )
+    message.prompt_tokens = b"".join(texts)
+
+
+def _token_bytes(tokens: Sequence[int]) -> bytes:
     try:
-        return b"".join(pack("i", chunk.tokens) for chunk in prompt.chunks if chunk.tokens)
+        return pack("i", tokens)
     except OverflowError:
         raise InvalidSampleRequest("the prompt holds token ids outside 32 bits") from None
+
+
+def _image(where: str, chunk: Chunk, before_token: int) -> worker_pb2.PromptImage:
+    """With its data, or with the place where a sampler finds them."""
+    image = wire_pb2.ImageChunk(format=chunk.format, expected_tokens=chunk.expected_tokens)
+    if chunk.type == "image_asset_pointer":
+        if not chunk.location:
+            raise InvalidSampleRequest(f"{where} points to an image without a location")
+        return worker_pb2.PromptImage(before_token=before_token, image=image, asset=chunk.location)
+    if chunk.data is None:
+        raise InvalidSampleRequest(f"{where} is an image without data")
+    image.data = chunk.data
+    return worker_pb2.PromptImage(before_token=before_token, image=image)
 
 
 def _tensor(tokens: TokenTensor) -> wire_pb2.Tensor:

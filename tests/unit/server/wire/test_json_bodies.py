@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from array import array
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_server.wire import json_bodies
-from tinsmith_server.wire.json_bodies import PROMPT, BadJson, Shape, pack, read_object
+from tinsmith_server.wire.json_bodies import PROMPT, BadJson, Shape, decode_base64, pack, read_object
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 leaves = st.none() | st.booleans() | int64 | st.text(max_size=20) | st.lists(int64, min_size=8, max_size=40)
@@ -106,3 +107,20 @@ def test_numbers_are_packed_as_memory_holds_them(numbers: list[int]) -> None:
 def test_a_number_that_does_not_fit_is_not_packed() -> None:
     with pytest.raises(OverflowError):
         pack("i", array("q", [2**31]))
+
+
+@pytest.mark.parametrize("size", [10, 16_384, 65_536 * 3 + 10])
+def test_long_data_of_an_image_is_read_beside_everything_else(size: int) -> None:
+    """However long: the bytes beside tokens are limited, and a picture may be of megabytes."""
+    picture = bytes(range(256)) * (size // 256 + 1)
+    text = base64.b64encode(picture).decode()
+    content = {"chunks": [{"type": "image", "data": text}, {"tokens": list(range(100))}, {"data": text, "x": "y"}]}
+    read = read_object(orjson.dumps(content), Shape(values=1000, bytes_beside_numbers=40_000))
+    for chunk in (read["chunks"][0], read["chunks"][2]):
+        found = chunk["data"]
+        assert decode_base64(found if isinstance(found, bytes) else found.encode()) == picture
+
+
+@pytest.mark.parametrize("body", [b'{"other":"%s"}', b'{"data":"\\\\n%s"}', b'{"a":"\\"data\\":","b":"%s"}'])
+def test_other_long_texts_are_read_as_text(body: bytes) -> None:
+    assert list(read_object(body % (b"A" * 20_000), PROMPT).values())[-1].endswith("A" * 20_000)

@@ -14,7 +14,7 @@ from support.engine.reference import ReferenceEngine
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable, UserError
 
 ENGINE = ReferenceEngine()
 BASE = ENGINE.base_model()
@@ -154,3 +154,32 @@ def test_the_weights_are_in_pefts_layout(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / written.directory / "adapter_model.safetensors")
     assert set(tensors) == {f"base_model.model.{config['target_modules'][0]}.lora_{side}.weight" for side in "AB"}
     assert all(tensor.dtype == np.float32 for tensor in tensors.values())
+
+
+def test_assets_are_read_below_their_tenants_folder_alone(tmp_path: Path) -> None:
+    root = CheckpointRoot(f"file://{tmp_path}")
+    for tenant in ("alice", "bob"):
+        (tmp_path / "assets" / tenant / "photos").mkdir(parents=True)
+    (tmp_path / "assets" / "alice" / "photos" / "cat.png").write_bytes(b"a cat")
+
+    assert root.read_asset("alice", "photos/cat.png") == b"a cat"
+    with pytest.raises(UserError, match=r"'photos/cat.png' is not there"):
+        root.read_asset("bob", "photos/cat.png")
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../alice/photos/cat.png",
+        "/etc/passwd",
+        "photos//cat.png",
+        "./cat.png",
+        "http://host/cat.png",
+        "a\\..\\b",
+        "",
+        "..",
+    ],
+)
+def test_a_location_that_is_no_path_below_the_assets_is_refused(root: CheckpointRoot, location: str) -> None:
+    with pytest.raises(UserError, match="is no path below this tenant's assets"):
+        root.read_asset("alice", location)

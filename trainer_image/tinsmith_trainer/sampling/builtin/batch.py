@@ -251,7 +251,9 @@ class DecodeBatch:
         positions = torch.tensor([[0 if sample is None else sample.position] for sample in samples], device=device)
         route = self._route(rows, samples)
         chosen = None if isinstance(rows, range) else list(rows)
-        logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(samples), route, chosen)
+        shifts = torch.tensor([[0 if s is None else s.run.angle_shift] for s in samples], device=device)
+        angles = positions + shifts if any(s is not None and s.run.angle_shift for s in samples) else None
+        logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(samples), route, chosen, angles)
         tokens, logprobs = draw_tokens(logits, [Draw() if s is None else s.draw() for s in samples])
         asked = _top_logprobs_asked(logits, samples)
         return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
@@ -23,6 +25,16 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
 
 KvView = BlockView | PromptsView | StepView
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of a prompt with images: logits as `block` returns them, and by how much angles behind it are off positions."""
+
+    logits: Tensor
+    angle_shift: int
+
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
@@ -60,6 +72,22 @@ class ForwardPass:
         return logits[0]
 
     @torch.inference_mode()
+    def seen(self, kv: Tensor, ids: Tensor, inputs: Mapping[str, Tensor], route: Route, *, all_logits: bool) -> Seen:
+        """Computes `ids` `[1, length]`, a whole prompt with the `inputs` of its images, by the model's own forward."""
+        cache = DynamicCache()  # without a configuration, so that layers with a window keep all, as ours do
+        with self._turn.taken(), routed(route):
+            started = time.perf_counter()
+            keep = 0 if all_logits else 1
+            output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep, **inputs)
+            shift = getattr(self._model.base_model, "rope_deltas", None)
+            self.busy_seconds += time.perf_counter() - started
+        for layer, states in enumerate(cache.layers):
+            kv[layer, 0, :, :, : ids.shape[1]] = states.keys
+            kv[layer, 1, :, :, : ids.shape[1]] = states.values
+        logits: Tensor = output.logits.float()
+        return Seen(logits[0], 0 if shift is None else int(shift))
+
+    @torch.inference_mode()
     def prompts(self, parts: Sequence[PromptPart], ids: Tensor, route: Route) -> None:
         """Computes keys and values of `ids` `[len(parts), length]`, padded behind each part's end, and no logits."""
         length = ids.shape[1]
@@ -69,25 +97,41 @@ class ForwardPass:
 
     @torch.inference_mode()
     def step(
-        self, kv: Tensor, ids: Tensor, positions: Tensor, extent: int, route: Route, rows: list[int] | None = None
+        self,
+        kv: Tensor,
+        ids: Tensor,
+        positions: Tensor,
+        extent: int,
+        route: Route,
+        rows: list[int] | None = None,
+        angles: Tensor | None = None,
     ) -> Tensor:
         """One token per row: `ids` and `positions` `[rows, 1]`. Returns logits `[rows, vocab]` in float32.
 
-        `rows` are those in `kv`; the first ones unless given.
+        `rows` are those in `kv`; the first ones unless given. `angles` are what rotary embeddings take for positions,
+        where that is something else.
         """
         chosen = None if rows is None else torch.tensor(rows, device=self.device)
         view = StepView(kv, positions, extent, chosen)
-        logits: Tensor = self._run(self._model, ids, positions, view, extent, route).logits.float()
+        logits: Tensor = self._run(self._model, ids, positions, view, extent, route, angles).logits.float()
         return logits[:, 0]
 
     def _run(
-        self, module: nn.Module, ids: Tensor, positions: Tensor, view: KvView, extent: int, route: Route, **options: int
+        self,
+        module: nn.Module,
+        ids: Tensor,
+        positions: Tensor,
+        view: KvView,
+        extent: int,
+        route: Route,
+        angles: Tensor | None = None,
+        **options: int,
     ) -> Any:
         with self._turn.taken(), routed(route):
             started = time.perf_counter()
             output = module(
                 input_ids=ids,
-                position_ids=positions,
+                position_ids=positions if angles is None else angles,
                 attention_mask=self._mask(positions, extent),
                 past_key_values=view,
                 use_cache=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ class Run:
     seed: int = field(init=False)
     finished: bool = field(init=False, default=False)
     hit_tokens: int = field(init=False, default=0)
+    angle_shift: int = field(init=False, default=0)
+    """What rotary embeddings behind the prompt count beyond its tokens: for some models an image takes fewer."""
     first_scored: int | None = field(init=False)
     sequences: dict[int, Sequence] = field(init=False, default_factory=dict)
     _scores: PromptScores | None = field(init=False, default=None)
@@ -122,9 +124,19 @@ def start_run(submission: Submission, serial: int, torch_model: TorchModel, long
     job, adapter = submission.job, submission.adapter
     if adapter is None:
         raise UserError(f"Adapter {job.adapter_key} is not loaded; it was dropped or never saved for sampling.")
+    if job.images:
+        job = _with_placed_images(job, torch_model)
     max_tokens = room_for_tokens(job, torch_model.info, longest)
     stop_rule = StopRule.of(job.params, torch_model.eos_token_ids)
     return Run(job, adapter, submission.done, serial, stop_rule, max_tokens)
+
+
+def _with_placed_images(job: SampleJob, torch_model: TorchModel) -> SampleJob:
+    if torch_model.vision is None:
+        raise UserError(f"The prompt has images, and {torch_model.info.path} takes text alone on this server.")
+    if job.images[-1].before_token >= len(job.prompt):
+        raise UserError("The prompt ends with an image; a sample begins behind a token of text. Put one behind it.")
+    return replace(job, prompt=torch_model.vision.placed("The prompt", job.prompt, job.images))
 
 
 def empty_sequence(job: SampleJob) -> Sequence:

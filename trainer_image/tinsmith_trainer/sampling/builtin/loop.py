@@ -21,7 +21,7 @@ from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
 from tinsmith_trainer.sampling.builtin.lanes import Lane
-from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup
+from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup, SeenPrefill
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.tenant_turns import TenantTurns
@@ -157,7 +157,7 @@ class SamplingLoop:
         if not lane.prefills:
             return False
         first = lane.prefills[0]
-        if self._settings.deterministic or first.run.first_scored is not None:
+        if self._settings.deterministic or first.goes_alone:
             self._compute_block(lane, first)
         else:
             self._compute_group(lane)
@@ -190,11 +190,17 @@ class SamplingLoop:
             return None
         lane.waiting.remove(self._first_key(run))
         try:
-            prefill = Prefill(run, self._forward, self._prefixes, self._plan)
+            prefill = self._prefill(run)
         except Exception as error:  # no memory for the prompt, say
             self._fail([run], _as_trainer_error(error))
             raise JobFailed from error
         return prefill
+
+    def _prefill(self, run: Run) -> Prefill:
+        vision = self._torch_model.vision
+        if run.job.images and vision is not None:
+            return SeenPrefill(run, self._forward, self._prefixes, self._plan, vision)
+        return Prefill(run, self._forward, self._prefixes, self._plan)
 
     def _first_key(self, run: Run) -> BatchKey:
         return self._plan.key(len(run.job.prompt) - 1, run.adapter)
@@ -221,7 +227,7 @@ class SamplingLoop:
     def _compute_group(self, lane: Lane) -> None:
         for prefill in lane.prefills:
             prefill.take_known()
-        unscored = [one for one in lane.prefills if not one.finished and one.run.first_scored is None]
+        unscored = [one for one in lane.prefills if not (one.finished or one.goes_alone)]
         group = None
         try:
             if unscored:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
 from tinsmith_trainer.sampling.builtin.kv_cache import PromptPart
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, PrefixKey, prefix_keys
+from tinsmith_trainer.torch_model.vision import Vision
 
 
 class Prefill:
@@ -36,6 +38,11 @@ class Prefill:
         self.kv = forward.geometry.allocate(1, len(self._blocks) * block_tokens)
         self._next_block = 0
         self.take_known()
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether it shares no forward with others: their logits, or the images among them, are asked for."""
+        return self.run.first_scored is not None
 
     @property
     def finished(self) -> bool:
@@ -108,6 +115,42 @@ class Prefill:
         skipped = max(0, self.run.first_scored - (start + 1))
         if not self.run.scores.take(start + 1 + skipped, logits[skipped : end - start]):
             raise not_finite(self.run)
+
+
+class SeenPrefill(Prefill):
+    """A prompt with images: one forward of the whole model, which begins at its first token whatever is cached."""
+
+    def __init__(self, run: Run, forward: ForwardPass, prefixes: PrefixCache, plan: BatchPlan, vision: Vision) -> None:
+        super().__init__(run, forward, prefixes, plan)
+        self._vision = vision
+        self._route = plan.route_of_one(run.adapter, len(self._tokens), forward.modules)
+
+    @property
+    @override
+    def goes_alone(self) -> bool:
+        return True
+
+    @override
+    def block_cost(self) -> float:
+        return self._forward.cost.of(len(self._tokens), len(self._tokens))
+
+    @override
+    def take_known(self) -> None:
+        """Nothing: equal tokens may stand for other images."""
+
+    @torch.inference_mode()
+    @override
+    def run_block(self) -> int:
+        """All of it. Raises UserError for an image that is damaged, too."""
+        inputs = self._vision.inputs("The prompt", self._tokens, self.run.job.images)
+        ids = torch.from_numpy(self._tokens.astype(np.int64)).unsqueeze(0).to(self._forward.device)
+        scores = self.run.first_scored is not None
+        seen = self._forward.seen(self.kv, ids, inputs, self._route, all_logits=scores)
+        self.run.angle_shift = seen.angle_shift
+        if scores:
+            self._score(seen.logits, 0, len(self._tokens))
+        self._next_block = len(self._blocks)
+        return len(self._tokens)
 
 
 class PromptGroup:

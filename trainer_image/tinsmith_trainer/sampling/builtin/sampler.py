@@ -34,6 +34,11 @@ class BuiltinSampler(Sampler):
         self._thread = threading.Thread(target=self._loop.run, name="builtin-sampler", daemon=True)
         self._thread.start()
 
+    @property
+    @override
+    def takes_images(self) -> bool:
+        return self._torch_model.vision is not None
+
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
         """Raises OutOfMemory, and ServerError if the weights do not fit the base model."""

@@ -50,6 +50,8 @@ def plan_generation_requests(
 
     Raises UserError, with one sentence that says why it cannot run.
     """
+    if job.images:
+        raise UserError("The prompt has images, which this sampler's token server is not given. Send text alone.")
     max_tokens = room_for_tokens(job, model.info)
     rule = StopRule.of(job.params, model.eos_token_ids)
     scored_from = _first_scored(job)

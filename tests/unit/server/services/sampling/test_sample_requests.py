@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_server.services.sampling.sample_requests import sample_request
@@ -51,3 +54,33 @@ def test_any_numbers_of_a_tensor_reach_the_worker_or_are_refused() -> None:
     assert "only make sense together" in sample_request(SESSION, body).rejection.message
     tensor["sparse_col_indices"] = [-1]
     assert sample_request(SESSION, body).target_prompt_logprobs.shape == [2**63 - 1]
+
+
+def prompt_of(*chunks: dict[str, object]) -> dict[str, object]:
+    return {"sampling_session_id": "s", "seq_id": 0, "prompt": {"chunks": list(chunks)}}
+
+
+def test_images_keep_their_place_among_the_texts_tokens() -> None:
+    text = {"type": "encoded_text", "tokens": [1, 2]}
+    picture = {"type": "image", "data": base64.b64encode(b"a picture").decode(), "format": "png", "expected_tokens": 8}
+    asset = {"type": "image_asset_pointer", "location": "photos/cat.png", "format": "jpeg"}
+
+    request = sample_request(SESSION, prompt_of(text, picture, text, asset, text))
+
+    first, second = request.images
+    assert memoryview(request.prompt_tokens).cast("i").tolist() == [1, 2, 1, 2, 1, 2]
+    assert (first.before_token, first.image.data, first.image.expected_tokens) == (2, b"a picture", 8)
+    assert (second.before_token, second.asset, second.image.HasField("expected_tokens")) == (4, "photos/cat.png", False)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "sentence"),
+    [
+        ({"type": "image", "format": "png"}, "prompt chunk 0 is an image without data"),
+        ({"type": "image", "format": "png", "data": "not base64!"}, "prompt.chunks.0.data: is not base64"),
+        ({"type": "image_asset_pointer", "format": "png"}, "prompt chunk 0 points to an image without a location"),
+        ({"type": "dmel", "dmel": ""}, "of type 'dmel' are not supported yet by this server, only text and images"),
+    ],
+)
+def test_an_image_that_is_none_is_refused_in_words(chunk: dict[str, object], sentence: str) -> None:
+    assert sentence in sample_request(SESSION, prompt_of(chunk)).rejection.message

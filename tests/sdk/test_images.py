@@ -1,0 +1,112 @@
+"""Images through the unmodified SDK: a program trains on them, outlives a kill, and samples from what it trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tinker
+from support.client.sdk import adam, exact_logprobs, service_client
+from support.server.serve_process import ServedInstallation
+from support.tiny_vision import VISION_END, VISION_START, encoded, picture, vision_directory
+from tinker import types
+
+MODEL = "tiny/sees"
+IMAGE_TOKENS = 8
+"""Of a picture of 72 x 40 pixels, for the tiny model's processor."""
+ANSWER = [11, 3, 8, 5]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
+    installation = ServedInstallation(tmp_path_factory.mktemp("served") / "data", {MODEL: vision_directory()})
+    installation.start()
+    yield installation
+    installation.stop()
+
+
+def chunk(seed: int, expected_tokens: int | None = IMAGE_TOKENS) -> types.ImageChunk:
+    return types.ImageChunk(data=encoded(picture(seed=seed)), format="png", expected_tokens=expected_tokens)
+
+
+def prompt(seed: int) -> types.ModelInput:
+    text = [types.EncodedTextChunk(tokens=tokens) for tokens in ([5, VISION_START], [VISION_END, 9])]
+    return types.ModelInput(chunks=[text[0], chunk(seed), text[1]])
+
+
+def datum(seed: int) -> types.Datum:
+    """The answer behind the prompt, as renderers make it."""
+    model_input = prompt(seed).append(types.EncodedTextChunk(tokens=ANSWER[:-1]))
+    before = prompt(seed).length - 1
+    targets = [0] * before + ANSWER
+    return types.Datum(
+        model_input=model_input,
+        loss_fn_inputs={"target_tokens": targets, "weights": [0.0] * before + [1.0] * len(ANSWER)},  # type: ignore[dict-item]
+    )
+
+
+def train(model: tinker.TrainingClient) -> list[list[float]]:
+    result = model.forward_backward([datum(0), datum(1)], "cross_entropy")
+    model.optim_step(adam()).result()
+    return exact_logprobs(result.result())
+
+
+def test_a_program_trains_on_images_outlives_a_kill_and_samples_what_it_trained(server: ServedInstallation) -> None:
+    with service_client(server) as client:
+        undisturbed, model = (client.create_lora_training_client(MODEL, rank=4, seed=1).result() for _ in range(2))
+        expected = [train(undisturbed) for _ in range(4)]
+
+        found = [train(model) for _ in range(2)]
+        server.kill()
+        server.start()
+        found += [train(model) for _ in range(2)]
+
+        assert found == expected
+        assert sum(expected[-1][0][-4:]) > sum(expected[0][0][-4:])
+        sampler = model.save_weights_and_get_sampling_client().result()
+        params = types.SamplingParams(max_tokens=3, seed=1, stop=[])
+        sampled = sampler.sample(prompt(0), 1, params, include_prompt_logprobs=True).result()
+        [sequence] = sampled.sequences
+        trained = model.forward([_scored(0, list(sequence.tokens))], "cross_entropy").result()
+        scored = trained.loss_fn_outputs[0]["logprobs"].data[-3:]
+        np.testing.assert_allclose(sequence.logprobs, scored, atol=1e-4)
+        assert sampled.prompt_logprobs is not None
+        assert len(sampled.prompt_logprobs) == prompt(0).length
+        [elsewhere] = sampler.sample(_as_asset(server, prompt(0)), 1, params).result().sequences
+        assert elsewhere.tokens == sequence.tokens
+
+
+def _as_asset(server: ServedInstallation, model_input: types.ModelInput) -> types.ModelInput:
+    """The same with its image as a file that an administrator put on the checkpoint root."""
+    folder = server.data / "checkpoints" / "assets" / "default" / "pictures"
+    folder.mkdir(parents=True)
+    chunks: list[types.ModelInputChunk] = []
+    for one in model_input.chunks:
+        if isinstance(one, types.ImageChunk):
+            (folder / "noise.png").write_bytes(one.data)
+            one = types.ImageAssetPointerChunk(location="pictures/noise.png", format="png")  # noqa: PLW2901
+        chunks.append(one)
+    return types.ModelInput(chunks=chunks)
+
+
+def _scored(seed: int, tokens: list[int]) -> types.Datum:
+    model_input = prompt(seed).append(types.EncodedTextChunk(tokens=tokens[:-1]))
+    return types.Datum(
+        model_input=model_input,
+        loss_fn_inputs={"target_tokens": [0] * (prompt(seed).length - 1) + tokens},  # type: ignore[dict-item]
+    )
+
+
+def test_an_image_that_was_miscounted_fails_its_call_and_the_next_round_works(client: tinker.ServiceClient) -> None:
+    model = client.create_lora_training_client(MODEL, rank=4, seed=1).result()
+    good = datum(0)
+    chunks = [chunk(0, 9) if isinstance(one, types.ImageChunk) else one for one in good.model_input.chunks]
+    bad = types.Datum(model_input=types.ModelInput(chunks=chunks), loss_fn_inputs=good.loss_fn_inputs)
+    failing, step = model.forward_backward([bad], "cross_entropy"), model.optim_step(adam())
+    with pytest.raises(tinker.RequestFailedError, match="comes to 8 tokens, and expected_tokens is 9") as failure:
+        failing.result()
+    assert failure.value.category == "user"
+    with pytest.raises(tinker.RequestFailedError, match="forward_backward 1 failed"):
+        step.result()
+    assert train(model)
