@@ -53,7 +53,7 @@ def fixed_rows() -> list[tuple[str, ...]]:
         ("samples of one request", str(requests.MAX_SAMPLES), REJECTED),
         ("values in a body", f"{PLAIN.values}; of a sample {PROMPT.values}, long lists of tokens apart", "422"),
         ("depth of a body", str(PLAIN.depth), "422"),
-        ("bytes of a sample beside its tokens", _size(PROMPT.bytes_beside_numbers or 0), "422"),
+        ("bytes of a sample beside its tokens and images", _size(PROMPT.bytes_beside_numbers or 0), "422"),
         (
             "how slowly a body may come",
             f"{_size(uploads.LEAST_BYTES_PER_SECOND)} a second after {uploads.GRACE_SECONDS:g} s, "
