@@ -58,8 +58,7 @@ def test_a_program_trains_on_images_outlives_a_kill_and_samples_what_it_trained(
         expected = [train(undisturbed) for _ in range(4)]
 
         found = [train(model) for _ in range(2)]
-        server.kill()
-        server.start()
+        server.kill_workers()
         found += [train(model) for _ in range(2)]
 
         assert found == expected

@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
+from support.sampler.jobs import merged_into
 from support.temporary_files import folder_of_whole_run
 from tinsmith_trainer.engines.base import AdapterState, Image
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
@@ -39,11 +40,15 @@ from transformers import (
     Qwen2VLImageProcessorPil,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     Qwen3VLProcessor,
 )
 
-VisionFamily = Literal["qwen3-vl", "gemma3", "llava", "qwen2.5-vl"]
-VISION_FAMILIES: tuple[VisionFamily, ...] = ("qwen3-vl", "gemma3", "llava", "qwen2.5-vl")
+VisionFamily = Literal["qwen3-vl", "gemma3", "llava", "qwen2.5-vl", "qwen3-vl-moe"]
+VISION_FAMILIES: tuple[VisionFamily, ...] = ("qwen3-vl", "gemma3", "llava")
+"""Each with a way of its own: positions of three axes and features between layers, a mask both ways, neither."""
+ALIKE: tuple[VisionFamily, ...] = ("qwen2.5-vl", "qwen3-vl-moe")
 
 VISION_START, VISION_END, IMAGE_TOKEN, VIDEO_TOKEN = 350, 351, 353, 354
 """The tiny tokenizer's ids of Qwen's tokens, which all families here use."""
@@ -116,7 +121,7 @@ def plain_processor(family: VisionFamily) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         # Its processor of videos needs torchvision, and None is no processor.
         patch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda *_: None)
-        return (Qwen3VLProcessor if family == "qwen3-vl" else Qwen2_5_VLProcessor)(images, tokenizer, None)
+        return (Qwen2_5_VLProcessor if family == "qwen2.5-vl" else Qwen3VLProcessor)(images, tokenizer, None)
 
 
 def plain_inputs(family: VisionFamily, prompt: str, *files: bytes) -> Any:
@@ -130,11 +135,7 @@ def plain_inputs(family: VisionFamily, prompt: str, *files: bytes) -> Any:
 def plain_vision_model(family: VisionFamily, state: AdapterState | None = None) -> Any:
     """Transformers' own, without our layers; an adapter is merged into its weights."""
     model = AutoModelForImageTextToText.from_pretrained(vision_directory(family), dtype=torch.float32).eval()
-    for name in [] if state is None else sorted(name for name in state.tensors if name.endswith(".lora_A")):
-        module = name.removeprefix("weights/").removesuffix(".lora_A")
-        lora_A, lora_B = (torch.from_numpy(state.tensors[f"weights/{module}.lora_{part}"]) for part in "AB")
-        model.get_submodule(module).weight.data += state.lora.alpha / state.lora.rank * (lora_B @ lora_A)
-    return model
+    return model if state is None else merged_into(model, state)
 
 
 def split_tokens(ids: NDArray[np.int64], *files: bytes) -> tuple[NDArray[np.int32], tuple[Image, ...]]:
@@ -147,35 +148,34 @@ def split_tokens(ids: NDArray[np.int64], *files: bytes) -> tuple[NDArray[np.int3
     return ids[~is_image].astype(np.int32), images
 
 
+QWEN_TEXT = {**TEXT_SIZES, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}}
+QWEN_VISION: Mapping[str, Any] = {
+    **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 8},
+    **{"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64},
+}
+DEEPSTACK = {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+QWEN_TOKENS: Mapping[str, Any] = {
+    **TOKENS,
+    **{"video_token_id": VIDEO_TOKEN, "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END},
+}
+
+
 def _qwen3_vl() -> _Parts:
-    config = Qwen3VLConfig(
-        text_config={**TEXT_SIZES, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
-        vision_config={
-            **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 8},
-            **{"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64},
-            **{"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
-        },
-        video_token_id=VIDEO_TOKEN,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
-        **TOKENS,
-    )
+    config = Qwen3VLConfig(text_config=QWEN_TEXT, vision_config={**QWEN_VISION, **DEEPSTACK}, **QWEN_TOKENS)
     return _Parts(Qwen3VLForConditionalGeneration(config), _patch_processor())
 
 
-def _qwen2_5_vl() -> _Parts:
-    config = Qwen2_5_VLConfig(
-        text_config={**TEXT_SIZES, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
-        vision_config={
-            **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 8},
-            **{"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64},
-            **{"window_size": 32, "fullatt_block_indexes": [1]},
-        },
-        video_token_id=VIDEO_TOKEN,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
-        **TOKENS,
+def _qwen3_vl_moe() -> _Parts:
+    config = Qwen3VLMoeConfig(
+        text_config={**QWEN_TEXT, **EXPERTS}, vision_config={**QWEN_VISION, **DEEPSTACK}, **QWEN_TOKENS
     )
+    return _Parts(Qwen3VLMoeForConditionalGeneration(config), _patch_processor())
+
+
+def _qwen2_5_vl() -> _Parts:
+    windows = {"window_size": 32, "fullatt_block_indexes": [1]}
+    config = Qwen2_5_VLConfig(text_config=QWEN_TEXT, vision_config={**QWEN_VISION, **windows}, **QWEN_TOKENS)
     return _Parts(Qwen2_5_VLForConditionalGeneration(config), _patch_processor())
 
 
@@ -219,4 +219,10 @@ def _llava() -> _Parts:
     return _Parts(LlavaForConditionalGeneration(config), processor)
 
 
-_MAKERS = {"qwen3-vl": _qwen3_vl, "gemma3": _gemma3, "llava": _llava, "qwen2.5-vl": _qwen2_5_vl}
+_MAKERS = {
+    "qwen3-vl": _qwen3_vl,
+    "gemma3": _gemma3,
+    "llava": _llava,
+    "qwen2.5-vl": _qwen2_5_vl,
+    "qwen3-vl-moe": _qwen3_vl_moe,
+}

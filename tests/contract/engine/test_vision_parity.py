@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from support.engine.contract import forward, forward_backward, group, train
 from support.tiny_models import tiny_model
 from support.tiny_vision import (
+    ALIKE,
     IMAGE_TOKEN,
     VISION_FAMILIES,
     VisionFamily,
@@ -63,8 +64,9 @@ def examples(family: VisionFamily) -> list[Example]:
 
 
 def new_engine(family: VisionFamily) -> PeftEngine:
+    """For a mixture without its experts, which PEFT trains in another form."""
     engine = build_peft_engine(vision_model(family))
-    engine.create_adapter("a", LORA)
+    engine.create_adapter("a", replace(LORA, train_mlp=not family.endswith("moe")))
     return engine
 
 
@@ -98,7 +100,7 @@ def train_twin(model: Any, data: list[Example], steps: int) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("family", VISION_FAMILIES)
+@pytest.mark.parametrize("family", [*VISION_FAMILIES, *ALIKE])
 def test_training_on_images_equals_a_hand_written_loop_with_the_processor_in_every_weight(family: VisionFamily) -> None:
     data = examples(family)
     engine = new_engine(family)

@@ -13,6 +13,7 @@ from support.sampler.jobs import ask, ask_all, job, prompt_of, random_adapter, s
 from support.sampler.pool_replica import SMALL_SETTINGS
 from support.tiny_models import tiny_model
 from support.tiny_vision import (
+    ALIKE,
     VISION_FAMILIES,
     VisionFamily,
     encoded,
@@ -67,7 +68,7 @@ def plain_logprobs(model: Any, inputs: Any, sampled: np.ndarray) -> np.ndarray:
     return found[:, 0].numpy()
 
 
-@pytest.mark.parametrize("family", VISION_FAMILIES)
+@pytest.mark.parametrize("family", [*VISION_FAMILIES, *ALIKE])
 def test_logprobs_of_prompt_and_sample_are_those_of_one_plain_forward(sampler: Sampler, family: VisionFamily) -> None:
     state = random_adapter(vision_model(family), rank=4)
     sampler.load_adapter("tuned", state)

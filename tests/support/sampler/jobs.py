@@ -126,21 +126,25 @@ def random_adapter(
 def plain_model(model: TorchModel, adapter: AdapterState | None = None) -> Any:
     """The same directory in plain transformers, an adapter merged into its weights."""
     plain = AutoModelForCausalLM.from_pretrained(model.info.path, dtype=model.model.dtype).eval()
-    if adapter is not None:
-        _untie(plain)
-        experts: dict[str, dict[str, torch.Tensor]] = {}
-        for name in {key.rpartition(".")[0].removeprefix("weights/") for key in adapter.tensors}:
-            lora_A = torch.from_numpy(adapter.tensors[f"weights/{name}.lora_A"])
-            lora_B = torch.from_numpy(adapter.tensors[f"weights/{name}.lora_B"])
-            delta = lora_B @ lora_A * (adapter.lora.alpha / adapter.lora.rank)
-            parent, _, part = name.rpartition(".")
-            if delta.ndim == 3:
-                experts.setdefault(parent, {})[part] = delta
-            else:
-                weight = plain.get_submodule(name).weight
-                weight.data += delta.to(weight.dtype)
-        for name, deltas in experts.items():
-            merge_into_experts(plain.get_submodule(name), deltas)
+    return plain if adapter is None else merged_into(plain, adapter)
+
+
+def merged_into(plain: Any, adapter: AdapterState) -> Any:
+    """The same plain model, whose weights are changed."""
+    _untie(plain)
+    experts: dict[str, dict[str, torch.Tensor]] = {}
+    for name in {key.rpartition(".")[0].removeprefix("weights/") for key in adapter.tensors}:
+        lora_A = torch.from_numpy(adapter.tensors[f"weights/{name}.lora_A"])
+        lora_B = torch.from_numpy(adapter.tensors[f"weights/{name}.lora_B"])
+        delta = lora_B @ lora_A * (adapter.lora.alpha / adapter.lora.rank)
+        parent, _, part = name.rpartition(".")
+        if delta.ndim == 3:
+            experts.setdefault(parent, {})[part] = delta
+        else:
+            weight = plain.get_submodule(name).weight
+            weight.data += delta.to(weight.dtype)
+    for name, deltas in experts.items():
+        merge_into_experts(plain.get_submodule(name), deltas)
     return plain
 
 
