@@ -9,8 +9,11 @@ import pytest
 import tinker
 from support.client.sdk import adam, exact_logprobs, service_client
 from support.server.serve_process import ServedInstallation
-from support.tiny_vision import VISION_END, VISION_START, encoded, picture, vision_directory
+from support.tiny_vision import VISION_END, VISION_START, encoded, picture, vision_directory, vision_model
 from tinker import types
+from tinker_cookbook.renderers.base import image_to_chunk
+from tinsmith_trainer.engines.base import Image
+from transformers import AutoImageProcessor
 
 MODEL = "tiny/sees"
 IMAGE_TOKENS = 8
@@ -109,3 +112,14 @@ def test_an_image_that_was_miscounted_fails_its_call_and_the_next_round_works(cl
     with pytest.raises(tinker.RequestFailedError, match="forward_backward 1 failed"):
         step.result()
     assert train(model)
+
+
+def test_the_cookbook_counts_as_many_tokens_as_the_server() -> None:
+    vision = vision_model("qwen3-vl").vision
+    assert vision is not None
+    tokens = np.arange(2, dtype=np.int32)
+    processor = AutoImageProcessor.from_pretrained(vision_directory("qwen3-vl"))
+    for width, height in ((72, 40), (33, 210), (1, 1), (900, 700)):
+        one = image_to_chunk(picture(width, height), processor)
+        image = Image(1, one.data, one.format, one.expected_tokens)
+        assert len(vision.placed("Datum 0", tokens, [image])) == len(tokens) + one.length

@@ -23,7 +23,7 @@ from tinsmith_trainer.engines.whole_calls import ComputesWhole
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
 from tinsmith_trainer.torch_model.experts import expert_projections
-from tinsmith_trainer.torch_model.loading import describe_model, place
+from tinsmith_trainer.torch_model.loading import auto_class, describe_model, is_of_text, place
 from tinsmith_trainer.torch_model.lora import module_family
 from tinsmith_trainer.torch_model.model_source import model_directory
 
@@ -107,17 +107,22 @@ class PeftReference(ComputesWhole[PreparedLoss]):
 
 def _peft_model(directory: Path, placement: tuple[str, torch.dtype], lora: LoraSpec) -> Any:
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     device, dtype = placement
-    base = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval().to(device)
-    linears = [name for name, module in base.named_modules() if isinstance(module, nn.Linear) and module_family(name)]
+    config = AutoConfig.from_pretrained(directory)
+    base = auto_class(config).from_pretrained(directory, config=config, dtype=dtype).eval().to(device)
+    linears = [
+        name
+        for name, module in base.named_modules()
+        if isinstance(module, nn.Linear) and module_family(name) and is_of_text(base, name)
+    ]
     experts = expert_projections(base)
     modules = lora_init.trained_modules(lora, [*linears, *experts])
     target_modules, target_parameters = peft_targets(
         [name for name in modules if name not in experts], has_experts=bool(experts)
     )
-    config = LoraConfig(
+    lora_config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
@@ -126,7 +131,7 @@ def _peft_model(directory: Path, placement: tuple[str, torch.dtype], lora: LoraS
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of merging tied embeddings, which nobody does here; of names that move
-        model = get_peft_model(base, config)
+        model = get_peft_model(base, lora_config)
     add_to_experts(base, {name: experts[name] for name in modules if name in experts}, lora)
     return model
 

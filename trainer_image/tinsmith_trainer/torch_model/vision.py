@@ -111,7 +111,7 @@ class Vision:
         if self._tokens_of_any is not None:
             return self._tokens_of_any
         patches = self._processor.get_number_of_image_patches(size.height, size.width, {})
-        return int(patches) // self._processor.merge_size**2
+        return int(patches // self._processor.merge_size**2)
 
     def _fixed_number(self) -> int:
         """Of a model to which all images are of one size."""

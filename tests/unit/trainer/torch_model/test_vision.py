@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.tiny_vision import IMAGE_TOKEN, encoded, image_at, picture, vision_directory, vision_model
-from tinker_cookbook.renderers.base import image_to_chunk
 from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.torch_model.image_files import (
@@ -23,7 +22,6 @@ from tinsmith_trainer.torch_model.image_files import (
 )
 from tinsmith_trainer.torch_model.loading import load_torch_model
 from tinsmith_trainer.torch_model.vision import Vision
-from transformers import AutoImageProcessor
 
 TOKENS = np.arange(6, dtype=np.int32)
 PNG, JPEG = encoded(picture()), encoded(picture(), "jpeg")
@@ -49,14 +47,6 @@ def test_placeholders_stand_where_the_images_were(vision: Vision) -> None:
     placed = vision.placed("Datum 0", TOKENS, [image_at(2), image_at(6, width=16, height=16)])
     eight = [IMAGE_TOKEN] * 8  # 72 x 40 becomes 64 x 32 in patches of 16
     assert placed.tolist() == [0, 1, *eight, 2, 3, 4, 5, IMAGE_TOKEN]
-
-
-def test_the_cookbook_counts_as_many(vision: Vision) -> None:
-    processor = AutoImageProcessor.from_pretrained(vision_directory("qwen3-vl"))
-    for width, height in ((72, 40), (33, 210), (1, 1), (900, 700)):
-        chunk = image_to_chunk(picture(width, height), processor)
-        image = Image(1, chunk.data, chunk.format, chunk.expected_tokens)
-        assert len(vision.placed("Datum 0", TOKENS, [image])) == len(TOKENS) + (chunk.expected_tokens or 0)
 
 
 def test_a_directory_without_a_processor_serves_text_alone(tmp_path: Path) -> None:

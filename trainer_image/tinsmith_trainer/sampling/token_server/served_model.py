@@ -9,12 +9,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.torch_model.experts import ExpertProjection, expert_projections
-from tinsmith_trainer.torch_model.loading import check_files, describe_model, end_of_sequence, load_tokenizer
+from tinsmith_trainer.torch_model.loading import (
+    auto_class,
+    check_files,
+    describe_model,
+    end_of_sequence,
+    load_tokenizer,
+)
 from tinsmith_trainer.torch_model.model_source import model_directory
 
 GENERATION_CONFIG = "generation_config.json"
@@ -63,7 +69,7 @@ def read_model(source: str, revision: str | None = None, max_sequence_length: in
 def _skeleton(config: Any) -> nn.Module:
     """A model without weights, which takes no memory."""
     with torch.device("meta"):
-        skeleton: nn.Module = AutoModelForCausalLM.from_config(config)
+        skeleton: nn.Module = auto_class(config).from_config(config)
     return skeleton
 
 
