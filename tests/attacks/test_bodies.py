@@ -39,7 +39,7 @@ class Attacker:
 
 
 def repeated(item: bytes, times: int) -> bytes:
-    return b"[" + b",".join([item] * times) + b"]"
+    return b"[" + (item + b",") * (times - 1) + item + b"]"
 
 
 def prompt(tokens: int) -> bytes:
