@@ -1,5 +1,5 @@
 """Who may see the server's own pages, how many requests an address may have in flight behind a proxy, and how many of
-one key are worked on at a time.
+one tenant are worked on at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.routes.problems import problem
 from tinsmith_server.services.accounts.keys import hash_key
+from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
 
 METRICS_PATH = "/metrics"
@@ -94,7 +95,9 @@ class RequestsPerAddress:
 
 
 class PlacesAtWork:
-    """Requests have few places in the event loop at a time: those of one key, or without one of one address."""
+    """Requests have few places in the event loop at a time: those of one tenant, or without a key of one address. A key
+    that nobody has used here yet is a tenant by itself.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -103,7 +106,8 @@ class PlacesAtWork:
         if scope["type"] != "http" or scope["path"] == POLL_PATH:
             await self._app(scope, receive, send)
             return
+        services: Services = scope["app"].state.services
         key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
-        whose = hash_key(key) if key else str(client[0])
-        async with scope["app"].state.services.admission.at_work.place(whose, is_other=key is not None):
+        whose = (services.keys.owner(key) or hash_key(key)) if key else str(client[0])
+        async with services.admission.at_work.place(whose, is_other=key is not None):
             await self._app(scope, receive, send)

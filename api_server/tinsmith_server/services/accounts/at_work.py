@@ -1,6 +1,6 @@
-"""How many requests of one key are worked on at the same time.
+"""How many requests of one tenant are worked on at the same time.
 
-An event loop serves what is ready in the order in which it came. With hundreds of one key's requests in it, each
+An event loop serves what is ready in the order in which it came. With hundreds of one tenant's requests in it, each
 step of another's would wait for a step of all of them.
 """
 
@@ -17,14 +17,14 @@ from contextlib import asynccontextmanager
 PLACES_ALONE = 16
 # Another one's request waits for so many of them, in each step that it takes.
 PLACES_BESIDE_OTHERS = 2
-# After its latest request a key still counts as one of the others.
+# After its latest request a tenant still counts as one of the others.
 BESIDE_SECONDS = 1.0
 # A request that is not done by then waits for something else: a body, a worker, its turn.
 LONGEST_SECONDS = 0.1
 
 
 class AtWork:
-    """The others wait in the order in which they came, and each key's apart from all others'."""
+    """The others wait in the order in which they came, and each tenant's apart from all others'."""
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._longest_seconds = longest_seconds
@@ -38,55 +38,55 @@ class AtWork:
         return self._taken.total()
 
     @asynccontextmanager
-    async def place(self, key: str, *, is_other: bool = True) -> AsyncIterator[None]:
-        """One of the key's, until the end, or for as long as a request may have one.
+    async def place(self, tenant: str, *, is_other: bool = True) -> AsyncIterator[None]:
+        """One of the tenant's, until the end, or for as long as a request may have one.
 
         `is_other` False: nobody has fewer places for it, as for probes of the server's health.
         """
         if is_other:
-            self._note(key)
-        await self._take(key)
+            self._note(tenant)
+        await self._take(tenant)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._longest_seconds, self._leave, key)
+        timer = loop.call_later(self._longest_seconds, self._leave, tenant)
         try:
             yield
         finally:
             if timer.when() > loop.time():
                 timer.cancel()
-                self._leave(key)
+                self._leave(tenant)
 
-    async def _take(self, key: str) -> None:
-        if self._taken[key] < self._places():
-            self._taken[key] += 1
+    async def _take(self, tenant: str) -> None:
+        if self._taken[tenant] < self._places():
+            self._taken[tenant] += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(turn)
+        self._waiting.setdefault(tenant, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 # It was handed over in the moment in which its owner gave up.
-                self._leave(key)
+                self._leave(tenant)
             raise
 
-    def _leave(self, key: str) -> None:
-        self._taken[key] -= 1
-        waiting = self._waiting.get(key, deque())
-        while waiting and self._taken[key] < self._places():
+    def _leave(self, tenant: str) -> None:
+        self._taken[tenant] -= 1
+        waiting = self._waiting.get(tenant, deque())
+        while waiting and self._taken[tenant] < self._places():
             turn = waiting.popleft()
             if not turn.done():
-                self._taken[key] += 1
+                self._taken[tenant] += 1
                 turn.set_result(None)
         if not waiting:
-            self._waiting.pop(key, None)
-        if not self._taken[key]:
-            del self._taken[key]
+            self._waiting.pop(tenant, None)
+        if not self._taken[tenant]:
+            del self._taken[tenant]
 
-    def _note(self, key: str) -> None:
+    def _note(self, tenant: str) -> None:
         now = self._clock()
-        if key != self._latest and now < self._latest_at + BESIDE_SECONDS:
+        if tenant != self._latest and now < self._latest_at + BESIDE_SECONDS:
             self._beside_until = now + BESIDE_SECONDS
-        self._latest, self._latest_at = key, now
+        self._latest, self._latest_at = tenant, now
 
     def _places(self) -> int:
         return PLACES_BESIDE_OTHERS if self._clock() < self._beside_until else PLACES_ALONE

@@ -18,6 +18,8 @@ KEY_PREFIX = "tml-"
 SHOWN_CHARACTERS = len(KEY_PREFIX) + 6
 # How long a revoked key may still work on a replica that has just seen it.
 CACHE_SECONDS = 5.0
+# Whose a key is never changes.
+OWNER_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,24 @@ class Keys:
         self._static_hash = hash_key(static_key) if static_key else None
         self._clock = clock
         self._seen: RowCache[str, str] = RowCache(CACHE_SECONDS)
+        self._owners: RowCache[str, str] = RowCache(OWNER_SECONDS)
 
     async def authenticate(self, secret: str | None) -> str:
         """The tenant of a key. Raises AuthenticationFailed."""
         if not secret:
             raise AuthenticationFailed("no API key: set TINKER_API_KEY, which the SDK sends as X-API-Key")
         digest = hash_key(secret)
-        if self._static_hash is not None and hmac.compare_digest(digest, self._static_hash):
+        if self._is_static(digest):
             return DEFAULT_TENANT
         return self._seen.get(digest) or await self._look_up(digest)
+
+    def owner(self, secret: str) -> str | None:
+        """The tenant of a key that was used here of late, which may have been revoked since: for counting alone."""
+        digest = hash_key(secret)
+        return DEFAULT_TENANT if self._is_static(digest) else self._owners.get(digest)
+
+    def _is_static(self, digest: str) -> bool:
+        return self._static_hash is not None and hmac.compare_digest(digest, self._static_hash)
 
     async def _look_up(self, digest: str) -> str:
         key = await self._store.find_key(digest)
@@ -58,6 +69,7 @@ class Keys:
                 "unknown or revoked API key; `tinsmith keys create --data DIR`, with the server's DIR, makes one"
             )
         self._seen.put(digest, key.tenant)
+        self._owners.put(digest, key.tenant)
         return key.tenant
 
     async def create(self, tenant: str, name: str) -> NewKey:
