@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection, CursorResult, Dialect, Engine, Executable, ScalarResult
 from sqlalchemy.exc import TimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 T = TypeVar("T")
+Parameters: TypeAlias = Mapping[str, Any] | None
 
 
 class ThreadedEngine:
@@ -66,14 +67,14 @@ class _AtOnce:
     def dialect(self) -> Dialect:
         return self._connection.dialect
 
-    async def execute(self, statement: Executable) -> CursorResult[Any]:
-        return self._connection.execute(statement)
+    async def execute(self, statement: Executable, parameters: Parameters = None) -> CursorResult[Any]:
+        return self._connection.execute(statement, parameters)
 
-    async def scalar(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> Any:
+    async def scalar(self, statement: Executable, parameters: Parameters = None) -> Any:
         return self._connection.scalar(statement, parameters)
 
-    async def scalars(self, statement: Executable) -> ScalarResult[Any]:
-        return self._connection.scalars(statement)
+    async def scalars(self, statement: Executable, parameters: Parameters = None) -> ScalarResult[Any]:
+        return self._connection.scalars(statement, parameters)
 
     async def exec_driver_sql(self, statement: str) -> CursorResult[Any]:
         return self._connection.exec_driver_sql(statement)

@@ -32,7 +32,9 @@ class _Waiter:
 
 
 class LineKeeper:
-    """However many wait, a round reads the store once, and writes only where there is a place to give."""
+    """However many wait, a round reads the store once, and writes only where there is a place to give, or was one the
+    last time: then it does not look first, since whoever comes next finds one, too.
+    """
 
     def __init__(self, store: Store, fleet: Fleet, weights: str, freed: Changes, kept: int, clock: Clock) -> None:
         """`weights` names the line; `freed` is noted when a place may have come free."""
@@ -48,6 +50,7 @@ class LineKeeper:
         self._turns: dict[str, int] | None = None
         self._next_steps: dict[tuple[str, int], str] = {}
         self._trouble: str | None = None
+        self._there_was_room = False
 
     async def until_placed(self, model: Model, refused_by: Collection[str]) -> Model:
         """The model once it has a worker, or has ended."""
@@ -103,17 +106,23 @@ class LineKeeper:
         """Whether there was something to give, and so may be more: to somebody here, or to one whom another replica
         has in hand just now."""
         asked, places = dict(self._waiters), self._places()
+        if self._there_was_room and await self._give(asked, places):
+            return True
         waiting, wanted = await self._look(places)
         if wanted:
-            given = await self._store.give_places(self._names(), places.slots, lambda line: share_out(line, places))
-            for model_id in given.keys() & asked.keys():
-                self._wake(asked[model_id], replace(asked[model_id].model, worker_id=given[model_id]))
-            if not given:
+            if not await self._give(asked, places):
                 await asyncio.sleep(CONTEST_SECONDS)
             return True
         await self._wake_settled(asked, waiting)
         await self._ask_for_more()
         return False
+
+    async def _give(self, asked: dict[str, _Waiter], places: Places) -> bool:
+        given = await self._store.give_places(self._names(), places.slots, lambda line: share_out(line, places))
+        for model_id in given.keys() & asked.keys():
+            self._wake(asked[model_id], replace(asked[model_id].model, worker_id=given[model_id]))
+        self._there_was_room = bool(given)
+        return self._there_was_room
 
     async def _wake_settled(self, asked: dict[str, _Waiter], waiting: Collection[str]) -> None:
         """Those whom another replica has placed, or whose session has ended."""

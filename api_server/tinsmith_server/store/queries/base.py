@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sqlalchemy import (
     Column,
     ColumnElement,
     Delete,
+    Executable,
     Row,
     Select,
     Table,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="DataclassInstance")
 
+Given: TypeAlias = Mapping[str, Any] | None
+"""What the parameters of a statement are, that was made once: making one takes longer than the database."""
+
 # Of text that is kept as ASCII: six for a character that takes two bytes in a request.
 METADATA_CHARACTERS = 64 * 1024
 LEFT_OUT = {"tinsmith": f"left out: it has more than {METADATA_CHARACTERS} characters"}
@@ -46,9 +50,9 @@ class Queries:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def _look_up(self, record: type[R], query: Select[Any]) -> R | None:
+    async def _look_up(self, record: type[R], query: Select[Any], given: Given = None) -> R | None:
         """The one row that has the key."""
-        return await self._database.look_up(lambda connection: fetch_one(connection, record, query))
+        return await self._database.look_up(lambda connection: fetch_one(connection, record, query, given))
 
     async def _read_all(self, record: type[R], query: Select[Any]) -> list[R]:
         return await self._database.read(lambda connection: fetch_all(connection, record, query))
@@ -56,19 +60,21 @@ class Queries:
     async def _read_page(self, record: type[R], query: Select[Any], limit: int, offset: int) -> Page[R]:
         return await self._database.read(lambda connection: fetch_page(connection, record, query, limit, offset))
 
-    async def _count(self, query: Select[Any]) -> int:
-        return await self._database.read(lambda connection: count(connection, query))
+    async def _count(self, query: Select[Any], given: Given = None) -> int:
+        return await self._database.read(lambda connection: count(connection, query, given))
 
-    async def _write(self, statement: Update | Delete) -> bool:
+    async def _write(self, statement: Update | Delete, given: Given = None) -> bool:
         """False when the statement touched no row."""
-        return await self._database.write(lambda connection: changes_rows(connection, statement))
+        return await self._database.write(lambda connection: changes_rows(connection, statement, given))
 
-    async def _insert_or_find(self, record: type[R], table: Table, row: Mapping[str, Any], query: Select[Any]) -> R:
+    async def _insert_or_find(
+        self, record: type[R], table: Table, row: Mapping[str, Any], query: Select[Any], given: Given = None
+    ) -> R:
         """Inserts `row` unless a constraint of the table knows it already, and returns what `query` then finds."""
 
         async def insert_or_find(connection: AsyncConnection) -> R:
             await insert_unless_there(connection, table, row)
-            return await fetch_made(connection, record, query)
+            return await fetch_made(connection, record, query, given)
 
         return await self._database.write(insert_or_find)
 
@@ -97,22 +103,22 @@ def _bounded(column: Column[Any]) -> ColumnElement[Any]:
     return case((fits, column), (column.is_(None), column), else_=literal(LEFT_OUT, column.type)).label(column.name)
 
 
-async def fetch_one(connection: AsyncConnection, record: type[R], query: Select[Any]) -> R | None:
-    row = (await connection.execute(query)).one_or_none()
+async def fetch_one(connection: AsyncConnection, record: type[R], query: Select[Any], given: Given = None) -> R | None:
+    row = (await connection.execute(query, given)).one_or_none()
     return None if row is None else to_record(record, row)
 
 
-async def fetch_made(connection: AsyncConnection, record: type[R], query: Select[Any]) -> R:
+async def fetch_made(connection: AsyncConnection, record: type[R], query: Select[Any], given: Given = None) -> R:
     """The row that must be there, because this transaction inserted it or was told that it exists."""
-    return to_record(record, (await connection.execute(query)).one())
+    return to_record(record, (await connection.execute(query, given)).one())
 
 
-async def count(connection: AsyncConnection, query: Select[Any]) -> int:
-    return int(await connection.scalar(query) or 0)
+async def count(connection: AsyncConnection, query: Select[Any], given: Given = None) -> int:
+    return int(await connection.scalar(query, given) or 0)
 
 
-async def fetch_all(connection: AsyncConnection, record: type[R], query: Select[Any]) -> list[R]:
-    return [to_record(record, row) for row in await connection.execute(query)]
+async def fetch_all(connection: AsyncConnection, record: type[R], query: Select[Any], given: Given = None) -> list[R]:
+    return [to_record(record, row) for row in await connection.execute(query, given)]
 
 
 async def fetch_page(
@@ -144,17 +150,18 @@ async def insert_unless_there(connection: AsyncConnection, table: Table, row: Ma
     Of two that insert at once one waits for the other's commit and then sees False, so a select that
     follows in the same transaction finds the winner's row.
     """
-    return await inserts_row(connection, insert_into(connection, table, row).on_conflict_do_nothing())
+    statement = _insert_unless_there(connection.dialect.name, table)
+    return (await connection.execute(statement, row)).one_or_none() is not None
 
 
-async def inserts_row(connection: AsyncConnection, statement: postgresql.Insert) -> bool:
-    """Runs an insert with ON CONFLICT; False when it neither inserted nor updated.
+@cache
+def _insert_unless_there(dialect: str, table: Table) -> Executable:
+    """By RETURNING: SQLAlchemy promises a rowcount for UPDATE and DELETE only."""
+    insert: Any = _INSERT[dialect](table)
+    statement: Executable = insert.on_conflict_do_nothing().returning(literal(1))
+    return statement
 
-    By RETURNING: SQLAlchemy promises a rowcount for UPDATE and DELETE only.
-    """
-    return (await connection.execute(statement.returning(literal(1)))).one_or_none() is not None
 
-
-async def changes_rows(connection: AsyncConnection, statement: Update | Delete) -> bool:
+async def changes_rows(connection: AsyncConnection, statement: Update | Delete, given: Given = None) -> bool:
     """Runs an update or delete; False when it touched no row."""
-    return (await connection.execute(statement)).rowcount > 0
+    return (await connection.execute(statement, given)).rowcount > 0

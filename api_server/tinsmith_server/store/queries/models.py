@@ -5,28 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, changes_rows, newest_first, select_records, values
 from tinsmith_server.store.records import LIVE, FinalState, Model, ModelState, Page
 from tinsmith_server.store.tables import models, placements, sessions
 
+_OF_ID = models.c.model_id == bindparam("model")
+_BY_ID = select_records(models, Model).where(_OF_ID)
+_BY_NUMBER = select_records(models, Model).where(
+    models.c.session_id == bindparam("session_id"), models.c.model_seq_id == bindparam("model_seq_id")
+)
+_BIND = (
+    update(models)
+    .where(_OF_ID, models.c.worker_id == bindparam("worker"), models.c.state.in_(LIVE))
+    .values(state="bound")
+)
+_LIVE_OF_TENANT = (
+    select(func.count()).select_from(models).where(models.c.tenant == bindparam("tenant"), models.c.state.in_(LIVE))
+)
+
 
 class ModelQueries(Queries):
     """The part of `Store` about models."""
 
     async def add_model(self, model: Model) -> Model:
-        numbered = (models.c.session_id == model.session_id) & (models.c.model_seq_id == model.model_seq_id)
-        made = select_records(models, Model).where(numbered)
-        return await self._insert_or_find(Model, models, values(model), made)
+        row = values(model)
+        return await self._insert_or_find(Model, models, row, _BY_NUMBER, row)
 
     async def get_model(self, model_id: str) -> Model | None:
-        return await self._look_up(Model, select_records(models, Model).where(models.c.model_id == model_id))
+        return await self._look_up(Model, _BY_ID, {"model": model_id})
 
     async def bind_model(self, model_id: str, worker_id: str) -> bool:
-        there = (models.c.model_id == model_id) & (models.c.worker_id == worker_id) & models.c.state.in_(LIVE)
-        return await self._write(update(models).where(there).values(state="bound"))
+        return await self._write(_BIND, {"model": model_id, "worker": worker_id})
 
     async def end_model(
         self, model_id: str, state: FinalState, failure: str | None = None, *, only_unplaced: bool = False
@@ -71,8 +83,7 @@ class ModelQueries(Queries):
         return await self._read_all(Model, query)
 
     async def count_live_models(self, tenant: str) -> int:
-        live = (models.c.tenant == tenant) & models.c.state.in_(LIVE)
-        return await self._count(select(func.count()).select_from(models).where(live))
+        return await self._count(_LIVE_OF_TENANT, {"tenant": tenant})
 
     async def accepted_models(self) -> Sequence[Model]:
         query = select_records(models, Model).where(models.c.state == "accepted")

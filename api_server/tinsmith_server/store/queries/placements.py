@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any
 
-from sqlalchemy import Select, Update, delete, func, select, update
+from sqlalchemy import Update, bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.base import Choice
@@ -21,6 +20,34 @@ from tinsmith_server.store.queries.base import (
 from tinsmith_server.store.queries.workers import unseen_worker
 from tinsmith_server.store.records import Holder, Line, Model, Waiting
 from tinsmith_server.store.tables import models, placements, sessions, workers
+
+_AT_WORKERS = placements.c.worker_id.in_(bindparam("worker_ids"))
+_WAITS = (models.c.state == "accepted") & (models.c.worker_id == "")
+
+_WAITING = (
+    select_records(models, Waiting)
+    .where(_WAITS & models.c.base_model.in_(bindparam("base_models")))
+    .order_by(models.c.created_at, models.c.model_id)
+)
+_HOLDERS = (
+    select(*(models.c[name] for name in ("model_id", "session_id", "tenant", "last_request_at")))
+    .add_columns(placements.c.worker_id)
+    .join(placements, placements.c.model_id == models.c.model_id)
+    .where(_AT_WORKERS)
+)
+_AT_WORK = select(sessions.c.tenant).where(sessions.c.finished_at.is_(None)).distinct()
+
+_KNOWN = select(workers.c.worker_id).where(workers.c.worker_id.in_(bindparam("worker_ids")))
+_LOCKED = _KNOWN.order_by(workers.c.worker_id).with_for_update()
+_TAKEN = select(placements.c.worker_id, placements.c.slot).where(_AT_WORKERS)
+_STILL_WAIT = (
+    select(models.c.model_id)
+    .where(_WAITS & models.c.model_id.in_(bindparam("model_ids")))
+    .with_for_update(skip_locked=True)
+)
+_PLACE = update(models).where(models.c.model_id == bindparam("placed")).values(worker_id=bindparam("at_worker"))
+_MODEL = select_records(models, Model).where(models.c.model_id == bindparam("model_id"))
+_MODEL_LOCKED = _MODEL.with_for_update()
 
 
 class PlacementQueries(Queries):
@@ -45,7 +72,7 @@ class PlacementQueries(Queries):
         return await self._database.write(give)
 
     async def bind_where_made(self, model_id: str, worker_id: str, slots: int) -> bool:
-        known = await self._look_up(Model, _selected(model_id))
+        known = await self._look_up(Model, _MODEL, {"model_id": model_id})
         if known is not None and (known.worker_id, known.state) == (worker_id, "bound"):
             return True
 
@@ -80,28 +107,18 @@ class PlacementQueries(Queries):
 
 
 async def _line(connection: AsyncConnection, base_models: Collection[str], worker_ids: Collection[str]) -> Line:
-    accepted = (models.c.state == "accepted") & (models.c.worker_id == "") & models.c.base_model.in_(base_models)
-    waiting = select_records(models, Waiting).where(accepted).order_by(models.c.created_at, models.c.model_id)
-    holders = (
-        select(*(models.c[name] for name in ("model_id", "session_id", "tenant", "last_request_at")))
-        .add_columns(placements.c.worker_id)
-        .join(placements, placements.c.model_id == models.c.model_id)
-        .where(placements.c.worker_id.in_(worker_ids))
-    )
-    at_work = select(sessions.c.tenant).where(sessions.c.finished_at.is_(None)).distinct()
-    return Line(
-        waiting=tuple(await fetch_all(connection, Waiting, waiting)),
-        holders=tuple(await fetch_all(connection, Holder, holders)),
-        tenants_at_work=frozenset((await connection.scalars(at_work)).all()),
-    )
+    waiting = await fetch_all(connection, Waiting, _WAITING, {"base_models": list(base_models)})
+    holders = await fetch_all(connection, Holder, _HOLDERS, {"worker_ids": list(worker_ids)})
+    at_work = (await connection.scalars(_AT_WORK)).all()
+    return Line(waiting=tuple(waiting), holders=tuple(holders), tenants_at_work=frozenset(at_work))
 
 
 async def _lock_workers(connection: AsyncConnection, worker_ids: Collection[str]) -> None:
     """In one order for all: two that read the same free slot at once would both want it."""
-    for worker_id in sorted(worker_ids):
+    of_these = {"worker_ids": list(worker_ids)}
+    for worker_id in sorted(set(worker_ids) - set(await connection.scalars(_KNOWN, of_these))):
         await insert_unless_there(connection, workers, unseen_worker(worker_id))
-    locked = select(workers.c.worker_id).where(workers.c.worker_id.in_(worker_ids))
-    await connection.execute(locked.order_by(workers.c.worker_id).with_for_update())
+    await connection.execute(_LOCKED, of_these)
 
 
 async def _free_for_us(connection: AsyncConnection, model_ids: Collection[str]) -> list[str]:
@@ -109,9 +126,7 @@ async def _free_for_us(connection: AsyncConnection, model_ids: Collection[str]) 
 
     Whoever holds a model's row may be about to ask for a worker's, which are ours: so none is waited for.
     """
-    still = models.c.model_id.in_(model_ids) & (models.c.state == "accepted") & (models.c.worker_id == "")
-    locked = await connection.scalars(select(models.c.model_id).where(still).with_for_update(skip_locked=True))
-    free = set(locked)
+    free = set(await connection.scalars(_STILL_WAIT, {"model_ids": list(model_ids)}))
     return [model_id for model_id in model_ids if model_id in free]
 
 
@@ -121,19 +136,14 @@ async def _give(connection: AsyncConnection, model_id: str, worker_id: str, take
     if slot is None or not await insert_unless_there(connection, placements, row):
         return False
     taken.add(slot)
-    return await changes_rows(connection, _of(model_id).values(worker_id=worker_id))
+    return await changes_rows(connection, _PLACE, {"placed": model_id, "at_worker": worker_id})
 
 
 async def _taken_slots(connection: AsyncConnection, worker_ids: Collection[str]) -> Mapping[str, set[int]]:
     taken: defaultdict[str, set[int]] = defaultdict(set)
-    rows = select(placements.c.worker_id, placements.c.slot).where(placements.c.worker_id.in_(worker_ids))
-    for worker_id, slot in (await connection.execute(rows)).all():
+    for worker_id, slot in await connection.execute(_TAKEN, {"worker_ids": list(worker_ids)}):
         taken[worker_id].add(slot)
     return taken
-
-
-def _selected(model_id: str) -> Select[Any]:
-    return select_records(models, Model).where(models.c.model_id == model_id)
 
 
 def _of(model_id: str) -> Update:
@@ -142,7 +152,7 @@ def _of(model_id: str) -> Update:
 
 async def _locked_model(connection: AsyncConnection, model_id: str) -> Model | None:
     """Until the commit nobody else places or ends it. On SQLite the whole transaction holds the write lock."""
-    return await fetch_one(connection, Model, _selected(model_id).with_for_update())
+    return await fetch_one(connection, Model, _MODEL_LOCKED, {"model_id": model_id})
 
 
 async def _take_slot(connection: AsyncConnection, model_id: str, worker_id: str, slots: int) -> None:

@@ -6,27 +6,29 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, exists, update
+from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first, select_records, values
 from tinsmith_server.store.records import FinishType, Page, SamplingSession, Session
 from tinsmith_server.store.tables import models, sampling_sessions, sessions
 
+_OF_KEY = select_records(sessions, Session).where(
+    sessions.c.tenant == bindparam("tenant"), sessions.c.idempotency_key == bindparam("idempotency_key")
+)
+_BY_ID = select_records(sessions, Session).where(sessions.c.session_id == bindparam("session_id"))
+
 
 class SessionQueries(Queries):
     """The part of `Store` about sessions."""
 
     async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
-        made = _by_id(session.session_id)
-        if idempotency_key is not None:
-            same_key = (sessions.c.tenant == session.tenant) & (sessions.c.idempotency_key == idempotency_key)
-            made = select_records(sessions, Session).where(same_key)
+        made = _BY_ID if idempotency_key is None else _OF_KEY
         row = {**values(session), "idempotency_key": idempotency_key}
-        return await self._insert_or_find(Session, sessions, row, made)
+        return await self._insert_or_find(Session, sessions, row, made, row)
 
     async def get_session(self, session_id: str) -> Session | None:
-        return await self._look_up(Session, _by_id(session_id))
+        return await self._look_up(Session, _BY_ID, {"session_id": session_id})
 
     async def list_sessions(self, tenant: str, limit: int, offset: int) -> Page[Session]:
         query = (
@@ -42,7 +44,7 @@ class SessionQueries(Queries):
 
         async def beat_and_look(connection: AsyncConnection) -> Session | None:
             await connection.execute(beat)
-            return await fetch_one(connection, Session, _by_id(session_id))
+            return await fetch_one(connection, Session, _BY_ID, {"session_id": session_id})
 
         return await self._database.write(beat_and_look)
 
@@ -107,10 +109,6 @@ def _finish(session_id: str, type: FinishType, detail: str | None, now: datetime
 
 def _silent(last_heartbeat_before: datetime) -> ColumnElement[bool]:
     return sessions.c.last_heartbeat_at < last_heartbeat_before
-
-
-def _by_id(session_id: str) -> Select[Any]:
-    return select_records(sessions, Session).where(sessions.c.session_id == session_id)
 
 
 def _select_sampling() -> Select[Any]:

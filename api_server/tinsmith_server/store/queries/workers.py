@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, bindparam, select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.database import KEY
@@ -21,6 +21,12 @@ from tinsmith_server.store.records import Worker
 from tinsmith_server.store.tables import models, workers
 
 _EPOCH = select(workers.c.epoch).where(workers.c.worker_id == bindparam(KEY))
+_BY_ID = select_records(workers, Worker).where(workers.c.worker_id == bindparam("worker_id"))
+_ADVANCE = (
+    update(workers)
+    .where(workers.c.worker_id == bindparam("worker"), workers.c.event_cursor < bindparam("event"))
+    .values(event_cursor=bindparam("event"))
+)
 
 
 class WorkerQueries(Queries):
@@ -30,8 +36,9 @@ class WorkerQueries(Queries):
         return await self._database.look_up_value(_EPOCH, worker_id) or 0
 
     async def get_worker(self, worker_id: str) -> Worker:
-        known = await self._look_up(Worker, _by_id(worker_id))
-        return known or await self._insert_or_find(Worker, workers, unseen_worker(worker_id), _by_id(worker_id))
+        unseen = unseen_worker(worker_id)
+        known = await self._look_up(Worker, _BY_ID, unseen)
+        return known or await self._insert_or_find(Worker, workers, unseen, _BY_ID, unseen)
 
     async def raise_epoch(self, worker_id: str, expected_epoch: int, instance_id: str) -> Worker | None:
         unchanged = (workers.c.worker_id == worker_id) & (workers.c.epoch == expected_epoch)
@@ -41,13 +48,12 @@ class WorkerQueries(Queries):
             await insert_unless_there(connection, workers, unseen_worker(worker_id))
             if not await changes_rows(connection, raised):
                 return None
-            return await fetch_made(connection, Worker, _by_id(worker_id))
+            return await fetch_made(connection, Worker, _BY_ID, {"worker_id": worker_id})
 
         return await self._database.write(compare_and_swap)
 
     async def advance_cursor(self, worker_id: str, event_id: int) -> None:
-        behind = (workers.c.worker_id == worker_id) & (workers.c.event_cursor < event_id)
-        await self._write(update(workers).where(behind).values(event_cursor=event_id))
+        await self._write(_ADVANCE, {"worker": worker_id, "event": event_id})
 
     async def note_home(self, worker_id: str, home: str) -> None:
         elsewhere = (workers.c.worker_id == worker_id) & (workers.c.home != home)
@@ -61,7 +67,3 @@ class WorkerQueries(Queries):
 
 def unseen_worker(worker_id: str) -> dict[str, Any]:
     return values(Worker(worker_id=worker_id, epoch=0, instance_id="", event_cursor=0))
-
-
-def _by_id(worker_id: str) -> Select[Any]:
-    return select_records(workers, Worker).where(workers.c.worker_id == worker_id)

@@ -21,11 +21,17 @@ class StoreInMemory:
     """Of models alone. It counts what it is asked; `broken` is what it answers then."""
 
     def __init__(self, waiting: int) -> None:
-        made = [a_model(model_seq_id=number, base_model=BASE_MODEL, worker_id="") for number in range(waiting)]
-        self.models = {model.model_id: model for model in made}
+        self.models: dict[str, Model] = {}
+        for _ in range(waiting):
+            self.add()
         self.reads = 0
         self.writes = 0
         self.broken: Exception | None = None
+
+    def add(self) -> Model:
+        model = a_model(model_seq_id=len(self.models), base_model=BASE_MODEL, worker_id="")
+        self.models[model.model_id] = model
+        return model
 
     def put(self, model_id: str, **fields: Any) -> None:
         self.models[model_id] = replace(self.models[model_id], **fields)
@@ -66,10 +72,18 @@ class Kept:
         self.freed = Changes()
         store = cast("Store", self.store)
         self.keeper = LineKeeper(store, self.fleet, "tiny-1", self.freed, 1, clock=lambda: NOW)
-        self.tasks = {
-            model_id: asyncio.create_task(self.keeper.until_placed(model, ()))
-            for model_id, model in self.store.models.items()
-        }
+        self.tasks: dict[str, asyncio.Task[Model]] = {}
+        for model in self.store.models.values():
+            self._wait_for(model)
+
+    def come(self) -> str:
+        """One more; its id."""
+        model = self.store.add()
+        self._wait_for(model)
+        return model.model_id
+
+    def _wait_for(self, model: Model) -> None:
+        self.tasks[model.model_id] = asyncio.create_task(self.keeper.until_placed(model, ()))
 
     @property
     def placed(self) -> list[str]:
@@ -112,6 +126,18 @@ async def test_those_who_come_at_once_are_placed_by_one_write() -> None:
     assert {task.result().worker_id for task in kept.tasks.values()} == {"w1"}
     assert kept.store.writes == 1
     assert kept.store.reads == 1, "a second look, for those who were just given a place, would be for nothing"
+    await kept.close()
+
+
+async def test_who_comes_while_there_is_room_is_placed_without_a_look_and_the_first_who_finds_none_ends_that() -> None:
+    kept = Kept(slots=2, waiting=1)
+    await kept.tasks["session-1:train:0"]
+    assert (await kept.tasks[kept.come()]).worker_id == "w1"
+    assert (kept.store.reads, kept.store.writes) == (1, 2)
+    third = kept.come()
+    await kept.rounds(20)
+    assert kept.store.writes == 3, "one that has found no room has all later rounds look first"
+    assert str(kept.keeper.reason(kept.store.models[third])).startswith("waiting for one of 2 places of org/tiny")
     await kept.close()
 
 
