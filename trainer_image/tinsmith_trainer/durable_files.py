@@ -86,9 +86,10 @@ def size_of(content: Pieces) -> int:
 
 def _write_and_sync(path: Path, content: Pieces) -> None:
     size_bytes = size_of(content)
-    descriptor = _open(path, is_large=size_bytes >= BLOCK_BYTES)
+    is_large = size_bytes >= BLOCK_BYTES
+    descriptor = _open(path, is_large=is_large)
     try:
-        for block in _blocks(content, min(BLOCK_BYTES, _aligned(size_bytes))):
+        for block in _blocks(content) if is_large else (memoryview(piece) for piece in content):
             _write_all(descriptor, block)
         os.ftruncate(descriptor, size_bytes)
         os.fsync(descriptor)
@@ -107,18 +108,16 @@ def _open(path: Path, *, is_large: bool) -> int:
     return os.open(path, flags, 0o666)
 
 
-def _blocks(content: Pieces, block_bytes: int) -> Iterator[memoryview]:
+def _blocks(content: Pieces) -> Iterator[memoryview]:
     """All of it through one aligned buffer, which the next block overwrites; the last ends in some bytes too many."""
-    if not block_bytes:
-        return
-    buffer, filled = memoryview(mmap.mmap(-1, block_bytes)), 0
+    buffer, filled = memoryview(mmap.mmap(-1, BLOCK_BYTES)), 0
     for piece in content:
         rest = memoryview(piece)
         while rest:
-            taken = rest[: block_bytes - filled]
+            taken = rest[: BLOCK_BYTES - filled]
             buffer[filled : filled + len(taken)] = taken
             filled, rest = filled + len(taken), rest[len(taken) :]
-            if filled == block_bytes:
+            if filled == BLOCK_BYTES:
                 yield buffer
                 filled = 0
     if filled:
