@@ -153,7 +153,7 @@ lock: ## resolve requirements/*.txt anew
 soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
 	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
 
-bench: venv ## steps, short and many calls, the output projection, samples, saves, long lives, starts, memory: each beside its goal
+bench: venv ## steps, short and many calls, the output projection, samples, saves, long lives, starts, creations, memory: each beside its goal
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/shared_forwards.py
 	$(BIN)/python benchmarks/output_projection.py
@@ -162,6 +162,7 @@ bench: venv ## steps, short and many calls, the output projection, samples, save
 	$(BIN)/python benchmarks/saves.py
 	$(BIN)/python benchmarks/long_lives.py
 	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/create_model.py
 	PYTHONPATH=tests:testcluster $(BIN)/python benchmarks/server_memory.py
 
 bench-peer: venv ## tokens per second beside SkyRL, which is installed for it once (6 GB)
