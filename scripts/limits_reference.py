@@ -30,6 +30,8 @@ BY_SETTING = {
     "adapters_per_tenant": REJECTED,
     "queued_operations_per_tenant": "The next operation waits up to 20 s, then 429; what fills a gap goes through.",
     "checkpoint_bytes_per_tenant": f"Of a save with a name: {REJECTED}",
+    "max_upload_bytes": "413 with a sentence, at once.",
+    "uploads_per_tenant": "422 at the first file of another one.",
     "samples_per_tenant": "429; the SDK holds its samples back and sends them again, without limit.",
     "ephemeral_per_tenant": "The oldest unnamed weights go; samples from them answer 410.",
 }

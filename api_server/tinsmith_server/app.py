@@ -13,7 +13,16 @@ from tinsmith_server.fleet import fleet_of
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
 from tinsmith_server.metrics.workers import DescribedWorker
-from tinsmith_server.routes import checkpoints, futures, sampling, service, sessions, training, unsupported
+from tinsmith_server.routes import (
+    adapter_imports,
+    checkpoints,
+    futures,
+    sampling,
+    service,
+    sessions,
+    training,
+    unsupported,
+)
 from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress
 from tinsmith_server.routes.middleware import Observing
 from tinsmith_server.routes.openapi import install_openapi
@@ -34,6 +43,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     sessions.router,
     service.router,
     checkpoints.router,
+    adapter_imports.router,
     unsupported.router,
 )
 

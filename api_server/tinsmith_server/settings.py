@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 2**20
+GIB = 2**30
 TIB = 2**40
 DAY_SECONDS = 24 * 3600.0
 EVERY_NAMESPACE = "*"
@@ -112,6 +113,10 @@ class Settings(BaseSettings):
     checkpoint_bytes_per_tenant: int = Field(
         4 * TIB, ge=1, description="Bytes of a tenant's checkpoints that have a name."
     )
+    max_upload_bytes: int = Field(
+        4 * GIB, ge=MIB, description="Largest file of an adapter that a client brings in; a worker holds it in memory."
+    )
+    uploads_per_tenant: int = Field(8, ge=1, description="Adapters of a tenant that may be on their way in at a time.")
     samples_per_tenant: int = Field(
         32_768, ge=1, description="Samples of a tenant that may be in flight; more are held back."
     )
@@ -159,7 +164,7 @@ class Settings(BaseSettings):
     autosave_ttl_seconds: float = Field(
         7 * DAY_SECONDS, ge=3600, description="How long the checkpoint of a reaped session is kept."
     )
-    external_url_seconds: Seconds = Field(3600, description="How long a download link works.")
+    external_url_seconds: Seconds = Field(3600, description="How long a link for downloads or uploads works.")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = Field(

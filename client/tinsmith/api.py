@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import httpx
 
@@ -14,6 +15,9 @@ BASE_URL_VARIABLE = "TINKER_BASE_URL"
 API_KEY_VARIABLE = "TINKER_API_KEY"
 LOCAL_SERVER = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 10.0
+UPLOAD_SECONDS = 600.0
+REFUSALS = (413, 422, 503)
+"""Whose `detail` is for people; without one, the answer is not of this protocol."""
 
 
 class ApiError(Exception):
@@ -36,6 +40,10 @@ class CallUnknown(ApiError):
     """The server does not know this call; one of an earlier release, perhaps."""
 
 
+class RequestRefused(ApiError):
+    """The server understood, and says what is wrong."""
+
+
 class KeyRefused(ApiError):
     """No key was sent, the server does not know it, or it was revoked."""
 
@@ -55,6 +63,14 @@ class WaitingModel:
     model_id: str
     seconds: float
     reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartedUpload:
+    """Where each file is to go, by its name."""
+
+    upload_id: str
+    urls: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +127,32 @@ class Api:
         waiting = self._call("GET", "/waiting_models").get("waiting_models", [])
         return [WaitingModel(one["model_id"], one["waiting_seconds"], one.get("reason")) for one in waiting]
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def start_upload(self, base_model: str, rank: int) -> StartedUpload:
+        """Of an adapter for this base model, with parts in any of its modules."""
+        body = {"base_model": base_model, "lora_config": {"rank": rank}}
+        started = self._call("POST", "/external_weights_upload_start", body)
+        return StartedUpload(started["upload_id"], started["urls"])
+
+    def send_file(self, url: str, path: Path) -> None:
+        with path.open("rb") as file:
+            self._call("PUT", url, content=file, timeout=UPLOAD_SECONDS)
+
+    def finish_upload(self, upload_id: str) -> str:
+        """The path of the checkpoint that was made of the files."""
+        body = {"upload_id": upload_id}
+        return str(self._call("POST", "/external_weights_upload_finish", body, timeout=UPLOAD_SECONDS)["tinker_path"])
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        content: BinaryIO | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> dict[str, Any]:
         try:
-            response = self._http.request(method, path, json=body)
+            response = self._http.request(method, path, json=body, content=content, timeout=timeout)
         except httpx.HTTPError as error:
             if "WRONG_VERSION_NUMBER" in str(error):
                 raise SpeaksHttp(f"the server at {self.base_url} speaks http, not https") from error
@@ -124,6 +163,8 @@ class Api:
             if not self._has_key:
                 raise KeyRefused(f"{self.base_url} wants a key, and {API_KEY_VARIABLE} is not set")
             raise KeyRefused(f"{self.base_url} refuses the key: {_sentence(response)}")
+        if response.status_code in REFUSALS and (detail := _detail(response)) is not None:
+            raise RequestRefused(f"{self.base_url} refuses: {detail}")
         if response.status_code == httpx.codes.NOT_FOUND:
             raise CallUnknown(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
         try:
@@ -154,10 +195,14 @@ def find_mistake(url: str) -> Mistake | None:
 
 def _sentence(response: httpx.Response) -> str:
     """The server's `detail`, or whatever else stands between it and this program has to say."""
+    return _detail(response) or _summary(response)
+
+
+def _detail(response: httpx.Response) -> str | None:
     try:
         return str(response.json()["detail"])
     except (ValueError, TypeError, KeyError):
-        return _summary(response)
+        return None
 
 
 def _summary(response: httpx.Response) -> str:

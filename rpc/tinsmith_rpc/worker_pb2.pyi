@@ -243,6 +243,65 @@ class SnapshotReply(_message.Message):
 Global___SnapshotReply: _TypeAlias = SnapshotReply  # noqa: Y015
 
 @_typing.final
+class ImportAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """of the files, relative to the checkpoint root"""
+    model_id: _builtins.str
+    """the training run that will have the checkpoint, of kind EXTERNAL"""
+    @_builtins.property
+    def lora(self) -> Global___LoraConfig:
+        """as announced: alpha is the files' own, families may be fewer"""
+
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+        model_id: _builtins.str = ...,
+        lora: Global___LoraConfig | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "lora", b"lora", "model_id", b"model_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportAdapterRequest: _TypeAlias = ImportAdapterRequest  # noqa: Y015
+
+@_typing.final
+class ImportAdapterReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    LORA_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    manifest_digest: _builtins.str
+    size_bytes: _builtins.int
+    @_builtins.property
+    def lora(self) -> Global___LoraConfig: ...
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+        manifest_digest: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        lora: Global___LoraConfig | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "lora", b"lora", "manifest_digest", b"manifest_digest", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportAdapterReply: _TypeAlias = ImportAdapterReply  # noqa: Y015
+
+@_typing.final
 class BaseModel(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -74,6 +74,11 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.EventsRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.EventsReply.FromString,
                 _registered_method=True)
+        self.ImportAdapter = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/ImportAdapter',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.ImportAdapterRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.ImportAdapterReply.FromString,
+                _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/tinsmith.rpc.v1.Worker/Snapshot',
                 request_serializer=tinsmith__rpc_dot_worker__pb2.SnapshotRequest.SerializeToString,
@@ -150,6 +155,17 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ImportAdapter(self, request, context):
+        """Makes a checkpoint of an adapter's files that a server has put on the checkpoint root. Nothing of it is in the
+        journal: the same files again are the same checkpoint.
+        INVALID_ARGUMENT: a file is missing, or they are no adapter of this base model; the message says why.
+        INTERNAL: the checkpoint root refused. UNAVAILABLE: draining, or the root may take it later.
+        UNIMPLEMENTED: a sampler, which writes no checkpoints.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Snapshot(self, request, context):
         """Snapshots every adapter that changed since its last snapshot, between two operations, and answers when that is
         on disk. Calls that wait at the same time share one.
@@ -203,6 +219,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.EventsRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.EventsReply.SerializeToString,
+            ),
+            'ImportAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportAdapter,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.ImportAdapterRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.ImportAdapterReply.SerializeToString,
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
@@ -426,6 +447,33 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/Events',
             tinsmith__rpc_dot_worker__pb2.EventsRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.EventsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/ImportAdapter',
+            tinsmith__rpc_dot_worker__pb2.ImportAdapterRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.ImportAdapterReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,6 +69,13 @@ class WorkerStub:
     """What happened that the store must know, after the cursor, oldest first.
     Long poll; events at or below the cursor may be forgotten.
     """
+    ImportAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ImportAdapterRequest, _worker_pb2.ImportAdapterReply]
+    """Makes a checkpoint of an adapter's files that a server has put on the checkpoint root. Nothing of it is in the
+    journal: the same files again are the same checkpoint.
+    INVALID_ARGUMENT: a file is missing, or they are no adapter of this base model; the message says why.
+    INTERNAL: the checkpoint root refused. UNAVAILABLE: draining, or the root may take it later.
+    UNIMPLEMENTED: a sampler, which writes no checkpoints.
+    """
     Snapshot: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SnapshotRequest, _worker_pb2.SnapshotReply]
     """Snapshots every adapter that changed since its last snapshot, between two operations, and answers when that is
     on disk. Calls that wait at the same time share one.
@@ -109,6 +116,13 @@ class WorkerAsyncStub(WorkerStub):
     Events: _aio.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]  # type: ignore[assignment]
     """What happened that the store must know, after the cursor, oldest first.
     Long poll; events at or below the cursor may be forgotten.
+    """
+    ImportAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.ImportAdapterRequest, _worker_pb2.ImportAdapterReply]  # type: ignore[assignment]
+    """Makes a checkpoint of an adapter's files that a server has put on the checkpoint root. Nothing of it is in the
+    journal: the same files again are the same checkpoint.
+    INVALID_ARGUMENT: a file is missing, or they are no adapter of this base model; the message says why.
+    INTERNAL: the checkpoint root refused. UNAVAILABLE: draining, or the root may take it later.
+    UNIMPLEMENTED: a sampler, which writes no checkpoints.
     """
     Snapshot: _aio.UnaryUnaryMultiCallable[_worker_pb2.SnapshotRequest, _worker_pb2.SnapshotReply]  # type: ignore[assignment]
     """Snapshots every adapter that changed since its last snapshot, between two operations, and answers when that is
@@ -195,6 +209,19 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.EventsReply, _abc.Awaitable[_worker_pb2.EventsReply]]:
         """What happened that the store must know, after the cursor, oldest first.
         Long poll; events at or below the cursor may be forgotten.
+        """
+
+    @_abc_1.abstractmethod
+    def ImportAdapter(
+        self,
+        request: _worker_pb2.ImportAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ImportAdapterReply, _abc.Awaitable[_worker_pb2.ImportAdapterReply]]:
+        """Makes a checkpoint of an adapter's files that a server has put on the checkpoint root. Nothing of it is in the
+        journal: the same files again are the same checkpoint.
+        INVALID_ARGUMENT: a file is missing, or they are no adapter of this base model; the message says why.
+        INTERNAL: the checkpoint root refused. UNAVAILABLE: draining, or the root may take it later.
+        UNIMPLEMENTED: a sampler, which writes no checkpoints.
         """
 
     @_abc_1.abstractmethod

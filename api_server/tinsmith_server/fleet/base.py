@@ -96,6 +96,8 @@ class WorkerClient(SamplerClient, Protocol):
 
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
     async def events(self, after_event_id: int, timeout_seconds: float) -> Sequence[worker_pb2.Event]: ...
+    async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
+        """Makes a checkpoint of uploaded files. Raises Unprocessable where they are no adapter of the base model."""
 
 
 SamplerKind = Literal["pool", "colocated"]

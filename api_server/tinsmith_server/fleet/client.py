@@ -17,6 +17,7 @@ from tinsmith_server.errors import (
     StorageFull,
     TinsmithError,
     TooManySamples,
+    Unprocessable,
     WorkerError,
     WorkerFull,
     WorkerUnavailable,
@@ -32,6 +33,8 @@ CLOSED = "the connection to the worker was closed"
 # A worker may delay an acknowledgement by 20 s when its backlog is full.
 SUBMIT_TIMEOUT_SECONDS = 60.0
 QUICK_TIMEOUT_SECONDS = 20.0
+# Files of gigabytes are read, checked and written; others may wait before.
+IMPORT_TIMEOUT_SECONDS = 600.0
 # How much longer than the asked hold a reply may take to arrive.
 HOLD_GRACE_SECONDS = 10.0
 # Opening a journal waits for the lock of a predecessor and replays what it had accepted.
@@ -50,6 +53,7 @@ _ERRORS: dict[grpc.StatusCode, type[TinsmithError]] = {
     grpc.StatusCode.NOT_FOUND: ModelNotAtWorker,
     grpc.StatusCode.RESOURCE_EXHAUSTED: WorkerFull,
     grpc.StatusCode.UNIMPLEMENTED: CallUnknown,
+    grpc.StatusCode.INVALID_ARGUMENT: Unprocessable,
 }
 
 
@@ -115,6 +119,16 @@ class GrpcWorkerClient(WorkerClient):
     async def events(self, after_event_id: int, timeout_seconds: float) -> Sequence[worker_pb2.Event]:
         request = worker_pb2.EventsRequest(after_event_id=after_event_id, timeout_seconds=timeout_seconds)
         return list((await _call(self._stub.Events, request, timeout_seconds + HOLD_GRACE_SECONDS)).events)
+
+    @override
+    async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
+        try:
+            return await _call(self._stub.ImportAdapter, request, IMPORT_TIMEOUT_SECONDS)
+        except CallUnknown as error:
+            raise Unprocessable(
+                "the worker of this base model is of a release that brings in no adapters; an administrator can "
+                "restart it on the image of this one"
+            ) from error
 
     @override
     async def describe(self) -> worker_pb2.DescribeReply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,7 +12,8 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.errors import BodyTooLarge
+from tinsmith_server.routes.dependencies import ServicesDep, Tenant, path_of
 from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.settings import Settings
 
@@ -42,6 +44,9 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/cancel_future": SMALL_BYTES,
     "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
     "/weights_info": SMALL_BYTES,
+    "/external_weights_upload_start": SMALL_BYTES,
+    "/external_weights_upload_finish": SMALL_BYTES,
+    "/uploads/{token}/{name}": "max_upload_bytes",
 }
 """By route: the number, or the setting that says it. Bodies of other routes are not read."""
 
@@ -105,6 +110,20 @@ async def receive(request: Request, limit: int, account: Account, beginning: int
     return Body(gathered if complete else gathered[:beginning], complete)
 
 
+async def parts(request: Request, limit: int, account: Account) -> AsyncIterator[bytes]:
+    """A file's body as it comes, for who keeps none of it: a part leaves the account when the next one is asked for.
+
+    It may take as long as it likes at the least rate. Raises BodyTooLarge, TooBusy, and 408 for a slower sender.
+    """
+    size = 0
+    async for part in _in_time(request, account, longest_seconds=math.inf):
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(over(path_of(request), limit))
+        yield part
+        account.give_back(len(part))
+
+
 class _Content:
     """The first `most` bytes of what has come, in pieces of one size.
 
@@ -128,13 +147,15 @@ class _Content:
         return b"".join([*self._pieces, self._last])
 
 
-async def _in_time(request: Request, account: Account) -> AsyncIterator[bytes]:
+async def _in_time(
+    request: Request, account: Account, longest_seconds: float = LONGEST_SECONDS
+) -> AsyncIterator[bytes]:
     """The parts as they come, each with room for it. A small body is one."""
     loop = asyncio.get_running_loop()
     more, received, seconds = True, 0, 0.0
     while more:
         started = loop.time()
-        allowed = min(GRACE_SECONDS + received / LEAST_BYTES_PER_SECOND, LONGEST_SECONDS)
+        allowed = min(GRACE_SECONDS + received / LEAST_BYTES_PER_SECOND, longest_seconds)
         try:
             async with asyncio.timeout(allowed - seconds):
                 message = await request.receive()

@@ -18,6 +18,7 @@ from tinsmith_server.services.checkpoints.download_links import DownloadLinks
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
 from tinsmith_server.services.checkpoints.retention import Retention
+from tinsmith_server.services.checkpoints.upload_files import UploadFiles
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.polling.futures import Futures
@@ -25,6 +26,7 @@ from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.sampling import Sampling
+from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.models import Models
 from tinsmith_server.services.training.operations import Operations
@@ -49,6 +51,7 @@ class Services:
     futures: Futures
     checkpoints: Checkpoints
     exports: DownloadLinks
+    imports: AdapterImports
     capabilities: Capabilities
     inspection: Inspection
     readiness: Readiness
@@ -96,6 +99,8 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         settings=settings,
         clock=clock,
     )
+    uploads = UploadFiles(settings.checkpoints_url)
+    imports = AdapterImports(store, fleet, uploads, holdings.checkpoints, settings, clock)
     long_polls = LongPolls()
     leases = Leases(store, fleet)
     static_key = settings.api_key.get_secret_value() if settings.api_key else None
@@ -109,6 +114,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         dispatch=dispatch,
         futures=Futures(models, sampling, binding, fleet, events, long_polls, settings.poll_hold_seconds),
         checkpoints=checkpoints,
+        imports=imports,
         exports=DownloadLinks(store, checkpoints, files, settings.external_url_seconds, clock),
         capabilities=Capabilities(fleet, inspection),
         inspection=inspection,
@@ -124,6 +130,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
             reaper=reaper,
             lost_workers=LostWorkers(store, fleet),
             retention=retention,
+            imports=imports,
             inspection=inspection,
         ),
         long_polls=long_polls,

@@ -320,6 +320,18 @@ class TtlRequest(Request):
     ttl_seconds: TtlSeconds | None
 
 
+class UploadStartRequest(Request):
+    """Of the SDK's 0.39: an adapter that was made elsewhere comes in."""
+
+    base_model: str
+    lora_config: LoraConfig
+    destination_project_id: str | None = None
+
+
+class UploadFinishRequest(Request):
+    upload_id: str
+
+
 class WeightsInfoRequest(Request):
     tinker_path: str
 

@@ -175,6 +175,16 @@ class ExternalUrlsResponse(Response):
     expires: datetime
 
 
+class UploadStartResponse(Response):
+    upload_id: str
+    urls: dict[str, str]
+    expires: datetime
+
+
+class UploadFinishResponse(Response):
+    tinker_path: str
+
+
 class WeightsInfoResponse(Response):
     base_model: str
     is_lora: bool = True

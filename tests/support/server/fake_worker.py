@@ -55,6 +55,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.asked = 0
         self.samples_waiting = 0
         self.create_failure: str | None = None
+        self.imports: list[worker_pb2.ImportAdapterRequest] = []
+        self.import_failure: tuple[grpc.StatusCode, str] | None = None
         self.before_ack: Callable[[], Awaitable[None]] | None = None
         self._changed = asyncio.Condition()
         self._awaiting = asyncio.Event()
@@ -126,6 +128,19 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if self.before_ack is not None:
             await self.before_ack()
         return worker_pb2.SubmitReply(epoch=request.epoch)
+
+    @override
+    async def ImportAdapter(
+        self, request: worker_pb2.ImportAdapterRequest, context: Context
+    ) -> worker_pb2.ImportAdapterReply:
+        self.imports.append(request)
+        if self.import_failure is not None:
+            await context.abort(*self.import_failure)
+        directory = f"external_weights/{request.model_id.replace(':', '.')}/{len(self.imports)}"
+        lora = worker_pb2.LoraConfig(rank=request.lora.rank, alpha=7, train_attn=True)
+        return worker_pb2.ImportAdapterReply(
+            directory=directory, manifest_digest="0" * 64, size_bytes=SAVED_BYTES, lora=lora
+        )
 
     @override
     async def Await(self, request: worker_pb2.AwaitRequest, context: Context) -> worker_pb2.AwaitReply:

@@ -40,6 +40,7 @@ def test_all_packages_register_their_commands() -> None:
         "demo",
         "doctor",
         "export",
+        "import",
         "keys",
         "make-tiny-model",
         "models",

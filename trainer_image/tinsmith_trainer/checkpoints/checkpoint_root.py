@@ -135,6 +135,21 @@ class CheckpointRoot:
             raise UserError(f"The image asset {location!r} is not there: an administrator puts files below {ASSETS}/.")
         return content
 
+    def read_upload(self, directory: str) -> tuple[bytes, bytes]:
+        """Configuration and weights of an adapter, as a server has put them there.
+
+        Raises CheckpointInvalid where one is missing, or as `write`.
+        """
+        names = (peft_layout.CONFIG_FILE, peft_layout.WEIGHTS_FILE)
+        try:
+            found = self._storage.read(directory, names)
+        except StorageFault as error:
+            raise _unusable(error, f"The upload cannot be read from {self._storage.url}") from error
+        config, weights = (found[name] for name in names)
+        if config is None or weights is None:
+            raise CheckpointInvalid(f"The upload lacks {names[0] if config is None else names[1]}.")
+        return config, weights
+
     def _write(self, directory: str, files: Mapping[str, Pieces], manifest_of: ManifestOf) -> tuple[str, bytes]:
         def commit(written: Mapping[str, WrittenFile]) -> bytes:
             manifest = manifest_of(written)

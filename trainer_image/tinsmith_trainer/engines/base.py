@@ -67,6 +67,23 @@ class LoraSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnouncedAdapter:
+    """What the sender of an adapter's files says of it: its rank, and the families that it may have parts in.
+
+    `seed` draws the modules that the files leave out.
+    """
+
+    rank: int
+    seed: int
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+    def allows(self, family: str) -> bool:
+        return bool(getattr(self, f"train_{family}"))
+
+
+@dataclass(frozen=True, slots=True)
 class AdamParams:
     """One step's hyperparameters: AdamW with decoupled decay; `grad_clip_norm` 0 is off."""
 
@@ -225,6 +242,12 @@ class Engine(Computer, Protocol):
 
     def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
         """Writes files that plain PEFT or transformers load, into the existing directory `target`."""
+
+    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
+        """The way back from `export`'s PEFT layout and from a checkpoint's files, which anybody may have made.
+
+        From any thread; no adapter here changes. Raises UserError for what is no adapter of this base model.
+        """
 
     def drop(self, adapter_id: str) -> None:
         """Frees the adapter's slot. Unknown ids are ignored."""

@@ -13,7 +13,17 @@ import orjson
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, SavedWeights, WrittenCheckpoint
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Call, Engine, LoraSpec, Outcome, Work
+from tinsmith_trainer.durable_files import sha256_of
+from tinsmith_trainer.engines.base import (
+    AdamParams,
+    AdapterState,
+    AnnouncedAdapter,
+    Call,
+    Engine,
+    LoraSpec,
+    Outcome,
+    Work,
+)
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
@@ -32,6 +42,8 @@ PATH_KINDS = {
 EPHEMERAL_AREA = "ephemeral"
 MAX_RESULT_BYTES = 256 * 1024**2
 LOGPROB_BYTES = 4
+IMPORT_DIGITS = 15
+"""Hexadecimal ones of a digest, which is as good as unique and fits in 64 bits."""
 SAMPLED_KINDS = (worker_pb2.SAMPLER, worker_pb2.EPHEMERAL)
 
 
@@ -133,6 +145,25 @@ class Executor:
             saved_name=(request.kind, request.name) if request.name else None,
             saved=SavedWeights(written, state.weights_only()) if is_sampled else None,
             releases=releases,
+        )
+
+    def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
+        """Makes a checkpoint of files that anybody may have made. Thread-safe; no adapter here changes.
+
+        The directory follows from the files: others, put there meanwhile, are another checkpoint.
+        """
+        config, weights = self._checkpoints.read_upload(request.directory)
+        lora = request.lora
+        announced = AnnouncedAdapter(lora.rank, lora.seed, lora.train_attn, lora.train_mlp, lora.train_unembed)
+        state = self._engine.read_adapter(config, weights, announced)
+        number = int(sha256_of(config, weights)[:IMPORT_DIGITS], 16)
+        area = PATH_KINDS[worker_pb2.EXTERNAL]
+        written = self._checkpoints.write(request.model_id, 0, number, "sampler", state, self._base, area)
+        return worker_pb2.ImportAdapterReply(
+            directory=written.directory,
+            manifest_digest=written.manifest_digest,
+            size_bytes=written.size_bytes,
+            lora=_lora_message(state.lora),
         )
 
     def start(self, operation: Operation, payload: bytes) -> TrainingCall:

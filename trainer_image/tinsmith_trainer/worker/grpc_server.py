@@ -12,7 +12,14 @@ from tinsmith_rpc import TENANT_METADATA, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
-from tinsmith_trainer.errors import Draining, JournalFull, ServerError, SnapshotRefused
+from tinsmith_trainer.errors import (
+    Draining,
+    JournalFull,
+    ServerError,
+    SnapshotRefused,
+    StorageUnavailable,
+    UserError,
+)
 from tinsmith_trainer.oplog.journal_tables import Failure, OperationResult
 from tinsmith_trainer.oplog.model_queues import UnknownModel
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
@@ -44,7 +51,11 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     JournalFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     SnapshotRefused: grpc.StatusCode.INTERNAL,
     TooManySamples: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UserError: grpc.StatusCode.INVALID_ARGUMENT,
+    StorageUnavailable: grpc.StatusCode.UNAVAILABLE,
+    ServerError: grpc.StatusCode.INTERNAL,
 }
+"""Of the nearest class of an error."""
 
 
 class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
@@ -119,6 +130,12 @@ class SamplerServicer(SamplingServicer):
         return await _refuse(context, TRAINS_NOTHING)
 
     @override
+    async def ImportAdapter(
+        self, request: worker_pb2.ImportAdapterRequest, context: Context
+    ) -> worker_pb2.ImportAdapterReply:
+        return await _refuse(context, TRAINS_NOTHING)
+
+    @override
     async def Snapshot(self, request: worker_pb2.SnapshotRequest, context: Context) -> worker_pb2.SnapshotReply:
         return await _refuse(context, TRAINS_NOTHING)
 
@@ -174,6 +191,15 @@ class WorkerServicer(SamplingServicer):
         return worker_pb2.EventsReply(events=[worker_pb2.Event.FromString(body) for body in bodies])
 
     @override
+    async def ImportAdapter(
+        self, request: worker_pb2.ImportAdapterRequest, context: Context
+    ) -> worker_pb2.ImportAdapterReply:
+        try:
+            return await self._service.import_adapter(request)
+        except (UserError, StorageUnavailable, ServerError, Draining) as error:
+            await _abort(context, error)
+
+    @override
     async def Snapshot(self, request: worker_pb2.SnapshotRequest, context: Context) -> worker_pb2.SnapshotReply:
         try:
             return worker_pb2.SnapshotReply(last_snapshot_time=await self._service.snapshot())
@@ -212,7 +238,8 @@ async def _refuse(context: Context, reason: str) -> NoReturn:
 
 
 async def _abort(context: Context, error: Exception) -> NoReturn:
-    await context.abort(STATUS_OF_ERROR[type(error)], str(error))
+    status = next(STATUS_OF_ERROR[kind] for kind in type(error).__mro__ if kind in STATUS_OF_ERROR)
+    await context.abort(status, str(error))
     raise AssertionError("abort returned")
 
 

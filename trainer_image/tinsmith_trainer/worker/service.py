@@ -17,7 +17,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Category, Draining, JournalFull, ModelChanged
+from tinsmith_trainer.errors import Category, Draining, JournalFull, ModelChanged, ServerError
 from tinsmith_trainer.in_flight_marker import InFlightMarker
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
@@ -33,7 +33,7 @@ from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.scheduler import Scheduler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
-from tinsmith_trainer.unknown_fields import unknown_fields_of_operation
+from tinsmith_trainer.unknown_fields import unknown_fields_of, unknown_fields_of_operation
 from tinsmith_trainer.worker.volume import Volume
 
 log = structlog.get_logger(__name__)
@@ -121,6 +121,7 @@ class WorkerService:
         self._acknowledged_event_id = 0
         self._heard_at = time.monotonic()
         self._draining = False
+        self._importing = asyncio.Lock()
         self._cache = ResultCache(CACHED_RESULT_BYTES)
         self._forgetting = Forgetting(self.journal)
 
@@ -258,6 +259,14 @@ class WorkerService:
         if self.epoch == 0:
             raise NotActive("this worker has not been activated, and has loaded nothing that could have changed")
         return await asyncio.wrap_future(self.scheduler.snapshot_soon())
+
+    async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
+        """One at a time, since each has its files in memory. Raises TrainerError, Draining."""
+        if unknown := unknown_fields_of(request):
+            raise ServerError(unknown)
+        async with self._importing:
+            self._check_stays()
+            return await asyncio.to_thread(self.executor.import_adapter, request)
 
     def _check_epoch(self, epoch: int) -> None:
         if self._draining:

@@ -15,6 +15,7 @@ from tinsmith_server.services.background.leases import Leases
 from tinsmith_server.services.background.reaper import LostWorkers, Reaper
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.checkpoints.worker_events import Events
+from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import StoreError
@@ -47,6 +48,7 @@ class Background:
         reaper: Reaper,
         lost_workers: LostWorkers,
         retention: Retention,
+        imports: AdapterImports,
         inspection: Inspection,
     ) -> None:
         self._store = store
@@ -58,6 +60,7 @@ class Background:
         self._reaper = reaper
         self._lost_workers = lost_workers
         self._retention = retention
+        self._imports = imports
         self._inspection = inspection
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -102,6 +105,7 @@ class Background:
 
     async def _sweep(self) -> None:
         await self._retention.sweep()
+        await self._imports.sweep()
         await self._store.forget_the_gone()
 
     async def _release(self) -> None:

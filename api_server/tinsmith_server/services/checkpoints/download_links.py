@@ -10,6 +10,7 @@ import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -77,22 +78,22 @@ class DownloadLinks:
         return await self._store.secret(SECRET_NAME)
 
 
-def sign(secret: bytes, directory: str, expires: datetime) -> str:
-    """One URL segment that says which directory may be read until when."""
-    claim = orjson.dumps([directory, int(expires.timestamp())])
+def sign(secret: bytes, what: object, expires: datetime) -> str:
+    """One URL segment that says what its bearer may use until when, such as which directory."""
+    claim = orjson.dumps([what, int(expires.timestamp())])
     return f"{_encode(claim)}.{_encode(_mac(secret, claim))}"
 
 
-def verify(secret: bytes, token: str, now: datetime) -> str | None:
-    """The directory of a valid token; None for anything else."""
+def verify(secret: bytes, token: str, now: datetime) -> Any:
+    """What a valid token was made for; None for anything else."""
     try:
         claim, mac = (_decode(part) for part in token.split("."))
         if not hmac.compare_digest(mac, _mac(secret, claim)):
             return None
-        directory, expires = orjson.loads(claim)
+        what, expires = orjson.loads(claim)
     except (ValueError, binascii.Error):
         return None
-    return str(directory) if now < datetime.fromtimestamp(expires, UTC) else None
+    return what if now < datetime.fromtimestamp(expires, UTC) else None
 
 
 def _mac(secret: bytes, claim: bytes) -> bytes:

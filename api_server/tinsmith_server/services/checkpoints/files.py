@@ -39,7 +39,7 @@ class CheckpointFiles:
     def list(self, directory: str) -> dict[str, int]:
         """Exported files below a directory, by relative path, with their sizes in bytes."""
         base = self._path(directory)
-        with self._reaching():
+        with self.reaching():
             found = self._filesystem.find(base, detail=True)
         sizes = {posixpath.relpath(path, base): int(info["size"]) for path, info in found.items()}
         return {path: size for path, size in sizes.items() if path != MANIFEST}
@@ -47,18 +47,18 @@ class CheckpointFiles:
     def read(self, directory: str, path: str) -> Iterator[bytes]:
         """Raises FileNotFoundError before the first part."""
         file = self._path(directory, path)
-        with self._reaching():
+        with self.reaching():
             stream = self._filesystem.open(file, "rb", block_size=FETCH_BYTES)
         return self._parts(stream)
 
     def remove(self, directory: str) -> None:
         """Removing what is gone already is fine, and so is what another server removes meanwhile."""
         path = self._path(directory)
-        with contextlib.suppress(FileNotFoundError), self._reaching():
+        with contextlib.suppress(FileNotFoundError), self.reaching():
             self._filesystem.rm(path, recursive=True)
 
     @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def reaching(self) -> Iterator[None]:
         """Drivers raise errors of their own: botocore's are no OSErrors."""
         try:
             yield
@@ -68,7 +68,7 @@ class CheckpointFiles:
             raise CheckpointRootUnavailable(f"the checkpoint root {self._url} cannot be used: {error}") from error
 
     def _parts(self, stream: Any) -> Iterator[bytes]:
-        with self._reaching(), stream:
+        with self.reaching(), stream:
             while part := stream.read(READ_BYTES):
                 yield part
 

@@ -24,12 +24,15 @@ class CheckpointLookup:
         self._clock = clock
 
     async def readable(self, tenant: str, path: str, wanted: CheckpointType | None = None) -> Checkpoint:
-        """Raises CheckpointRefused with a sentence; another tenant's private checkpoint does not exist."""
+        """Raises CheckpointRefused with a sentence; another tenant's private checkpoint does not exist.
+
+        An external one has weights, so that it is fine wherever those are wanted.
+        """
         try:
             parsed = parse_tinker_path(path)
         except ValueError as error:
             raise CheckpointRefused(str(error)) from error
-        if wanted is not None and parsed.type != wanted:
+        if wanted is not None and parsed.type not in (wanted, "external"):
             raise CheckpointRefused(f"{path} is a {parsed.type} checkpoint; this needs one made by {MADE_BY[wanted]}")
         checkpoint = await self._find(parsed.run_id, parsed.type, parsed.name)
         if checkpoint is None or not (checkpoint.public or checkpoint.tenant == tenant):

@@ -14,6 +14,7 @@ from typing_extensions import override
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
+    AnnouncedAdapter,
     BaseModelInfo,
     Call,
     Engine,
@@ -26,9 +27,17 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS, check_tokens, plan_microbatches
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
+from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
-from tinsmith_trainer.engines.peft.adapter import Adapter, plan_layout, read_state, read_weights, write_state
+from tinsmith_trainer.engines.peft.adapter import (
+    Adapter,
+    AdapterLayout,
+    plan_layout,
+    read_state,
+    read_weights,
+    write_state,
+)
 from tinsmith_trainer.engines.peft.calls import PeftCall, share_a_forward, with_placed_images
 from tinsmith_trainer.engines.peft.loss_kernels import choose_loss_kernel
 from tinsmith_trainer.engines.peft.settings import PeftEngineSettings
@@ -93,12 +102,15 @@ class PeftEngine(Engine):
 
     def _new_adapter(self, lora: LoraSpec) -> Adapter:
         check_seed(lora.seed)
+        return Adapter(lora, self._layout(lora), self._torch_model.device)
+
+    def _layout(self, lora: LoraSpec) -> AdapterLayout:
         if lora.train_mlp and self._torch_model.frozen_experts:
             raise UserError(
                 f"train_mlp would leave the experts of {self._torch_model.info.architecture} as they are: this server "
                 f"cannot train them. Set train_mlp to False."
             )
-        return Adapter(lora, plan_layout(lora, self._torch_model.layers), self._torch_model.device)
+        return plan_layout(lora, self._torch_model.layers)
 
     @override
     @needs_device()
@@ -184,6 +196,10 @@ class PeftEngine(Engine):
     def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
         model = self._torch_model
         export_adapter(BaseFiles(model.directory, model.info.path, model.model.dtype), state, target, layout)
+
+    @override
+    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
+        return read_adapter(config, weights, announced, lambda lora: self._layout(lora).shapes)
 
     @override
     def drop(self, adapter_id: str) -> None:

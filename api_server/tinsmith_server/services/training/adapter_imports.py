@@ -1,0 +1,253 @@
+"""Adapters that were made elsewhere, on their way to a checkpoint: started, sent file by file, finished.
+
+What is said at the start travels in the upload's id, signed, so that any replica can go on with it. A worker of the
+base model checks the files and writes the checkpoint; its training run has ended as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import NotFound, Unprocessable, WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet, WorkerHandle
+from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.holdings import Checkpointed
+from tinsmith_server.services.checkpoints.download_links import sign, verify
+from tinsmith_server.services.checkpoints.upload_files import UploadFiles
+from tinsmith_server.services.training.model_creation import InvalidModelRequest, check_rank, find_served
+from tinsmith_server.settings import Settings
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Checkpoint, Clock, Model, Session, utc_now
+from tinsmith_server.wire.ids import TinkerPath
+from tinsmith_server.wire.requests import UploadStartRequest
+
+log = get_logger(__name__)
+
+SECRET_NAME = "upload-urls"
+UPLOAD_PATH = "/api/v1/uploads"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+MOST_CONFIG_BYTES = 2**20
+NAME = "imported"
+CONNECT_SECONDS = 25.0
+OVER = "there is no such upload of yours, or its time is over; start another one"
+
+
+@dataclass(frozen=True, slots=True)
+class StartedUpload:
+    """A URL for each file, to which a PUT without a key sends it."""
+
+    upload_id: str
+    urls: dict[str, str]
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What an upload's id says."""
+
+    tenant: str
+    base_model: str
+    lora: dict[str, Any]
+    project_id: str | None
+    directory: str
+    session_id: str
+
+    @property
+    def run_id(self) -> str:
+        return f"{self.session_id}:train:0"
+
+    @property
+    def path(self) -> TinkerPath:
+        return TinkerPath(self.run_id, "external_weights", NAME)
+
+
+class AdapterImports:
+    """Finishing twice makes one checkpoint."""
+
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet,
+        files: UploadFiles,
+        checkpoints: Checkpointed,
+        settings: Settings,
+        clock: Clock = utc_now,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._files = files
+        self._checkpoints = checkpoints
+        self._ttl = timedelta(seconds=settings.external_url_seconds)
+        self._most = settings.uploads_per_tenant
+        self._most_bytes = settings.max_upload_bytes
+        self._clock = clock
+
+    async def start(self, tenant: str, request: UploadStartRequest, base_url: str) -> StartedUpload:
+        """Raises Unprocessable for a base model that is not trained here, and where no checkpoint may be added."""
+        try:
+            check_rank(find_served(self._fleet, request.base_model), request.lora_config.rank)
+        except InvalidModelRequest as error:
+            raise Unprocessable(str(error)) from error
+        if (refusal := await self._checkpoints.refusal(tenant)) is not None:
+            raise Unprocessable(refusal)
+        expires = self._clock() + self._ttl
+        said = [
+            tenant,
+            request.base_model,
+            request.lora_config.model_dump(exclude_none=True),
+            request.destination_project_id,
+            self._files.new_directory(tenant, expires),
+            f"sess-{uuid.uuid4().hex}",
+        ]
+        upload_id = sign(await self._secret(), said, expires)
+        prefix = f"{base_url.rstrip('/')}{UPLOAD_PATH}/{upload_id}"
+        return StartedUpload(upload_id, {name: f"{prefix}/{name}" for name in (CONFIG_FILE, WEIGHTS_FILE)}, expires)
+
+    async def upload_of(self, upload_id: str) -> Upload:
+        """Raises NotFound for an id that was not made here, or whose time is over."""
+        said = verify(await self._secret(), upload_id, self._clock())
+        if said is None:
+            raise NotFound(OVER)
+        return Upload(*said)
+
+    def limit_of(self, name: str) -> int:
+        """Bytes. Raises NotFound for a file that no adapter has here."""
+        limits = {CONFIG_FILE: min(MOST_CONFIG_BYTES, self._most_bytes), WEIGHTS_FILE: self._most_bytes}
+        if name not in limits:
+            raise NotFound(f"an adapter comes as {CONFIG_FILE} and {WEIGHTS_FILE}, and not as {name[:100]!r}")
+        return limits[name]
+
+    async def receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
+        """Takes one file, in the place of an earlier one of the name. Raises Unprocessable, and as `parts` does."""
+        others = await asyncio.to_thread(self._files.others_of, upload.tenant, upload.directory)
+        if others >= self._most:
+            raise Unprocessable(
+                f"{others} uploads of yours are under way, and {self._most} may be (setting uploads_per_tenant); "
+                "finish them, or wait until their time is over"
+            )
+        file = await asyncio.to_thread(self._files.open, upload.directory, name)
+        try:
+            async for part in parts:
+                await asyncio.to_thread(file.write, part)
+            await asyncio.to_thread(file.finish)
+        except BaseException:
+            await asyncio.to_thread(file.give_up)
+            raise
+
+    async def finish(self, tenant: str, upload_id: str) -> str:
+        """The checkpoint's path.
+
+        Raises NotFound for another tenant's upload, Unprocessable where the files are no adapter of the base model, and
+        WorkerUnavailable while no worker can look at them.
+        """
+        upload = await self.upload_of(upload_id)
+        if upload.tenant != tenant:
+            raise NotFound(OVER)
+        if await self._found(upload) is None:
+            await self._import(upload)
+        await asyncio.to_thread(self._files.remove, upload.directory)
+        return str(upload.path)
+
+    async def sweep(self) -> None:
+        """Removes the files of uploads that nobody has finished in time."""
+        await asyncio.to_thread(self._files.sweep, self._clock())
+
+    async def _import(self, upload: Upload) -> None:
+        if (refusal := await self._checkpoints.refusal(upload.tenant)) is not None:
+            raise Unprocessable(refusal)
+        handle = await self._worker(upload)
+        worker = await handle.connection(CONNECT_SECONDS)
+        lora = worker_pb2.LoraConfig(**upload.lora)
+        made = await worker.import_adapter(
+            worker_pb2.ImportAdapterRequest(directory=upload.directory, model_id=upload.run_id, lora=lora)
+        )
+        now = self._clock()
+        await self._store.create_session(_session(upload, now), None)
+        await self._store.add_model(_model(upload, handle.worker_id, made.lora, now))
+        await self._store.put_checkpoint(_checkpoint(upload, made, now))
+        found = await self._found(upload)
+        if found is None:
+            raise NotFound(f"{upload.path} was deleted")
+        if found.directory != made.directory:  # other files had been sent, and finished, meanwhile
+            await asyncio.to_thread(self._files.remove, made.directory)
+        log.info("adapter imported", model_id=upload.run_id, tenant=upload.tenant, base_model=upload.base_model)
+
+    async def _found(self, upload: Upload) -> Checkpoint | None:
+        return await self._store.get_checkpoint(upload.run_id, "external", NAME)
+
+    async def _worker(self, upload: Upload) -> WorkerHandle:
+        """One that runs, or else any that may be given a model of this base model."""
+        rank = int(upload.lora["rank"])
+        trainers = self._fleet.trainers(upload.base_model, rank)
+        if trainers:
+            return next((handle for handle in trainers if handle.running()), trainers[0])
+        raise WorkerUnavailable(await self._fleet.provide(upload.base_model, rank=rank))
+
+    async def _secret(self) -> bytes:
+        return await self._store.secret(SECRET_NAME)
+
+
+def _session(upload: Upload, now: datetime) -> Session:
+    return Session(
+        session_id=upload.session_id,
+        tenant=upload.tenant,
+        created_at=now,
+        last_heartbeat_at=now,
+        tags=(NAME,),
+        project_id=upload.project_id,
+        finished_at=now,
+        finish_type="success",
+    )
+
+
+def _model(upload: Upload, worker_id: str, lora: worker_pb2.LoraConfig, now: datetime) -> Model:
+    """It was never at work: it is there to have the checkpoint."""
+    return Model(
+        model_id=upload.run_id,
+        session_id=upload.session_id,
+        model_seq_id=0,
+        tenant=upload.tenant,
+        base_model=upload.base_model,
+        worker_id=worker_id,
+        state="released",
+        create_kind="load",
+        create_payload=b"",
+        lora_rank=lora.rank,
+        lora_alpha=lora.alpha,
+        train_attn=lora.train_attn,
+        train_mlp=lora.train_mlp,
+        train_unembed=lora.train_unembed,
+        optimizer={"type": "adamw"},
+        user_metadata=None,
+        created_at=now,
+        last_request_at=now,
+    )
+
+
+def _checkpoint(upload: Upload, made: worker_pb2.ImportAdapterReply, now: datetime) -> Checkpoint:
+    return Checkpoint(
+        run_id=upload.run_id,
+        type="external",
+        name=NAME,
+        tenant=upload.tenant,
+        base_model=upload.base_model,
+        directory=made.directory,
+        manifest_digest=made.manifest_digest,
+        size_bytes=made.size_bytes,
+        epoch=0,
+        event_id=0,
+        seq_id=0,
+        lora_rank=made.lora.rank,
+        lora_alpha=made.lora.alpha,
+        train_attn=made.lora.train_attn,
+        train_mlp=made.lora.train_mlp,
+        train_unembed=made.lora.train_unembed,
+        created_at=now,
+    )

@@ -1,0 +1,71 @@
+"""Adapters of experts come back from other layouts, unless ours cannot say what they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tinsmith_trainer.engines.expert_layouts import fused, one_by_one
+from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
+
+EXPERTS, RANK, WIDTH, HIDDEN = 3, 2, 5, 4
+NAME = "model.layers.0.mlp.experts"
+
+
+def adapter(*, gated: bool = True) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    shapes = {"w1": ((1, RANK, HIDDEN), (EXPERTS, WIDTH, RANK)), "w2": ((EXPERTS, RANK, WIDTH), (1, HIDDEN, RANK))}
+    if gated:
+        shapes["w3"] = shapes["w1"]
+    return {
+        f"{NAME}.{part}.lora_{letter}": draw.normal(size=shape).astype(np.float32)
+        for part, both in shapes.items()
+        for letter, shape in zip("AB", both, strict=True)
+    }
+
+
+def came_back(given: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> bool:
+    found = experts_of_tinker(tensors, RANK)
+    assert found.keys() == given.keys()
+    return all(np.array_equal(fitted(found[name], one.shape), one) for name, one in given.items())
+
+
+@pytest.mark.parametrize("by_turns", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_fused_parameters_come_apart(gated: bool, by_turns: bool) -> None:
+    given = adapter(gated=gated)
+    assert came_back(given, fused(given, RANK, 8.0, {NAME} if by_turns else ()).tensors)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_experts_one_by_one_come_together(gated: bool) -> None:
+    given = adapter(gated=gated)
+    assert came_back(given, one_by_one(given))
+
+
+def test_other_tensors_pass() -> None:
+    other = {"lm_head.lora_A": np.zeros((RANK, HIDDEN), np.float32)}
+    assert experts_of_tinker(other, RANK) == other
+
+
+def test_an_adapter_that_mixes_gate_and_up_is_refused() -> None:
+    tensors = fused(adapter(), RANK, 8.0, ()).tensors
+    tensors[f"{NAME}.base_layer.lora_B"][:] = 1
+    with pytest.raises(ValueError, match="mixes gate and up"):
+        experts_of_tinker(tensors, RANK)
+
+
+def test_an_expert_that_is_missing_is_named() -> None:
+    tensors = one_by_one(adapter())
+    del tensors[f"{NAME}.1.up_proj.lora_A"]
+    with pytest.raises(ValueError, match=r"lacks up_proj\.lora_A of an expert"):
+        experts_of_tinker(tensors, RANK)
+
+
+def test_one_factor_for_all_is_taken_only_where_all_are_alike() -> None:
+    whole = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
+    assert fitted(whole[:1], (3, 1, 2)).shape == (3, 1, 2)
+    with pytest.raises(NotShared):
+        fitted(whole, (1, 1, 2))
+    for shape in ((2, 1, 2), (3, 2, 2), (1, 2)):
+        with pytest.raises(ValueError, match="another"):
+            fitted(whole, shape)

@@ -1,0 +1,167 @@
+"""What comes in as an adapter is one of this base model, or is refused with what is wrong with which file."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, LoraSpec
+from tinsmith_trainer.engines.imports.files import read_adapter
+from tinsmith_trainer.errors import CheckpointInvalid
+
+RANK, D_IN, D_OUT = 2, 4, 6
+Q, V, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj", "model.layers.0.mlp.down_proj"
+HEAD = "lm_head"
+EXPERTS = "model.layers.1.mlp.experts"
+ANNOUNCED = AnnouncedAdapter(RANK, 0)
+FAMILY = {Q: "attn", V: "attn", DOWN: "mlp", HEAD: "unembed"}
+
+
+def shapes_of(lora: LoraSpec) -> dict[str, tuple[int, ...]]:
+    """Of a model with four layers, and experts in its MLPs."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for module, family in FAMILY.items():
+        if getattr(lora, f"train_{family}"):
+            shapes |= {f"{module}.lora_A": (lora.rank, D_IN), f"{module}.lora_B": (D_OUT, lora.rank)}
+    if lora.train_mlp:
+        shapes |= {f"{EXPERTS}.w1.lora_A": (1, lora.rank, D_IN), f"{EXPERTS}.w1.lora_B": (3, D_OUT, lora.rank)}
+        shapes |= {f"{EXPERTS}.w2.lora_A": (3, lora.rank, D_OUT), f"{EXPERTS}.w2.lora_B": (1, D_IN, lora.rank)}
+    return shapes
+
+
+def pair(module: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(len(module))
+    a, b = torch.randn(RANK, D_IN, generator=draw), torch.randn(D_OUT, RANK, generator=draw)
+    prefix = f"base_model.model.{module}.lora_"
+    return {f"{prefix}A.weight": a.to(dtype), f"{prefix}B.weight": b.to(dtype)}
+
+
+def read(
+    tensors: dict[str, torch.Tensor] | bytes, announced: AnnouncedAdapter = ANNOUNCED, **fields: Any
+) -> AdapterState:
+    config = json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": 8, **fields}).encode()
+    return read_adapter(config, tensors if isinstance(tensors, bytes) else save(tensors), announced, shapes_of)
+
+
+def refused(tensors: dict[str, torch.Tensor] | bytes, **fields: Any) -> str:
+    with pytest.raises(CheckpointInvalid) as error:
+        read(tensors, **fields)
+    return str(error.value)
+
+
+def test_families_are_those_that_the_files_have_parts_in() -> None:
+    state = read(pair(Q) | pair(V))
+    assert state.lora == LoraSpec(RANK, 8.0, 0, train_attn=True, train_mlp=False, train_unembed=False)
+    assert state.tensors.keys() == {f"weights/{module}.lora_{part}" for module in (Q, V) for part in "AB"}
+
+
+def test_modules_that_are_left_out_of_a_family_add_nothing_and_can_be_trained() -> None:
+    state = read(pair(Q))
+    assert not state.tensors[f"weights/{V}.lora_B"].any()
+    assert state.tensors[f"weights/{V}.lora_A"].all()
+    assert np.array_equal(state.tensors[f"weights/{Q}.lora_B"], pair(Q)[f"base_model.model.{Q}.lora_B.weight"].numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_become_float32(dtype: torch.dtype) -> None:
+    state = read(pair(Q, dtype))
+    expected = pair(Q, dtype)[f"base_model.model.{Q}.lora_A.weight"].float().numpy()
+    assert np.array_equal(state.tensors[f"weights/{Q}.lora_A"], expected)
+    assert all(tensor.dtype == np.float32 for tensor in state.tensors.values())
+
+
+def test_rank_stabilized_alpha_keeps_its_scale() -> None:
+    assert read(pair(Q), use_rslora=True).lora.alpha / RANK == pytest.approx(8 / math.sqrt(RANK))
+
+
+def test_names_of_tinkers_archives_are_understood() -> None:
+    tensors = pair("model.unembed_tokens") | pair(Q.replace("self_attn", "attn"))
+    empty = {f"base_model.model.{EXPERTS}.w3.lora_{part}.weight": torch.zeros(0) for part in "AB"}
+    state = read(tensors | empty)
+    assert state.lora.train_unembed
+    assert not state.lora.train_mlp
+    assert state.tensors[f"weights/{HEAD}.lora_B"].any()
+    assert state.tensors[f"weights/{Q}.lora_B"].any()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"peft_type": "LOHA"}, "is of 'LOHA'"),
+        ({"use_dora": True}, "has DoRA"),
+        ({"bias": "all", "modules_to_save": ["embed_tokens"]}, "has whole modules and biases"),
+        ({"r": 0}, "both positive"),
+        ({"r": "2"}, "both positive"),
+        ({"lora_alpha": None}, "both positive"),
+        ({"lora_alpha": "inf"}, "both positive"),
+        ({"r": 3}, "says rank 3, and 2 was announced"),
+        ({"alpha_pattern": {"q_proj": 3}}, "scales its layers differently"),
+        ({"rank_pattern": {"q_proj": 0}}, "hold no plain numbers"),
+        ({"rank_pattern": [1]}, "hold no plain numbers"),
+    ],
+)
+def test_a_configuration_that_is_not_plain_lora_is_refused(fields: dict[str, Any], said: str) -> None:
+    sentence = refused(pair(Q), **fields)
+    assert sentence.startswith("adapter_config.json")
+    assert said in sentence
+
+
+@pytest.mark.parametrize("config", [b"", b"[1]", b"null", b"\xff", b"[" * 100_000])
+def test_a_configuration_that_is_no_json_object_is_refused(config: bytes) -> None:
+    with pytest.raises(CheckpointInvalid, match="not PEFT's for LoRA"):
+        read_adapter(config, save(pair(Q)), ANNOUNCED, shapes_of)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x08", pickle.dumps({"a": 1}), save(pair(Q))[:-1], b"\xff" * 8, (2**40).to_bytes(8, "little")]
+)
+def test_weights_that_are_no_safetensors_are_refused_and_never_unpickled(content: bytes) -> None:
+    assert "not a whole safetensors file" in refused(content)
+
+
+def test_other_numbers_than_finite_halves_and_floats_are_refused() -> None:
+    a = f"base_model.model.{Q}.lora_A.weight"
+    assert "is of int8" in refused(pair(Q) | {a: torch.ones(RANK, D_IN, dtype=torch.int8)})
+    assert "not finite" in refused(pair(Q) | {a: torch.full((RANK, D_IN), math.nan)})
+    assert "holds no tensor" in refused({})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        (pair("model.layers.7.self_attn.q_proj"), "which this base model does not have"),
+        (pair("model.embed_tokens"), "no adapter here has a part"),
+        ({"x" * 5000: torch.ones(1)}, "is no factor of a LoRA adapter"),
+        ({f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(1)}, "is no factor of a LoRA adapter"),
+        ({f"base_model.model.{Q}.lora_A.weight": torch.ones(RANK, D_IN)}, f"without {Q}.lora_B"),
+        (pair(Q) | {f"base_model.model.{Q}.lora_A.weight": torch.ones(3, D_IN)}, "has shape [3, 4]"),
+        (pair(f"{EXPERTS}.0.gate_proj"), "lacks"),
+        (pair(f"{EXPERTS}.base_layer"), "is missing: experts have an adapter on both"),
+    ],
+)
+def test_names_and_shapes_that_are_not_the_base_models_are_refused(tensors: dict[str, Any], said: str) -> None:
+    sentence = refused(tensors)
+    assert said in sentence
+    assert len(sentence) < 500
+
+
+def test_a_family_that_was_announced_as_left_out_is_refused() -> None:
+    with pytest.raises(CheckpointInvalid, match="train_attn was announced as False"):
+        read(pair(Q), AnnouncedAdapter(RANK, 0, train_attn=False))
+
+
+def test_experts_with_factors_of_their_own_on_both_sides_are_refused() -> None:
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"w1.lora_A": (3, RANK, D_IN), "w1.lora_B": (3, D_OUT, RANK)}
+    prefix = f"base_model.model.{EXPERTS}"
+    tensors = {f"{prefix}.{name}.weight": torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    assert "differs from expert to expert" in refused(tensors)
+    a = f"base_model.model.{EXPERTS}.w1.lora_A.weight"
+    shared = read(tensors | {a: tensors[a][:1].expand(3, -1, -1).clone()})
+    assert shared.tensors[f"weights/{EXPERTS}.w1.lora_A"].shape == (1, RANK, D_IN)

@@ -1,0 +1,1 @@
+"""Adapters that were made elsewhere, on their way in."""

@@ -1,0 +1,186 @@
+"""An adapter that was made elsewhere, from its two files to a state of ours: PEFT's layout, or Tinker's own.
+
+What comes in is not trusted: weights are safetensors alone, and names, shapes and rank have to be those of an adapter
+on this base model. Modules of a family that the files leave out are drawn as for a new adapter, with a B of zeros, so
+that they change nothing until somebody trains them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+
+from tinsmith_trainer.engines import lora_init
+from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, LoraSpec
+from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
+from tinsmith_trainer.engines.peft_layout import CONFIG_FILE, WEIGHTS_FILE
+from tinsmith_trainer.errors import CheckpointInvalid
+from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, module_family
+
+KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
+TINKER_UNEMBED = "model.unembed_tokens"
+"""What Tinker's archives call the output projection; `lm_head` is transformers'."""
+MOST_NAME_CHARACTERS = 256
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NOT_LORA = {
+    "use_dora": "DoRA",
+    "lora_bias": "biases",
+    "fan_in_fan_out": "transposed layers",
+    "modules_to_save": "whole modules",
+    "trainable_token_indices": "embeddings of tokens",
+    "layer_replication": "replicated layers",
+    "use_qalora": "QALoRA",
+}
+"""By the configuration's field: what an adapter may have beside A and B, and no model here has."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+Array = NDArray[np.float32]
+
+
+def read_adapter(
+    config: bytes, weights: bytes, announced: AnnouncedAdapter, shapes_of: Callable[[LoraSpec], Shapes]
+) -> AdapterState:
+    """Raises CheckpointInvalid, with what is wrong with which file; UserError as `shapes_of` does."""
+    rank, alpha = _rank_and_alpha(config)
+    if rank != announced.rank:
+        raise CheckpointInvalid(f"{CONFIG_FILE} says rank {rank}, and {announced.rank} was announced.")
+    found = _tensors(weights)
+    families = _families(found, announced)
+    flags = {f"train_{family}": family in families for family in ("attn", "mlp", "unembed")}
+    lora = LoraSpec(rank, alpha, announced.seed, **flags)
+    shapes = shapes_of(lora)
+    given = _fitted(_layouts_of_experts(found, rank), shapes)
+    new = _new({name: shape for name, shape in shapes.items() if name not in given}, announced.seed)
+    tensors = {f"weights/{name}": np.ascontiguousarray(given[name] if name in given else new[name]) for name in shapes}
+    return AdapterState(lora, 0, tensors)
+
+
+def _new(shapes: Shapes, seed: int) -> dict[str, Array]:
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return zeros | {name: drawn.numpy() for name, drawn in lora_init.draw(seed, shapes)}
+
+
+def _rank_and_alpha(content: bytes) -> tuple[int, float]:
+    """With alpha for a scale of alpha / rank."""
+    not_lora = f"{CONFIG_FILE} is not PEFT's for LoRA: it needs `r` and `lora_alpha`, both positive."
+    try:
+        config = json.loads(content)
+        rank, alpha = config["r"], float(config["lora_alpha"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise CheckpointInvalid(not_lora) from None
+    if not isinstance(rank, int) or rank < 1 or not 0 < alpha < math.inf:
+        raise CheckpointInvalid(not_lora)
+    _check_is_plain(config)
+    _check_patterns(config, rank, alpha)
+    return rank, alpha * math.sqrt(rank) if config.get("use_rslora") else alpha
+
+
+def _check_is_plain(config: dict[str, Any]) -> None:
+    if config.get("peft_type", "LORA") != "LORA":
+        raise CheckpointInvalid(f"{CONFIG_FILE} is of {config['peft_type']!r}; this server has LoRA alone.")
+    parts = [what for field, what in NOT_LORA.items() if config.get(field)]
+    if config.get("bias", "none") != "none":
+        parts.append("biases")
+    if parts:
+        raise CheckpointInvalid(f"{CONFIG_FILE}: the adapter has {' and '.join(parts)}; this server has LoRA alone.")
+
+
+def _check_patterns(config: dict[str, Any], rank: int, alpha: float) -> None:
+    """Layers may have another rank, as fused experts do, but an adapter here has one scale."""
+    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
+    try:
+        scales = {name: alphas.get(name, alpha) / ranks.get(name, rank) for name in {*ranks, *alphas}}
+        other = [name for name, scale in scales.items() if not math.isclose(scale, alpha / rank, rel_tol=1e-6)]
+    except (TypeError, AttributeError, ZeroDivisionError):
+        raise CheckpointInvalid(f"{CONFIG_FILE}: rank_pattern and alpha_pattern hold no plain numbers.") from None
+    if other or (scales and config.get("use_rslora")):
+        raise CheckpointInvalid(
+            f"{CONFIG_FILE} scales its layers differently (rank_pattern, alpha_pattern); an adapter here has one "
+            "alpha / rank for all of them."
+        )
+
+
+def _tensors(content: bytes) -> dict[str, Array]:
+    """By `<module>.lora_A|B`, in float32."""
+    try:
+        loaded = load_tensors(content)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a whole safetensors file: {error}.") from error
+    found: dict[str, Array] = {}
+    for key, tensor in loaded.items():
+        if not tensor.numel():
+            continue  # Tinker's placeholder for a projection that the model's experts have not
+        if tensor.dtype not in DTYPES:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointInvalid(f"{WEIGHTS_FILE}: {key} is of {dtype}; float32, bfloat16 and float16 may be.")
+        if not torch.isfinite(tensor).all():
+            raise CheckpointInvalid(f"{WEIGHTS_FILE}: {key} holds numbers that are not finite.")
+        found[_name(key)] = tensor.float().numpy()
+    if not found:
+        raise CheckpointInvalid(f"{WEIGHTS_FILE} holds no tensor.")
+    return found
+
+
+def _name(key: str) -> str:
+    name = key.removeprefix(KEY_PREFIX).removesuffix(KEY_SUFFIX)
+    module, _, part = name.rpartition(".")
+    is_factor = part in ("lora_A", "lora_B") and module and key.endswith(KEY_SUFFIX)
+    if not is_factor or len(key) > MOST_NAME_CHARACTERS:
+        shown = key[:MOST_NAME_CHARACTERS]
+        raise CheckpointInvalid(
+            f"{WEIGHTS_FILE}: {shown!r} is no factor of a LoRA adapter (….lora_A.weight, ….lora_B.weight)."
+        )
+    return f"{UNEMBED_NAME if module == TINKER_UNEMBED else module}.{part}"
+
+
+def _families(tensors: Mapping[str, Array], announced: AnnouncedAdapter) -> set[str]:
+    families: set[str] = set()
+    for name in tensors:
+        family = module_family(name.rpartition(".")[0].removesuffix(".base_layer"))
+        if family is None:
+            raise CheckpointInvalid(f"{WEIGHTS_FILE}: no adapter here has a part {name}.")
+        if not announced.allows(family):
+            raise CheckpointInvalid(f"{WEIGHTS_FILE} holds {name}, and train_{family} was announced as False.")
+        families.add(family)
+    return families
+
+
+def _layouts_of_experts(tensors: dict[str, Array], rank: int) -> dict[str, Array]:
+    try:
+        return experts_of_tinker(tensors, rank)
+    except ValueError as error:
+        raise CheckpointInvalid(f"{WEIGHTS_FILE}: {error}.") from error
+
+
+def _fitted(tensors: Mapping[str, Array], shapes: Shapes) -> dict[str, Array]:
+    """Whole pairs alone, each of the shape that the base model needs."""
+    fitting: dict[str, Array] = {}
+    for given, tensor in tensors.items():
+        name = given if given in shapes else given.replace(".attn.", ".self_attn.")  # Tinker's name in gpt-oss
+        if name not in shapes:
+            raise CheckpointInvalid(f"{WEIGHTS_FILE} holds {given}, which this base model does not have.")
+        try:
+            fitting[name] = fitted(tensor, shapes[name])
+        except NotShared:
+            raise CheckpointInvalid(
+                f"{WEIGHTS_FILE}: {given} differs from expert to expert. Experts share this factor here, as Tinker's "
+                "do: an adapter in which each has its own cannot be brought in."
+            ) from None
+        except ValueError:
+            raise CheckpointInvalid(
+                f"{WEIGHTS_FILE}: {given} has shape {list(tensor.shape)}, this base model needs {list(shapes[name])}."
+            ) from None
+    for name in fitting:
+        module, _, part = name.rpartition(".")
+        other = f"{module}.lora_{'B' if part == 'lora_A' else 'A'}"
+        if other not in fitting:
+            raise CheckpointInvalid(f"{WEIGHTS_FILE} holds {name} without {other}.")
+    return fitting
