@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ API_KEY_VARIABLE = "TINKER_API_KEY"
 LOCAL_SERVER = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
+RETRY_SECONDS = 1.0
 REFUSALS = (413, 422, 503)
 """Whose `detail` is for people; without one, the answer is not of this protocol."""
 
@@ -42,6 +44,10 @@ class CallUnknown(ApiError):
 
 class RequestRefused(ApiError):
     """The server understood, and says what is wrong."""
+
+
+class NotYet(RequestRefused):
+    """The server may do it later: it loads the base model, say."""
 
 
 class KeyRefused(ApiError):
@@ -138,7 +144,17 @@ class Api:
             self._call("PUT", url, content=file, timeout=UPLOAD_SECONDS)
 
     def finish_upload(self, upload_id: str) -> str:
-        """The path of the checkpoint that was made of the files."""
+        """The path of the checkpoint that was made of the files; waits for a base model that is being loaded."""
+        deadline = time.monotonic() + UPLOAD_SECONDS
+        while True:
+            try:
+                return self._try_to_finish(upload_id)
+            except NotYet:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_SECONDS)
+
+    def _try_to_finish(self, upload_id: str) -> str:
         body = {"upload_id": upload_id}
         return str(self._call("POST", "/external_weights_upload_finish", body, timeout=UPLOAD_SECONDS)["tinker_path"])
 
@@ -164,7 +180,8 @@ class Api:
                 raise KeyRefused(f"{self.base_url} wants a key, and {API_KEY_VARIABLE} is not set")
             raise KeyRefused(f"{self.base_url} refuses the key: {_sentence(response)}")
         if response.status_code in REFUSALS and (detail := _detail(response)) is not None:
-            raise RequestRefused(f"{self.base_url} refuses: {detail}")
+            refusal = NotYet if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else RequestRefused
+            raise refusal(f"{self.base_url} refuses: {detail}")
         if response.status_code == httpx.codes.NOT_FOUND:
             raise CallUnknown(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
         try:
