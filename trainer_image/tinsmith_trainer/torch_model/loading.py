@@ -117,6 +117,13 @@ class TorchModel:
     turn: DeviceTurn = field(default_factory=DeviceTurn)
 
     @property
+    def decoder(self) -> Any:
+        """The layers, without the output projection."""
+        found = self.model.get_decoder()
+        # Of a text model that has a multimodal one's names, transformers finds the whole.
+        return getattr(found, "model", found) if found is self.model else found
+
+    @property
     def unembed(self) -> StackedLoraLinear:
         """The output projection. Raises KeyError for a model that has none."""
         layer = self.layers[UNEMBED_NAME]

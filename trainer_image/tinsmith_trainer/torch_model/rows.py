@@ -25,6 +25,7 @@ from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WIT
 ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 ROUTER_NAMES = ("Router", "MoEV1Gate")
 """Of the classes of transformers whose instances say which experts a token goes to."""
+BY_TOKEN_ID = "HashRouter"
 ROUTED_TOKENS = 64
 """What a router takes at once: of any number of experts so many scores are whole vectors."""
 VECTOR_FLOATS = 64
@@ -96,15 +97,23 @@ def _angles_in_pieces(angles: Callable[..., Any], x: Tensor, position_ids: Tenso
 
 
 def is_router(module: nn.Module) -> bool:
-    return type(module).__name__.endswith(ROUTER_NAMES)
+    """One that looks at hidden states alone: a router by token ids is a layer of another kind."""
+    name = type(module).__name__
+    return name.endswith(ROUTER_NAMES) and not name.endswith(BY_TOKEN_ID)
 
 
-def _routed_in_parts(router: Callable[..., Any], hidden_states: Tensor) -> Any:
-    """What a router makes of hidden states `[..., d]`: a tensor `[tokens, ...]`, or several."""
+def _routed_in_parts(router: Callable[..., Any], hidden_states: Tensor, *of_experts: Any) -> Any:
+    """What a router makes of hidden states `[..., d]`: a tensor `[tokens, ...]`, or several.
+
+    `of_experts`: a bias for each expert, say, and nothing of tokens.
+    """
     if not is_routed_apart():
-        return router(hidden_states)
+        return router(hidden_states, *of_experts)
     tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
-    parts = [_cut(router(filled_up(part, ROUTED_TOKENS)), len(part)) for part in torch.split(tokens, ROUTED_TOKENS)]
+    parts = [
+        _cut(router(filled_up(part, ROUTED_TOKENS), *of_experts), len(part))
+        for part in torch.split(tokens, ROUTED_TOKENS)
+    ]
     if isinstance(parts[0], Tensor):
         return torch.cat(parts)
     return tuple(torch.cat(same) for same in zip(*parts, strict=True))

@@ -15,6 +15,7 @@ from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory
+from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.torch_model.loading import TorchModel, check_files, describe_model, load_torch_model, place
 from tinsmith_trainer.torch_model.model_source import model_directory
 
@@ -74,13 +75,14 @@ def load_base_model(options: WorkerOptions) -> TorchModel:
 
 
 def _sampler(model: TorchModel, options: WorkerOptions, *, alone: bool) -> Sampler:
-    memory = kv_memory(model, options.kv_cache_bytes, alone=alone)
+    forward = choose_forward(model)
+    memory = kv_memory(forward.geometry, model.info.max_sequence_length, options.kv_cache_bytes, alone=alone)
     settings = BuiltinSamplerSettings(
         deterministic=options.deterministic_sampling,
         kv_cache_bytes=memory.nbytes,
         longest_row_tokens=memory.longest_row_tokens,
     )
-    return BuiltinSampler(model, settings)
+    return BuiltinSampler(model, settings, forward)
 
 
 def _limited(info: BaseModelInfo, options: WorkerOptions) -> BaseModelInfo:

@@ -67,10 +67,10 @@ class PeftEngine(Engine):
         self._settings = replace(settings, loss_kernel=kernel)
         model = torch_model.model
         is_exact = torch_model.device.type == "cpu" and model.dtype == torch.float32
-        self._is_invariant = is_exact and keeps_rows_apart(model.get_decoder())
+        self._is_invariant = is_exact and keeps_rows_apart(torch_model.decoder)
         recomputes = settings.recompute_above_tokens < PACKED_BELOW_TOKENS  # which is done with rows alone
         self._packs = (
-            self._is_invariant and not recomputes and packs(model.get_decoder(), model.config, PACKED_BELOW_TOKENS)
+            self._is_invariant and not recomputes and packs(torch_model.decoder, model.config, PACKED_BELOW_TOKENS)
         )
         self._adapters: dict[str, Adapter] = {}
 

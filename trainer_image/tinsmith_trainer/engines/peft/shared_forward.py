@@ -89,8 +89,8 @@ def check_architecture(torch_model: TorchModel) -> None:
     What is done to hidden states or logits beside that would be left out of training without a sign. So a few tokens
     go through the model's own forward, which is handed logits so large that a cap shows.
     """
-    model, info = torch_model.model, torch_model.info
-    if UNEMBED_NAME not in torch_model.layers or not hasattr(model.get_decoder(), "layers"):
+    info = torch_model.info
+    if UNEMBED_NAME not in torch_model.layers or not hasattr(torch_model.decoder, "layers"):
         raise ModelDirectoryInvalid(
             f"{info.path} is a {info.architecture}, which has no decoder layers followed by {UNEMBED_NAME}; "
             f"the peft engine cannot train it."
@@ -115,7 +115,7 @@ def _ends_as_known(torch_model: TorchModel) -> bool:
     hook = torch_model.unembed.register_forward_hook(with_large_logits)
     try:
         with torch_model.turn.taken(), torch.no_grad():
-            states = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+            states = torch_model.decoder(input_ids=tokens, use_cache=False).last_hidden_state
             logits = model(input_ids=tokens, use_cache=False).logits
     finally:
         hook.remove()
@@ -197,7 +197,7 @@ def _hidden_states(
     torch_model: TorchModel, shares: Sequence[Share], layout: Packing | None, route: Route, settings: PeftEngineSettings
 ) -> Sequence[Tensor]:
     """Last hidden states of each share `[tokens, d]`."""
-    decoder = torch_model.model.get_decoder()
+    decoder = torch_model.decoder
     sizes = [share.shape.tokens for share in shares]
     if layout is not None:
         tokens = np.concatenate([share.arrays.tokens[share.arrays.valid] for share in shares])

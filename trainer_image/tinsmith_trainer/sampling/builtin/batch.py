@@ -25,7 +25,7 @@ from tinsmith_trainer.sampling.builtin.adapters import (
 from tinsmith_trainer.sampling.builtin.draws import Draw, all_logprobs, draw_tokens, top_logprobs
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
-from tinsmith_trainer.sampling.builtin.kv_cache import KvGeometry
+from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.lora import Route
 
@@ -52,7 +52,7 @@ class BatchKey:
 class BatchPlan:
     """Extents and rows of batches, and what they cost."""
 
-    geometry: KvGeometry
+    geometry: RowGeometry
     settings: BuiltinSamplerSettings
     max_sequence_length: int
 
@@ -74,7 +74,7 @@ class BatchPlan:
 
     def rows(self, extent: int) -> int:
         """As many as a quarter of the memory holds, up to `max_rows`; a power of two."""
-        affordable = self.settings.kv_cache_bytes // 4 // (extent * self.geometry.bytes_per_token)
+        affordable = self.settings.kv_cache_bytes // 4 // self.geometry.row_bytes(extent)
         return min(self.settings.max_rows, 1 << max(0, affordable.bit_length() - 1))
 
     def route_of_rows(self, adapters: Items[LoadedAdapter], tokens: int, modules: Items[str]) -> Route:
@@ -88,10 +88,10 @@ class BatchPlan:
         return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.route_of_all()
 
     def filled_bytes(self, sample: Sample) -> int:
-        return sample.position * self.geometry.bytes_per_token
+        return self.geometry.row_bytes(sample.position)
 
     def nbytes(self, extent: int) -> int:
-        return self.rows(extent) * extent * self.geometry.bytes_per_token
+        return self.rows(extent) * self.geometry.row_bytes(extent)
 
 
 def adapter_runs(adapters: Items[LoadedAdapter], tokens: int) -> list[AdapterRun]:
@@ -114,6 +114,21 @@ class StepResult:
     diverged: list[Sample] = field(default_factory=list)
     drawn_tokens: int = 0
 
+    def took(self, sample: Sample, drawn: DrawnToken, extent: int) -> bool:
+        """Gives a sample its token; whether it leaves a batch of this extent."""
+        if math.isnan(drawn.logprob):
+            self.diverged.append(sample)
+            return True
+        self.drawn_tokens += 1
+        sequence = sample.push(drawn)
+        if sequence is not None:
+            self.ended.append((sample, sequence))
+        elif sample.position >= extent:
+            self.outgrown.append(sample)
+        else:
+            return False
+        return True
+
 
 class DecodeBatch:
     """Samples in fixed rows. In deterministic mode every step computes all rows, idle ones too."""
@@ -126,7 +141,7 @@ class DecodeBatch:
         self._fixed = plan.settings.deterministic
         self._samples: list[Sample | None] = [None] * plan.rows(key.extent)
         self._written = [0] * len(self._samples)  # of each row's positions, by whoever had it
-        self._kv = plan.geometry.allocate(len(self._samples), key.extent)
+        self._kv = forward.geometry.allocate(len(self._samples), key.extent)
         self._adapters = RowAdapters(len(self._samples), fixed=self._fixed)
         self._groups = AdapterGroups(plan.settings.stacked_adapter_bytes)
         self._route_by_products: tuple[list[AdapterRun], Route] | None = None
@@ -154,7 +169,7 @@ class DecodeBatch:
     def place(self, sample: Sample) -> None:
         """Gives a sample a free row and copies its keys and values there."""
         row = self._samples.index(None)
-        assert sample.kv is not None
+        assert isinstance(sample.kv, Tensor)
         with torch.inference_mode():
             self._write(row, sample.kv[:, :, 0, :, : sample.position])
         sample.kv = None
@@ -230,19 +245,11 @@ class DecodeBatch:
         return None if sample is None else sample.run.job.tenant
 
     def _advance(self, row: int, sample: Sample, drawn: DrawnToken, result: StepResult) -> None:
-        if math.isnan(drawn.logprob):
-            self._take_out(row)
-            result.diverged.append(sample)
+        if not result.took(sample, drawn, self.key.extent):
             return
-        result.drawn_tokens += 1
-        sequence = sample.push(drawn)
-        if sequence is not None:
-            self._take_out(row)
-            result.ended.append((sample, sequence))
-        elif sample.position >= self.key.extent:
+        if sample in result.outgrown:
             sample.kv = self._kv[:, :, row : row + 1].clone()
-            self._take_out(row)
-            result.outgrown.append(sample)
+        self._take_out(row)
 
     @torch.inference_mode()
     def _compute(self, rows: Items[int], samples: list[Sample | None]) -> list[DrawnToken]:
@@ -254,9 +261,7 @@ class DecodeBatch:
         shifts = torch.tensor([[0 if s is None else s.run.angle_shift] for s in samples], device=device)
         angles = positions + shifts if any(s is not None and s.run.angle_shift for s in samples) else None
         logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(samples), route, chosen, angles)
-        tokens, logprobs = draw_tokens(logits, [Draw() if s is None else s.draw() for s in samples])
-        asked = _top_logprobs_asked(logits, samples)
-        return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]
+        return drawn_of(logits, samples)
 
     def _route(self, rows: Items[int], samples: list[Sample | None]) -> Route:
         if self._plan.by_products:
@@ -281,7 +286,14 @@ class DecodeBatch:
         return min(self.key.extent, -(-longest // TRIMMED_EXTENT_STEP) * TRIMMED_EXTENT_STEP)
 
 
-def _top_logprobs_asked(logits: Tensor, samples: list[Sample | None]) -> dict[int, TopkLogprobs]:
+def drawn_of(logits: Tensor, samples: Items[Sample | None]) -> list[DrawnToken]:
+    """What each row of logits `[rows, vocab]` gives its sample; None is an idle row."""
+    tokens, logprobs = draw_tokens(logits, [Draw() if s is None else s.draw() for s in samples])
+    asked = _top_logprobs_asked(logits, samples)
+    return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]
+
+
+def _top_logprobs_asked(logits: Tensor, samples: Items[Sample | None]) -> dict[int, TopkLogprobs]:
     """By row, of those that asked. The fewer of two that ask are the beginning of the more."""
     asked = {row: s.run.job.topk_sample_logprobs for row, s in enumerate(samples) if s is not None}
     asked = {row: k for row, k in asked.items() if k}

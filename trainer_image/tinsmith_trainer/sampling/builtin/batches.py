@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
+from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan
 from tinsmith_trainer.sampling.builtin.claims import (
     HeldMemory,
     company,
@@ -13,8 +13,8 @@ from tinsmith_trainer.sampling.builtin.claims import (
     gives_up_a_row,
     next_for_a_row,
 )
-from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import Sample
+from tinsmith_trainer.sampling.builtin.model_cache.choice import AnyBatch, SamplerForward, open_batch
 from tinsmith_trainer.sampling.tenant_turns import TenantTurns
 
 
@@ -29,21 +29,21 @@ class Batches:
     tenant's.
     """
 
-    def __init__(self, plan: BatchPlan, forward: ForwardPass, turns: TenantTurns) -> None:
+    def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: TenantTurns) -> None:
         self.plan = plan
         self._forward = forward
         self._turns = turns
-        self._open: dict[BatchKey, DecodeBatch] = {}
+        self._open: dict[BatchKey, AnyBatch] = {}
         self._queues: dict[BatchKey, dict[str, deque[Sample]]] = {}
         self._parked: dict[Sample, int] = {}  # bytes
         self._short: set[str] = set()
 
     @property
-    def active(self) -> list[DecodeBatch]:
+    def active(self) -> list[AnyBatch]:
         """Batches with samples in them."""
         return [batch for batch in self._open.values() if batch.samples]
 
-    def of(self, tenant: str) -> list[DecodeBatch]:
+    def of(self, tenant: str) -> list[AnyBatch]:
         """Those in which a tenant has rows."""
         return [batch for batch in self._open.values() if batch.rows_by_tenant[tenant]]
 
@@ -75,7 +75,7 @@ class Batches:
         for key in sorted(self._queues, key=lambda key: min(places[tenant] for tenant in self._queues[key])):
             self._fill(key)
 
-    def company(self, batch: DecodeBatch, tenant: str) -> frozenset[str]:
+    def company(self, batch: AnyBatch, tenant: str) -> frozenset[str]:
         """Whose samples are drawn together with a tenant's, in its turn. Each pays for its rows."""
         rows = batch.rows_by_tenant
         chosen = company(rows, tenant, batch.cost)
@@ -85,7 +85,7 @@ class Batches:
             self._turns.charge(one, each * rows[one])
         return chosen
 
-    def discard(self, batch: DecodeBatch) -> None:
+    def discard(self, batch: AnyBatch) -> None:
         """Closes a batch whose step failed."""
         self._open.pop(batch.key, None)
 
@@ -127,7 +127,7 @@ class Batches:
                 return tenant
         return None
 
-    def _make_row(self, batch: DecodeBatch, tenant: str) -> bool:
+    def _make_row(self, batch: AnyBatch, tenant: str) -> bool:
         """Of the tenant that has most: the row of its latest job, so that the earlier ones end first."""
         giver = self._giver(batch, tenant)
         if giver is None:
@@ -139,12 +139,12 @@ class Batches:
         self._park(batch, [latest])
         return True
 
-    def _giver(self, batch: DecodeBatch, tenant: str) -> str | None:
+    def _giver(self, batch: AnyBatch, tenant: str) -> str | None:
         if self._room_to_park() <= 0:
             return None
         return gives_up_a_row(batch.rows_by_tenant, tenant, self._turns.lead, self._turns.credit)
 
-    def _park(self, batch: DecodeBatch, samples: Collection[Sample]) -> None:
+    def _park(self, batch: AnyBatch, samples: Collection[Sample]) -> None:
         """They are the next of their tenants', in their order."""
         for sample in sorted(samples, key=lambda sample: (sample.run.serial, sample.index), reverse=True):
             batch.park(sample)
@@ -153,7 +153,7 @@ class Batches:
 
     def _room_to_park(self) -> int:
         """As much again as batches take, in the host's memory; at least a whole context, where they take less."""
-        context = self.plan.max_sequence_length * self.plan.geometry.bytes_per_token
+        context = self.plan.geometry.row_bytes(self.plan.max_sequence_length)
         return max(self.plan.settings.kv_cache_bytes, 2 * context) - sum(self._parked.values())
 
     def _open_batch(self, key: BatchKey, tenant: str) -> bool:
@@ -163,7 +163,7 @@ class Batches:
         self._close_idle(needed)
         if self.active and self._used_bytes() + needed > self.plan.settings.kv_cache_bytes:
             return False
-        self._open[key] = DecodeBatch(key, self.plan, self._forward)
+        self._open[key] = open_batch(key, self.plan, self._forward)
         return True
 
     def _could_open(self, key: BatchKey, tenant: str) -> bool:
@@ -177,7 +177,7 @@ class Batches:
     def _used_bytes(self) -> int:
         return sum(batch.nbytes for batch in self._open.values())
 
-    def _leaving(self, needed_bytes: int, tenant: str) -> list[DecodeBatch]:
+    def _leaving(self, needed_bytes: int, tenant: str) -> list[AnyBatch]:
         """Batches of others that make room for one; none if there is room, or they do not have to."""
         excess = self._excess_bytes(needed_bytes)
         if excess <= 0 or self.of(tenant):

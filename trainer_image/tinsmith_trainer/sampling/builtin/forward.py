@@ -44,14 +44,15 @@ class ForwardPass:
 
     def __init__(self, torch_model: TorchModel) -> None:
         self._model = torch_model.model
-        self._decoder = torch_model.model.get_decoder()
+        self._decoder = torch_model.decoder
         self._turn = torch_model.turn
         self.device: torch.device = torch_model.device
         self.modules = tuple(torch_model.layers)
         config = torch_model.model.config.get_text_config()
         self._layer_types = _layer_types(config)
         self._window: int = getattr(config, "sliding_window", None) or 0
-        self._check_supported(config)
+        check_rotations(config)
+        self._check_supported()
         self.geometry = self._probe()
         weight_bytes = sum(weight.nbytes for weight in torch_model.model.parameters())
         self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes)
@@ -155,15 +156,10 @@ class ForwardPass:
             masks[layer_type] = torch.where(seen, 0.0, float("-inf")).to(self.geometry.dtype)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _check_supported(self, config: Any) -> None:
+    def _check_supported(self) -> None:
         unknown = sorted(set(self._layer_types) - {FULL, SLIDING})
         if unknown:
             raise ServerError(f"The built-in sampler cannot run layers of type {', '.join(unknown)}.")
-        parameters = getattr(config, "rope_parameters", None) or {}
-        ropes = {p.get("rope_type") for p in (parameters, *parameters.values()) if isinstance(p, dict)}
-        for rope in ropes.intersection(LENGTH_DEPENDENT_ROPE):
-            # Such a model turns the whole batch by its longest row, and cached keys by the wrong angle.
-            raise ServerError(f"The built-in sampler cannot run rotary embeddings of type {rope}.")
 
     @torch.inference_mode()
     def _probe(self) -> KvGeometry:
@@ -180,6 +176,15 @@ class ForwardPass:
                 f"The built-in sampler cannot run {name}: its layers keep keys and values of several shapes."
             )
         return geometry
+
+
+def check_rotations(config: Any) -> None:
+    """Raises ServerError for angles that follow from a sequence's length, which is not known when it begins."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    ropes = {p.get("rope_type") for p in (parameters, *parameters.values()) if isinstance(p, dict)}
+    for rope in ropes.intersection(LENGTH_DEPENDENT_ROPE):
+        # Such a model turns the whole batch by its longest row, and cached keys by the wrong angle.
+        raise ServerError(f"The built-in sampler cannot run rotary embeddings of type {rope}.")
 
 
 def _layer_types(config: Any) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence, T
 from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 from tinsmith_trainer.sampling.builtin.draws import Draw, uniform
 from tinsmith_trainer.sampling.builtin.intake import Submission
+from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates
 from tinsmith_trainer.sampling.builtin.prompt_scores import PromptScores, first_scored
 from tinsmith_trainer.sampling.checks import room_for_tokens
 from tinsmith_trainer.sampling.stops import StopRule, StopWatch
@@ -86,14 +87,14 @@ class DrawnToken:
 class Sample:
     """One sequence being drawn. `next_token` is fed at `position`; the draw there is token `len(tokens)`.
 
-    `kv` holds keys and values of all positions before, while the sample is not in a batch.
+    `kv` holds what is kept of all positions before, while the sample is not in a batch; None where there are none.
     """
 
     run: Run
     index: int
     next_token: int
     position: int
-    kv: Tensor | None
+    kv: Tensor | SequenceStates | None
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -9,10 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+
+class RowGeometry(Protocol):
+    """What sequences take in memory, and where."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def row_bytes(self, tokens: int) -> int:
+        """Of a sequence of so many tokens."""
+
+    def tokens_in(self, nbytes: int) -> int:
+        """How long a sequence may be that takes so much; 0 if none is so short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,12 @@ class KvGeometry:
     @property
     def bytes_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def row_bytes(self, tokens: int) -> int:
+        return tokens * self.bytes_per_token
+
+    def tokens_in(self, nbytes: int) -> int:
+        return nbytes // self.bytes_per_token
 
     def allocate(self, rows: int, extent: int) -> Tensor:
         """Zeros `[layers, 2, rows, kv_heads, extent, head_dim]`."""

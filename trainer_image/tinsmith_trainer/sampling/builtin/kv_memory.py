@@ -14,8 +14,7 @@ import structlog
 import torch
 
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.sampling.builtin.forward import ForwardPass
-from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 
 log = structlog.get_logger(__name__)
 
@@ -38,34 +37,33 @@ class KvMemory:
     longest_row_tokens: int
 
 
-def kv_memory(torch_model: TorchModel, given: int | None, *, alone: bool) -> KvMemory:
+def kv_memory(geometry: RowGeometry, context: int, given: int | None, *, alone: bool) -> KvMemory:
     """`given` by the operator, or a share of what is free; `alone`: nothing else computes on the device.
 
-    Raises ServerError where there is not enough for the shortest row.
+    Sequences have `context` tokens at most. Raises ServerError where there is not enough for the shortest row.
     """
-    token_bytes = ForwardPass(torch_model).geometry.bytes_per_token
-    free = free_bytes(torch_model.device)
-    share = shared_bytes(torch_model.device.type, free, alone=alone)
-    chosen = chosen_bytes(given, token_bytes, torch_model.info.max_sequence_length, free, share)
-    longest = min(torch_model.info.max_sequence_length, chosen // token_bytes)
-    if longest < torch_model.info.max_sequence_length:
+    free = free_bytes(geometry.device)
+    share = shared_bytes(geometry.device.type, free, alone=alone)
+    chosen = chosen_bytes(given, geometry, context, free, share)
+    longest = min(context, geometry.tokens_in(chosen))
+    if longest < context:
         log.warning(
             "samples are shorter than the model's context: memory for keys and values holds no more",
             tokens=longest,
-            context=torch_model.info.max_sequence_length,
+            context=context,
             kv_cache_bytes=chosen,
         )
     return KvMemory(chosen, longest)
 
 
-def chosen_bytes(given: int | None, token_bytes: int, context: int, free: int, share: int) -> int:
+def chosen_bytes(given: int | None, geometry: RowGeometry, context: int, free: int, share: int) -> int:
     """A share of what is free, or a row of the model's whole context where that is more and half of it holds one.
 
     Raises ServerError.
     """
-    row_bytes = context * token_bytes
+    row_bytes = geometry.row_bytes(context)
     chosen = given if given is not None else max(share, row_bytes if row_bytes <= free // 2 else 0)
-    least = SHORTEST_ROW_TOKENS * token_bytes
+    least = geometry.row_bytes(SHORTEST_ROW_TOKENS)
     if chosen < least:
         where = "what --kv-cache-bytes allows" if given is not None else "the sampler's share of what is free"
         raise ServerError(

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tinsmith_trainer.sampling.builtin.batch import BatchKey, DecodeBatch
+from tinsmith_trainer.sampling.builtin.batch import BatchKey
 from tinsmith_trainer.sampling.builtin.jobs import Run
-from tinsmith_trainer.sampling.builtin.prefill import Prefill
+from tinsmith_trainer.sampling.builtin.model_cache.choice import AnyBatch, AnyPrefill
 
 
 class WaitingJobs:
@@ -55,9 +55,9 @@ class Lane:
 
     tenant: str
     waiting: WaitingJobs = field(default_factory=WaitingJobs)
-    prefills: list[Prefill] = field(default_factory=list)
+    prefills: list[AnyPrefill] = field(default_factory=list)
     prompt_tokens: int = 0
-    to_step: list[DecodeBatch] = field(default_factory=list)
+    to_step: list[AnyBatch] = field(default_factory=list)
 
     def remove_finished(self) -> None:
         """Lets go of jobs that were ended from outside."""

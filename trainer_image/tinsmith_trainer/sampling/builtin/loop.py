@@ -15,12 +15,14 @@ import structlog
 
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleOutcome, SamplerStats
-from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
+from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan
 from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
 from tinsmith_trainer.sampling.builtin.lanes import Lane
+from tinsmith_trainer.sampling.builtin.model_cache.choice import AnyBatch, AnyPrefill, SamplerForward, open_prompt
+from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
 from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup, SeenPrefill
 from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
@@ -43,11 +45,13 @@ class JobFailed(Exception):
 class SamplingLoop:
     """All state belongs to the sampler's thread; others speak through the intake, or read counters."""
 
-    def __init__(self, torch_model: TorchModel, settings: BuiltinSamplerSettings, intake: Intake) -> None:
+    def __init__(
+        self, torch_model: TorchModel, forward: SamplerForward, settings: BuiltinSamplerSettings, intake: Intake
+    ) -> None:
         self._torch_model = torch_model
         self._settings = settings
         self._intake = intake
-        self._forward = ForwardPass(torch_model)
+        self._forward = forward
         context = torch_model.info.max_sequence_length
         self._plan = BatchPlan(self._forward.geometry, settings, min(context, settings.longest_row_tokens or context))
         self._serials = itertools.count()
@@ -167,7 +171,7 @@ class SamplingLoop:
         """One, or as many as one forward takes if others may be beside it."""
         if not lane.prefills and (prefill := self._next_prefill(lane)) is not None:
             lane.prefills.append(prefill)
-        if self._settings.deterministic:
+        if self._settings.deterministic or isinstance(self._forward, CacheForward):
             return
         tokens = sum(prefill.left for prefill in lane.prefills)
         while lane.prefills and tokens < self._forward_tokens and (prefill := self._next_prefill(lane)) is not None:
@@ -181,7 +185,7 @@ class SamplingLoop:
             settings.prefill_block_tokens, min(settings.prefill_forward_tokens, settings.prefill_tokens_per_step)
         )
 
-    def _next_prefill(self, lane: Lane) -> Prefill | None:
+    def _next_prefill(self, lane: Lane) -> AnyPrefill | None:
         promised: Counter[BatchKey] = Counter()
         for prefill in lane.prefills:
             promised[self._first_key(prefill.run)] += prefill.run.job.num_samples
@@ -196,23 +200,27 @@ class SamplingLoop:
             raise JobFailed from error
         return prefill
 
-    def _prefill(self, run: Run) -> Prefill:
-        vision = self._torch_model.vision
-        if run.job.images and vision is not None:
-            return SeenPrefill(run, self._forward, self._prefixes, self._plan, vision)
-        return Prefill(run, self._forward, self._prefixes, self._plan)
+    def _prefill(self, run: Run) -> AnyPrefill:
+        vision, forward = self._torch_model.vision, self._forward
+        if not run.job.images or vision is None:
+            return open_prompt(run, forward, self._prefixes, self._plan)
+        if isinstance(forward, ForwardPass):
+            return SeenPrefill(run, forward, self._prefixes, self._plan, vision)
+        raise UserError(
+            f"The prompt has images, and this server samples {self._torch_model.info.architecture} from text alone."
+        )
 
     def _first_key(self, run: Run) -> BatchKey:
         return self._plan.key(len(run.job.prompt) - 1, run.adapter)
 
     def _has_room_for_prompt(self, run: Run) -> bool:
         """Each tenant may have one open, which others' turns interrupt. A short one is always welcome."""
-        needed = len(run.job.prompt) * self._forward.geometry.bytes_per_token
-        taken = sum(prefill.kv.nbytes for lane in self._lanes.values() for prefill in lane.prefills)
+        needed = self._forward.geometry.row_bytes(len(run.job.prompt))
+        taken = sum(prefill.nbytes for lane in self._lanes.values() for prefill in lane.prefills)
         memory = self._settings.kv_cache_bytes
         return needed <= memory // SHORT_PROMPT_PART or not taken or taken + needed <= memory // OPEN_PROMPTS_PART
 
-    def _compute_block(self, lane: Lane, prefill: Prefill) -> None:
+    def _compute_block(self, lane: Lane, prefill: AnyPrefill) -> None:
         try:
             if not prefill.finished:
                 self._turns.charge(lane.tenant, prefill.block_cost())
@@ -225,15 +233,18 @@ class SamplingLoop:
         self._start_finished(lane)
 
     def _compute_group(self, lane: Lane) -> None:
-        for prefill in lane.prefills:
+        forward = self._forward
+        assert isinstance(forward, ForwardPass)
+        prefills = [prefill for prefill in lane.prefills if isinstance(prefill, Prefill)]
+        for prefill in prefills:
             prefill.take_known()
-        unscored = [one for one in lane.prefills if not (one.finished or one.goes_alone)]
+        unscored = [one for one in prefills if not (one.finished or one.goes_alone)]
         group = None
         try:
             if unscored:
                 group = PromptGroup(unscored, self._forward_tokens)
-                self._turns.charge(lane.tenant, group.cost(self._forward))
-                group.compute(self._forward, self._plan)
+                self._turns.charge(lane.tenant, group.cost(forward))
+                group.compute(forward, self._plan)
                 lane.prompt_tokens += group.tokens
                 self._prefilled_tokens += group.tokens
         except Exception as error:
@@ -248,7 +259,7 @@ class SamplingLoop:
             self._prefix_hit_tokens += prefill.run.hit_tokens
             self._start_samples(prefill)
 
-    def _start_samples(self, prefill: Prefill) -> None:
+    def _start_samples(self, prefill: AnyPrefill) -> None:
         run = prefill.run
         if run.max_tokens == 0:
             self._complete_empty(run)
@@ -258,7 +269,7 @@ class SamplingLoop:
             token, position = int(run.job.prompt[-1]), len(run.job.prompt) - 1
             self._batches.enqueue(Sample(run, index, token, position, prefill.kv, watch))
 
-    def _step(self, batch: DecodeBatch, tenant: str) -> None:
+    def _step(self, batch: AnyBatch, tenant: str) -> None:
         try:
             result = batch.step(self._batches.company(batch, tenant))
         except Exception as error:

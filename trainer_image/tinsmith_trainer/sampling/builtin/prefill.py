@@ -59,6 +59,10 @@ class Prefill:
         return len(self._tokens) - self.start
 
     @property
+    def nbytes(self) -> int:
+        return self.kv.nbytes
+
+    @property
     def next_key(self) -> PrefixKey:
         return self._blocks[self._next_block][0]
 

@@ -14,6 +14,7 @@ from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, Sa
 from tinsmith_trainer.sampling.builtin.adapters import BASE_MODEL, LoadedAdapter, load_adapter
 from tinsmith_trainer.sampling.builtin.intake import Intake, Submission
 from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
+from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward, choose_forward
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -22,13 +23,20 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 class BuiltinSampler(Sampler):
     """Samples from a torch model, sharing its weights, and its device by turns, with an engine of the same process.
 
-    Raises ServerError at construction if the architecture cannot be served.
+    `forward`: as `choose_forward` has it, where that was asked before. Raises ServerError at construction if the
+    architecture cannot be served.
     """
 
-    def __init__(self, torch_model: TorchModel, settings: BuiltinSamplerSettings | None = None) -> None:
+    def __init__(
+        self,
+        torch_model: TorchModel,
+        settings: BuiltinSamplerSettings | None = None,
+        forward: SamplerForward | None = None,
+    ) -> None:
         self._torch_model = torch_model
         self._intake = Intake()
-        self._loop = SamplingLoop(torch_model, settings or BuiltinSamplerSettings(), self._intake)
+        chosen = choose_forward(torch_model) if forward is None else forward
+        self._loop = SamplingLoop(torch_model, chosen, settings or BuiltinSamplerSettings(), self._intake)
         self._adapters_guard = threading.Lock()
         self._adapters: dict[str, LoadedAdapter] = {"": BASE_MODEL}
         self._thread = threading.Thread(target=self._loop.run, name="builtin-sampler", daemon=True)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from support.sampler.jobs import job, prompt_of, submit
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 from tinsmith_trainer.sampling.builtin.kv_memory import (
     CPU_BYTES,
     GIB,
@@ -21,6 +23,7 @@ from tinsmith_trainer.sampling.builtin.kv_memory import (
     kv_memory,
     shared_bytes,
 )
+from tinsmith_trainer.sampling.builtin.model_cache.states import StateGeometry
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 ROW_BYTES = 2 * 2 * 2 * 16 * 4 * 1024
@@ -36,16 +39,16 @@ def test_without_a_word_a_whole_context_fits_where_half_of_what_is_free_holds_it
     share, context = shared_bytes(device, free, alone=alone), 2048
     if max(share, free // 2) < SHORTEST_ROW_TOKENS * token:
         with pytest.raises(ServerError, match="--no-sampling"):
-            chosen_bytes(None, token, context, free, share)
+            chosen_bytes(None, of_tokens(token), context, free, share)
     elif share >= SHORTEST_ROW_TOKENS * token:
-        chosen = chosen_bytes(None, token, context, free, share)
+        chosen = chosen_bytes(None, of_tokens(token), context, free, share)
         assert share <= chosen <= free
         assert chosen >= context * token or context * token > free // 2
 
 
 def test_a_context_that_no_memory_holds_is_served_in_part(model: TorchModel) -> None:
     tokens = 100
-    memory = kv_memory(model, ROW_BYTES // 1024 * tokens, alone=True)
+    memory = kv_memory(*of(model), ROW_BYTES // 1024 * tokens, alone=True)
     settings = BuiltinSamplerSettings(kv_cache_bytes=memory.nbytes, longest_row_tokens=memory.longest_row_tokens)
     with closing(BuiltinSampler(model, settings)) as sampler:
         whole = submit(sampler, job(prompt_of(60), max_tokens=None)).get()
@@ -59,7 +62,7 @@ def test_eight_billion_parameters_on_a_gpu_have_many_rows() -> None:
     """Qwen3-8B keeps 144 KiB a token. A fixed 2 GiB held one row of 2,048 tokens to a batch."""
     token = 144 * 1024
     free = (80 - 16) * GIB
-    beside = chosen_bytes(None, token, 2048, free, shared_bytes("cuda", free, alone=False))
+    beside = chosen_bytes(None, of_tokens(token), 2048, free, shared_bytes("cuda", free, alone=False))
     assert beside // (2048 * token) == 56
     assert shared_bytes("cuda", free, alone=True) > 3 * beside
 
@@ -70,15 +73,23 @@ def test_a_host_gives_a_bounded_part() -> None:
 
 
 def test_what_the_operator_says_holds(model: TorchModel) -> None:
-    assert kv_memory(model, ROW_BYTES, alone=False) == KvMemory(ROW_BYTES, 1024)
-    assert kv_memory(model, 1 << 50, alone=True) == KvMemory(1 << 50, 1024)
+    assert kv_memory(*of(model), ROW_BYTES, alone=False) == KvMemory(ROW_BYTES, 1024)
+    assert kv_memory(*of(model), 1 << 50, alone=True) == KvMemory(1 << 50, 1024)
 
 
 def test_too_little_for_the_shortest_row_is_refused_with_what_it_takes(model: TorchModel) -> None:
     least = ROW_BYTES // 1024 * SHORTEST_ROW_TOKENS
     with pytest.raises(ServerError, match=f"take {least} bytes.*--kv-cache-bytes allows is {least - 1}"):
-        kv_memory(model, least - 1, alone=False)
-    assert kv_memory(model, least, alone=False) == KvMemory(least, SHORTEST_ROW_TOKENS)
+        kv_memory(*of(model), least - 1, alone=False)
+    assert kv_memory(*of(model), least, alone=False) == KvMemory(least, SHORTEST_ROW_TOKENS)
+
+
+def of_tokens(bytes_per_token: int) -> StateGeometry:
+    return StateGeometry(bytes_per_token, 0, torch.device("cpu"))
+
+
+def of(model: TorchModel) -> tuple[RowGeometry, int]:
+    return ForwardPass(model).geometry, model.info.max_sequence_length
 
 
 def cgroup(tmp_path: Path, limit: str) -> Path:

@@ -1,0 +1,115 @@
+"""Sequences that are drawn with a model's own cache, each with states of its own.
+
+A step puts those of one adapter together that are equally long and can be, as samples of one prompt are, and takes the
+others one by one. In deterministic mode all go one by one, so that a row's bits do not depend on its company.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Items
+
+import torch
+
+from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, StepResult, drawn_of
+from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
+from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
+from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates, UnlikeStates
+
+
+class CacheBatch:
+    """What a DecodeBatch is to the loop."""
+
+    def __init__(self, key: BatchKey, plan: BatchPlan, forward: CacheForward) -> None:
+        self.key = key
+        self.nbytes = plan.nbytes(key.extent)
+        self._plan = plan
+        self._forward = forward
+        self._rows = plan.rows(key.extent)
+        self._in_rows = forward.in_rows and not plan.settings.deterministic
+        self._states: dict[Sample, SequenceStates | None] = {}
+
+    @property
+    def samples(self) -> list[Sample]:
+        return list(self._states)
+
+    @property
+    def free_rows(self) -> int:
+        return self._rows - len(self._states)
+
+    @property
+    def rows_by_tenant(self) -> Counter[str]:
+        return Counter(sample.run.job.tenant for sample in self._states)
+
+    def cost(self, rows: int) -> float:
+        """Of a step of so many, were each in a forward of its own."""
+        longest = max((sample.position for sample in self._states), default=0) + 1
+        return rows * self._forward.cost.of(1, longest)
+
+    def filled_bytes(self) -> int:
+        return sum(self._plan.filled_bytes(sample) for sample in self._states)
+
+    def place(self, sample: Sample) -> None:
+        """Gives a sample a row, with a copy of its states: samples of one prompt have them in common."""
+        assert not isinstance(sample.kv, torch.Tensor)
+        with torch.inference_mode():
+            self._states[sample] = None if sample.kv is None else sample.kv.to(self._forward.device).copy()
+        sample.kv = None
+
+    def park(self, sample: Sample) -> None:
+        """Takes a sample out of its row; it keeps its states in the host's memory, and goes on from there."""
+        states = self._states.pop(sample)
+        # Rows that went through a forward together lie in one piece of memory.
+        sample.kv = None if states is None else states.copy().to("cpu")
+
+    def remove_finished(self) -> None:
+        """Frees the rows of jobs that ended for another reason than their last token."""
+        self._states = {sample: states for sample, states in self._states.items() if not sample.run.finished}
+
+    def step(self, company: Collection[str]) -> StepResult:
+        """Draws a token for every sample of these tenants."""
+        result = StepResult()
+        for samples in self._groups([sample for sample in self._states if sample.run.job.tenant in company]):
+            for sample, drawn in zip(samples, self._drawn(samples), strict=True):
+                self._advance(sample, drawn, result)
+        return result
+
+    def _groups(self, samples: list[Sample]) -> Iterator[list[Sample]]:
+        """Of one length and adapter; each alone where no others may be beside it.
+
+        Of one adapter, since a layer may compute all tokens of a row anew in each step, as latent attention does.
+        """
+        if not self._in_rows:
+            yield from ([sample] for sample in samples)
+            return
+        alike: dict[tuple[int, int], list[Sample]] = {}
+        for sample in samples:
+            alike.setdefault((sample.position, sample.run.adapter.serial), []).append(sample)
+        yield from alike.values()
+
+    def _drawn(self, samples: list[Sample]) -> Items[DrawnToken]:
+        try:
+            return self._compute(samples)
+        except UnlikeStates:
+            return [drawn for sample in samples for drawn in self._compute([sample])]
+
+    @torch.inference_mode()
+    def _compute(self, samples: list[Sample]) -> Items[DrawnToken]:
+        ids = torch.tensor([[sample.next_token] for sample in samples], device=self._forward.device)
+        route = self._plan.route_of_one(samples[0].run.adapter, len(samples), self._forward.modules)
+        states = [states for sample in samples if (states := self._states[sample]) is not None]
+        if states:
+            logits, after = self._forward.step(states, ids, route)
+        else:  # of a prompt of one token
+            whole, begun = self._forward.extend(None, ids, route, all_logits=False)
+            logits, after = whole[:, 0], begun.split()
+        self._states.update(zip(samples, after, strict=True))
+        return drawn_of(logits, samples)
+
+    def _advance(self, sample: Sample, drawn: DrawnToken, result: StepResult) -> None:
+        if not result.took(sample, drawn, self.key.extent):
+            return
+        states = self._states.pop(sample)
+        if sample in result.outgrown:
+            sample.kv = states

@@ -1,0 +1,99 @@
+"""Which memory of sequences a model's samples are drawn with, and what the loop opens for it.
+
+Keys and values in tensors of our own, where all layers keep those in one shape: their rows are of any length. Else the
+model's own cache. Which it is shows in a trial when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import structlog
+import torch
+
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.load_failures import is_out_of_memory
+from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass, check_rotations
+from tinsmith_trainer.sampling.builtin.jobs import Run
+from tinsmith_trainer.sampling.builtin.model_cache.batch import CacheBatch
+from tinsmith_trainer.sampling.builtin.model_cache.forward import CURE, CacheForward, refusal_of
+from tinsmith_trainer.sampling.builtin.model_cache.prompts import CachePrefill
+from tinsmith_trainer.sampling.builtin.model_cache.trial import PARTS, TOKENS, Trial, in_parts
+from tinsmith_trainer.sampling.builtin.prefill import Prefill
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
+from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+log = structlog.get_logger(__name__)
+
+SamplerForward = ForwardPass | CacheForward
+AnyPrefill = Prefill | CachePrefill
+AnyBatch = DecodeBatch | CacheBatch
+
+
+def choose_forward(torch_model: TorchModel) -> SamplerForward:
+    """Raises ServerError for an architecture that neither way can serve."""
+    check_rotations(torch_model.model.config.get_text_config())
+    trial = Trial(torch_model)
+    try:
+        by_keys = ForwardPass(torch_model)
+        if trial.agrees(_in_parts(by_keys, trial.ids)):
+            return by_keys
+        reason = "with keys and values alone its logits are others"
+    except ServerError as error:
+        reason = str(error)
+    except Exception as error:  # whatever a model does with a cache that has keys and values alone
+        reason = _of_the_model(error)
+    by_cache = _by_cache(torch_model, trial)
+    log.info(
+        "samples are drawn with transformers' own cache, which is slower",
+        model=type(torch_model.model).__name__,
+        reason=reason,
+        prompts="by blocks" if by_cache.in_blocks else "each in one forward",
+        steps="sequences of one length together" if by_cache.in_rows else "one by one",
+    )
+    return by_cache
+
+
+def _by_cache(torch_model: TorchModel, trial: Trial) -> CacheForward:
+    """Raises ServerError."""
+    try:
+        return CacheForward(torch_model, trial)
+    except ServerError:
+        raise
+    except Exception as error:  # whatever a model does with its own cache
+        reason = _of_the_model(error)
+        raise ServerError(f"{refusal_of(torch_model.model)} its own cache fails with {reason}. {CURE}") from error
+
+
+def _of_the_model(error: Exception) -> str:
+    """What went wrong; raises the error itself where memory or a device did."""
+    if is_out_of_memory(error):
+        raise error
+    end_if_device_is_lost(error)
+    return f"{type(error).__name__}: {error}".rstrip(".")
+
+
+def open_prompt(run: Run, forward: SamplerForward, prefixes: PrefixCache, plan: BatchPlan) -> AnyPrefill:
+    if isinstance(forward, CacheForward):
+        return CachePrefill(run, forward, plan)
+    return Prefill(run, forward, prefixes, plan)
+
+
+def open_batch(key: BatchKey, plan: BatchPlan, forward: SamplerForward) -> AnyBatch:
+    if isinstance(forward, CacheForward):
+        return CacheBatch(key, plan, forward)
+    return DecodeBatch(key, plan, forward)
+
+
+@torch.inference_mode()
+def _in_parts(forward: ForwardPass, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of blocks and steps with our keys and values."""
+    kv = forward.geometry.allocate(1, TOKENS)
+
+    def compute(part: torch.Tensor, start: int) -> torch.Tensor:
+        if part.shape[1] > 1:
+            return forward.block(kv, part, start, {}, all_logits=True)
+        position = torch.full((1, 1), start, device=forward.device)
+        return forward.step(kv, part, position, TOKENS, {})
+
+    return in_parts(compute, ids, PARTS)

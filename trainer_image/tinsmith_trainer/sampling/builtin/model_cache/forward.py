@@ -1,0 +1,136 @@
+"""Forwards of the shared model with its own cache: one sequence behind the other, or rows that are equally long.
+
+A model makes its cache, its masks and its positions itself. So there is no padding: a forward takes the next tokens of
+one sequence, or one token of each of several whose states can be put together.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.sampling.builtin.claims import ForwardCost
+from tinsmith_trainer.sampling.builtin.forward import check_rotations
+from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates, StateGeometry, UnlikeStates, together
+from tinsmith_trainer.sampling.builtin.model_cache.trial import AT_ONCE, PARTS, Trial, in_parts
+from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.lora import Route, routed
+
+log = structlog.get_logger(__name__)
+
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""What models call it, in their arguments as in their outputs."""
+
+
+CURE = "Train it with --no-sampling, or sample it by another server."
+
+
+def refusal_of(model: Any) -> str:
+    """How the sentence begins."""
+    return f"The built-in sampler cannot run {type(model).__name__}:"
+
+
+class CacheForward:
+    """Runs the model. Raises ServerError at construction where its cache gives other logits than it has without.
+
+    `in_blocks`: prompts may be computed block by block; else each in one forward. `in_rows`: so may steps of several
+    sequences; else each in a forward of its own.
+    """
+
+    def __init__(self, torch_model: TorchModel, trial: Trial | None = None) -> None:
+        self._model = torch_model.model
+        self._turn = torch_model.turn
+        self.device: torch.device = torch_model.device
+        self.modules = tuple(torch_model.layers)
+        self.busy_seconds = 0.0
+        check_rotations(self._model.config.get_text_config())
+        accepted = inspect.signature(self._model.forward).parameters
+        self._cache_name = next((name for name in CACHE_NAMES if name in accepted), CACHE_NAMES[0])
+        self._keeps_last = "logits_to_keep" in accepted
+        self._trial = Trial(torch_model) if trial is None else trial
+        self.in_blocks = self._find_parts()
+        self.geometry = self._measure()
+        self.in_rows = self._try_rows()
+        weight_bytes = sum(weight.nbytes for weight in self._model.parameters())
+        self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes)
+
+    @torch.inference_mode()
+    def extend(
+        self, states: SequenceStates | None, ids: Tensor, route: Route, *, all_logits: bool
+    ) -> tuple[Tensor, SequenceStates]:
+        """Computes `ids` `[rows, length]` behind `states`, which must not be used any more; None begins anew.
+
+        Returns logits `[rows, length, vocab]`, or only the last position's `[rows, 1, vocab]`, in float32.
+        """
+        options: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last and not all_logits else {}
+        if states is not None:
+            options[self._cache_name] = states.cache
+        with self._turn.taken(), routed(route):
+            started = time.perf_counter()
+            output = self._model(input_ids=ids, use_cache=True, **options)
+            self.busy_seconds += time.perf_counter() - started
+        logits: Tensor = output.logits if all_logits else output.logits[:, -1:]
+        before = 0 if states is None else states.tokens
+        return logits.float(), SequenceStates(output.get(self._cache_name), before + ids.shape[1], len(ids))
+
+    @torch.inference_mode()
+    def step(self, states: Sequence[SequenceStates], ids: Tensor, route: Route) -> tuple[Tensor, list[SequenceStates]]:
+        """One token for each of some sequences: `ids` `[rows, 1]`. Returns logits `[rows, vocab]` in float32.
+
+        Raises UnlikeStates where they cannot be rows of one forward.
+        """
+        joined = states[0] if len(states) == 1 else together(states)
+        logits, after = self.extend(joined, ids, route, all_logits=False)
+        return logits[:, 0], [after] if len(states) == 1 else after.split()
+
+    def _find_parts(self) -> bool:
+        """Raises ServerError."""
+        apart = []
+        for parts in (PARTS, AT_ONCE):
+            found = self._in_parts(self._trial.ids, parts)
+            if self._trial.agrees(found):
+                return parts is PARTS
+            apart.append(self._trial.apart(found))
+        raise ServerError(
+            f"{refusal_of(self._model)} with transformers' own cache, too, its logprobs are {min(apart):.1e} apart "
+            f"from those of one forward over all tokens. {CURE}"
+        )
+
+    def _in_parts(self, ids: Tensor, parts: Sequence[int]) -> Tensor:
+        states: SequenceStates | None = None
+
+        def compute(part: Tensor, _: int) -> Tensor:
+            nonlocal states
+            logits, states = self.extend(states, part, {}, all_logits=True)
+            return logits[0]
+
+        return in_parts(compute, ids, parts)
+
+    def _measure(self) -> StateGeometry:
+        """By what sequences of two lengths take."""
+        ids = self._trial.ids
+        few, more = (self.extend(None, ids[:, :tokens], {}, all_logits=False)[1] for tokens in (8, 16))
+        per_token = max(0, more.nbytes - few.nbytes) // (more.tokens - few.tokens)
+        return StateGeometry(per_token, max(0, few.nbytes - few.tokens * per_token), self.device)
+
+    def _try_rows(self) -> bool:
+        """Whether two sequences in one forward come out as each alone."""
+        ids = [self._trial.tokens(seed) for seed in (0, 1)]
+        states = [self.extend(None, each[:, :-1], {}, all_logits=False)[1] for each in ids]
+        last = [each[:, -1:] for each in ids]
+        try:
+            found, _ = self.step([one.copy() for one in states], torch.cat(last), {})
+        except UnlikeStates:
+            return False
+        except Exception as error:  # whatever a model does with rows that it does not expect
+            log.info("steps are row by row", model=type(self._model).__name__, error=str(error))
+            return False
+        expected = torch.cat([self.step([one], each, {})[0] for one, each in zip(states, last, strict=True)])
+        return self._trial.agrees(found, expected)

@@ -1,0 +1,124 @@
+"""What a transformers cache holds of sequences: copied, moved, put together as rows of one forward, and taken apart.
+
+Caches are of many kinds (keys and values, windows of them, convolutions, recurrent states, compressed or indexed keys),
+and what they have in common is that each tensor's first dimension is the row. So they are treated as trees of tensors,
+and whether that holds for a model is tried when it is loaded (trial.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin, DummyLayer, LinearAttentionCacheLayerMixin
+
+HOLDERS = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin, DummyLayer)
+
+
+class UnlikeStates(Exception):
+    """They cannot be rows of one forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateGeometry:
+    """What a sequence takes: some bytes a token, and some however long it is."""
+
+    bytes_per_token: int
+    bytes_per_row: int
+    device: torch.device
+
+    def row_bytes(self, tokens: int) -> int:
+        return self.bytes_per_row + tokens * self.bytes_per_token
+
+    def tokens_in(self, nbytes: int) -> int:
+        return max(0, nbytes - self.bytes_per_row) // max(1, self.bytes_per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStates:
+    """A cache of `rows` sequences with `tokens` each. A forward behind them changes it, and may change its tensors."""
+
+    cache: Any
+    tokens: int
+    rows: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in _tensors(self.cache))
+
+    def copy(self) -> SequenceStates:
+        """One that shares no memory with this one."""
+        return SequenceStates(_mapped(self.cache, Tensor.clone), self.tokens, self.rows)
+
+    def to(self, device: torch.device | str) -> SequenceStates:
+        """On a device; what is there already is not copied."""
+        return SequenceStates(_mapped(self.cache, lambda tensor: tensor.to(device)), self.tokens, self.rows)
+
+    def split(self) -> list[SequenceStates]:
+        """Its rows, each by itself, in the same memory."""
+        return [
+            SequenceStates(_mapped(self.cache, partial(_row, row, self.rows)), self.tokens) for row in range(self.rows)
+        ]
+
+
+def together(states: Sequence[SequenceStates]) -> SequenceStates:
+    """Copies of single rows as one cache. Raises UnlikeStates where their lengths or kinds differ."""
+    return SequenceStates(_joined([one.cache for one in states]), states[0].tokens, len(states))
+
+
+def _row(row: int, rows: int, tensor: Tensor) -> Tensor:
+    """A layer that nothing was given to yet may have a tensor without rows."""
+    return tensor[row : row + 1] if len(tensor) == rows else tensor
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    for part in _parts(value).values():
+        yield from _tensors(part)
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A number in a tensor of no dimensions says something of all rows, and stays."""
+    if isinstance(value, Tensor):
+        return change(value) if value.ndim else value
+    return _rebuilt(value, {name: _mapped(part, change) for name, part in _parts(value).items()})
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if any(type(value) is not type(first) for value in values):
+        raise UnlikeStates
+    if isinstance(first, Tensor):
+        if any(value.shape[1:] != first.shape[1:] for value in values):
+            raise UnlikeStates
+        return torch.cat(list(values)) if first.ndim else first
+    parts = [_parts(value) for value in values]
+    if any(part.keys() != parts[0].keys() for part in parts) or (not parts[0] and any(v != first for v in values)):
+        raise UnlikeStates
+    return _rebuilt(first, {name: _joined([part[name] for part in parts]) for name in parts[0]})
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """What a value is made of, by name; nothing if it holds no tensors."""
+    if isinstance(value, HOLDERS):
+        return dict(vars(value))
+    if isinstance(value, dict):
+        return value
+    return dict(enumerate(value)) if isinstance(value, (list, tuple)) else {}
+
+
+def _rebuilt(value: Any, parts: dict[Any, Any]) -> Any:
+    if isinstance(value, HOLDERS):
+        twin = copy.copy(value)
+        vars(twin).update(parts)
+        return twin
+    if isinstance(value, dict):
+        return parts
+    return type(value)(parts.values()) if isinstance(value, (list, tuple)) and parts else value
