@@ -42,7 +42,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-nemo-rl \
-    test-nodes test-clusters test-elsewhere test-vllm vllm-environment soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-clusters test-elsewhere test-vllm vllm-environment zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -149,6 +149,9 @@ lock: ## resolve requirements/*.txt anew
 	    "$$(scripts/find-uv)" pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	        --python-version 3.13 requirements/$$image-image.in --output-file requirements/$$image-image.txt || exit 1; \
 	done
+
+zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/models.md
+	PYTHONPATH=tests $(BIN)/python -m support.zoo
 
 soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
 	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)

@@ -346,6 +346,7 @@ class EngineCapabilities(_message.Message):
     TRAIN_MLP_FIELD_NUMBER: _builtins.int
     TRAIN_ATTN_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
     max_rank: _builtins.int
     adapter_slots: _builtins.int
@@ -355,6 +356,8 @@ class EngineCapabilities(_message.Message):
     train_attn: _builtins.bool
     images: _builtins.bool
     """datums and prompts may have them"""
+    sampling: _builtins.str
+    """how sequences are kept while they are drawn, for people; empty: not by this process"""
     @_builtins.property
     def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -369,10 +372,11 @@ class EngineCapabilities(_message.Message):
         train_mlp: _builtins.bool = ...,
         train_attn: _builtins.bool = ...,
         images: _builtins.bool = ...,
+        sampling: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "batch_invariant", b"batch_invariant", "engine", b"engine", "images", b"images", "losses", b"losses", "max_rank", b"max_rank", "train_attn", b"train_attn", "train_mlp", b"train_mlp", "train_unembed", b"train_unembed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_slots", b"adapter_slots", "batch_invariant", b"batch_invariant", "engine", b"engine", "images", b"images", "losses", b"losses", "max_rank", b"max_rank", "sampling", b"sampling", "train_attn", b"train_attn", "train_mlp", b"train_mlp", "train_unembed", b"train_unembed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -130,6 +130,7 @@ async def test_describe_tells_who_it_is_and_what_it_holds_in_memory(
     assert (described.worker_id, described.model_name, described.epoch) == (own_replica.worker_id, "some/model", 0)
     assert (described.adapters_used, described.capabilities.adapter_slots) == (2, 2)
     assert (described.capabilities.engine, described.capabilities.max_rank) == ("builtin", 16)
+    assert described.capabilities.sampling == "keys and values"
     assert described.base_model.max_sequence_length == model.info.max_sequence_length
     assert described.metrics.sampled_tokens == 3 * 8
     assert (described.metrics.samples_active, described.metrics.samples_waiting) == (0, 0)

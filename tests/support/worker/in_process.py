@@ -8,6 +8,7 @@ from support.engine.reference import ReferenceEngine
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.training.residency import ResidencyRules
@@ -17,7 +18,10 @@ from tinsmith_trainer.worker.volume import Volume
 
 
 class Worker:
-    """A service on the volume, and the checkpoints unless they are elsewhere, below a folder."""
+    """A service on the volume, and the checkpoints unless they are elsewhere, below a folder.
+
+    On `engine`, or a reference engine of `slots`, `max_rank` and `seed`.
+    """
 
     def __init__(
         self,
@@ -33,8 +37,9 @@ class Worker:
         journal_vfs: str | None = None,
         checkpoints: str | None = None,
         sampler: Sampler | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        self.engine = ReferenceEngine(adapter_slots=slots, max_rank=max_rank, seed=seed)
+        self.engine = engine or ReferenceEngine(adapter_slots=slots, max_rank=max_rank, seed=seed)
         parts = WorkerParts(
             engine=self.engine,
             sampler=sampler,

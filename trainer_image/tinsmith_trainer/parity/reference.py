@@ -24,7 +24,7 @@ from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
 from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.loading import auto_class, describe_model, is_of_text, place
-from tinsmith_trainer.torch_model.lora import module_family
+from tinsmith_trainer.torch_model.lora import is_plain_linear, module_family
 from tinsmith_trainer.torch_model.model_source import model_directory
 
 PREFIX, SUFFIX = "base_model.model.", ".default.weight"
@@ -115,7 +115,7 @@ def _peft_model(directory: Path, placement: tuple[str, torch.dtype], lora: LoraS
     linears = [
         name
         for name, module in base.named_modules()
-        if isinstance(module, nn.Linear) and module_family(name) and is_of_text(base, name)
+        if is_plain_linear(module) and module_family(name) and is_of_text(base, name)
     ]
     experts = expert_projections(base)
     modules = lora_init.trained_modules(lora, [*linears, *experts])

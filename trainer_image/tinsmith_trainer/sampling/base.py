@@ -156,5 +156,9 @@ class Sampler(Protocol):
 
     def stats(self) -> SamplerStats: ...
 
+    def sequence_memory(self) -> str:
+        """How sequences are kept while they are drawn, in words; empty where that is another program's affair."""
+        return ""
+
     def close(self) -> None:
         """Ends the sampler's thread; running jobs end with an error."""

@@ -33,6 +33,8 @@ MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 UNTRAINED_NAMES = ("gate", "router", "shared_expert_gate", "in_proj_a", "in_proj_b", "in_proj_ba", "x_proj", "dt_proj")
 """Layers that say where a token goes, how much of it counts, or how fast a state decays. Tinker has no adapters there
 either: `get_lora_param_count` of tinker_cookbook comes out without them."""
+UNTRAINED_PARENT = "indexer"
+"""Chooses the tokens that sparse attention looks at: no gradient goes through a choice."""
 UNEMBED_NAME = "lm_head"
 
 
@@ -346,7 +348,7 @@ def module_family(name: str) -> str | None:
     parts = name.split(".")
     if parts[-1] == UNEMBED_NAME:
         return "unembed"
-    if parts[-1] in UNTRAINED_NAMES:
+    if parts[-1] in UNTRAINED_NAMES or UNTRAINED_PARENT in parts:
         return None
     if any(part in ATTENTION_PARENTS for part in parts[:-1]):
         return "attn"
@@ -357,12 +359,17 @@ def module_family(name: str) -> str | None:
     return None
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer that computes as such: some are kept in one and take its weight apart by groups."""
+    return type(module).forward is nn.Linear.forward
+
+
 def wrap_linears(model: nn.Module) -> dict[str, StackedLoraLinear]:
     """Replaces every linear layer; returns the wrappers by name, in model order.
 
     Those that LoRA does not cover (`module_family` is None) have their products apart all the same.
     """
-    found = {name: module for name, module in model.named_modules() if type(module).forward is nn.Linear.forward}
+    found = {name: module for name, module in model.named_modules() if is_plain_linear(module)}
     wrapped = {}
     for name, linear in found.items():
         parent_name, _, child = name.rpartition(".")

@@ -11,6 +11,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
 from tinsmith_trainer.oplog.journal import SYNC_BUCKETS_SECONDS
 from tinsmith_trainer.oplog.model_queue import ModelQueue
+from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.worker.service import WorkerService
@@ -34,7 +35,7 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         epoch=service.epoch,
         pid=os.getpid(),
         base_model=_base_model(engine.base_model()),
-        capabilities=_capabilities(engine.capabilities()),
+        capabilities=_capabilities(engine.capabilities(), service.parts.sampler),
         models=[_model_status(queue, scheduler.parking, now) for queue in queues if queue.phase != "released"],
         metrics=_metrics(service),
         running_seconds=scheduler.running_seconds(),
@@ -60,7 +61,7 @@ def describe_sampler(
         model_name=name.model_name,
         pid=os.getpid(),
         base_model=_base_model(base),
-        capabilities=_capabilities(capabilities),
+        capabilities=_capabilities(capabilities, samples.sampler),
         metrics=metrics,
         draining=samples.is_draining,
         adapters_used=len(samples.adapters),
@@ -77,7 +78,7 @@ def _base_model(info: BaseModelInfo) -> worker_pb2.BaseModel:
     )
 
 
-def _capabilities(capabilities: EngineCapabilities) -> worker_pb2.EngineCapabilities:
+def _capabilities(capabilities: EngineCapabilities, sampler: Sampler | None) -> worker_pb2.EngineCapabilities:
     return worker_pb2.EngineCapabilities(
         engine=capabilities.engine,
         losses=capabilities.losses,
@@ -88,6 +89,7 @@ def _capabilities(capabilities: EngineCapabilities) -> worker_pb2.EngineCapabili
         train_mlp=capabilities.train_mlp,
         train_attn=capabilities.train_attn,
         images=capabilities.images,
+        sampling="" if sampler is None else sampler.sequence_memory(),
     )
 
 

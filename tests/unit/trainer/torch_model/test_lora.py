@@ -209,6 +209,7 @@ def test_a_route_is_its_threads_own() -> None:
         ("model.layers.3.block_sparse_moe.router", None),
         ("model.layers.3.linear_attn.in_proj_qkvz", "attn"),
         ("model.layers.3.linear_attn.in_proj_ba", None),
+        ("model.layers.3.self_attn.indexer.wq_b", None),
         ("model.layers.3.mixer.in_proj", "attn"),
         ("model.layers.3.mixer.up_proj", "mlp"),
     ],

@@ -45,6 +45,7 @@ from tinsmith_trainer.engines.peft.shared_forward import check_architecture, run
 from tinsmith_trainer.errors import ServerError, UserError
 from tinsmith_trainer.torch_model.device_faults import needs_device
 from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.lora import module_family
 from tinsmith_trainer.torch_model.packing import packs
 from tinsmith_trainer.torch_model.rows import keeps_rows_apart
 
@@ -72,6 +73,7 @@ class PeftEngine(Engine):
         self._packs = (
             self._is_invariant and not recomputes and packs(torch_model.decoder, model.config, PACKED_BELOW_TOKENS)
         )
+        self._families = {module_family(name) for name in torch_model.layers}
         self._adapters: dict[str, Adapter] = {}
 
     @override
@@ -87,6 +89,8 @@ class PeftEngine(Engine):
             adapter_slots=self._settings.adapter_slots,
             batch_invariant=self._is_invariant,
             images=self._torch_model.vision is not None,
+            train_attn="attn" in self._families,
+            train_mlp="mlp" in self._families and not self._torch_model.frozen_experts,
         )
 
     @override

@@ -42,6 +42,8 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 class ForwardPass:
     """Runs the model. Raises ServerError at construction for an architecture that the loop cannot serve."""
 
+    memory = "keys and values"
+
     def __init__(self, torch_model: TorchModel) -> None:
         self._model = torch_model.model
         self._decoder = torch_model.decoder

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -67,7 +68,7 @@ class SamplingLoop:
         self._turns = TenantTurns(credit)
         self._lanes: dict[str, Lane] = {}
         self._jobs: Counter[str] = Counter()
-        self._prefixes = PrefixCache(self._settings.prefix_cache_bytes)
+        self._prefixes: PrefixCache[Any] = PrefixCache(self._settings.prefix_cache_bytes)
         self._batches = Batches(self._plan, self._forward, self._turns)
 
     def run(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan
@@ -27,7 +28,7 @@ class Prefill:
     bits depend on the tokens up to its end only: not on other jobs, nor on what was cached.
     """
 
-    def __init__(self, run: Run, forward: ForwardPass, prefixes: PrefixCache, plan: BatchPlan) -> None:
+    def __init__(self, run: Run, forward: ForwardPass, prefixes: PrefixCache[Tensor], plan: BatchPlan) -> None:
         self.run = run
         self._forward = forward
         self._prefixes = prefixes
@@ -124,7 +125,9 @@ class Prefill:
 class SeenPrefill(Prefill):
     """A prompt with images: one forward of the whole model, which begins at its first token whatever is cached."""
 
-    def __init__(self, run: Run, forward: ForwardPass, prefixes: PrefixCache, plan: BatchPlan, vision: Vision) -> None:
+    def __init__(
+        self, run: Run, forward: ForwardPass, prefixes: PrefixCache[Tensor], plan: BatchPlan, vision: Vision
+    ) -> None:
         super().__init__(run, forward, prefixes, plan)
         self._vision = vision
         self._route = plan.route_of_one(run.adapter, len(self._tokens), forward.modules)

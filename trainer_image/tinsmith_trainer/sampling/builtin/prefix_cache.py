@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 PrefixKey = tuple[int, bytes]
 
@@ -28,19 +28,34 @@ def prefix_keys(adapter_serial: int, tokens: NDArray[np.int32], block_tokens: in
         yield (adapter_serial, digest), start + len(block)
 
 
-class PrefixCache:
-    """Blocks `[layers, 2, kv_heads, tokens, head_dim]`, the least recently used first out. One thread only."""
+class Kept(Protocol):
+    """What is kept of tokens."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def clone(self) -> Self: ...
+
+
+KeptT = TypeVar("KeptT", bound=Kept)
+
+
+class PrefixCache(Generic[KeptT]):
+    """Blocks `[layers, 2, kv_heads, tokens, head_dim]`, or a model's own states behind all tokens so far.
+
+    The least recently used first out. One thread only.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
-        self._blocks: OrderedDict[PrefixKey, Tensor] = OrderedDict()
+        self._blocks: OrderedDict[PrefixKey, KeptT] = OrderedDict()
 
     @property
     def used_bytes(self) -> int:
         return self._used_bytes
 
-    def find(self, keys: list[PrefixKey]) -> list[Tensor]:
+    def find(self, keys: list[PrefixKey]) -> list[KeptT]:
         """The blocks of the longest known prefix of a chain of keys."""
         found = []
         for key in keys:
@@ -53,7 +68,15 @@ class PrefixCache:
             self._blocks.move_to_end(key)
         return found
 
-    def put(self, key: PrefixKey, block: Tensor) -> None:
+    def find_last(self, keys: list[PrefixKey]) -> tuple[int, KeptT] | None:
+        """Of the last key that is known: its place and what is kept."""
+        for place in reversed(range(len(keys))):
+            if (found := self._blocks.get(keys[place])) is not None:
+                self._blocks.move_to_end(keys[place])
+                return place, found
+        return None
+
+    def put(self, key: PrefixKey, block: KeptT) -> None:
         """Keeps a copy of a block, making room for it."""
         if key in self._blocks or block.nbytes > self._capacity_bytes:
             return

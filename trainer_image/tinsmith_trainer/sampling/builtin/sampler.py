@@ -36,6 +36,7 @@ class BuiltinSampler(Sampler):
         self._torch_model = torch_model
         self._intake = Intake()
         chosen = choose_forward(torch_model) if forward is None else forward
+        self._memory = chosen.memory
         self._loop = SamplingLoop(torch_model, chosen, settings or BuiltinSamplerSettings(), self._intake)
         self._adapters_guard = threading.Lock()
         self._adapters: dict[str, LoadedAdapter] = {"": BASE_MODEL}
@@ -91,6 +92,10 @@ class BuiltinSampler(Sampler):
     def stats(self) -> SamplerStats:
         """Jobs active and waiting now; tokens and seconds since the start."""
         return self._loop.stats()
+
+    @override
+    def sequence_memory(self) -> str:
+        return self._memory
 
     @override
     def close(self) -> None:

@@ -81,6 +81,16 @@ def test_samples_of_one_prompt_share_their_steps(monkeypatch: pytest.MonkeyPatch
     assert rows == [4] * 6
 
 
+@pytest.mark.parametrize(("model_type", "goes_on"), [("lfm2", 32), ("mamba", 0)])
+def test_what_is_known_of_a_prompt_is_not_computed_again(model_type: str, goes_on: int) -> None:
+    with sampler_of(model_type, deterministic=True) as sampler:
+        first = ask(sampler, job(prompt(40)))
+        again = ask(sampler, job(prompt(40)))
+        longer = ask(sampler, job([*prompt(40), 5, 6, 7]))
+    assert [each.prompt_cache_hit_tokens for each in (first, again, longer)] == [0, 39, goes_on]
+    assert bits(again) == bits(first)
+
+
 def test_a_sample_whose_row_goes_to_another_tenant_ends_as_it_would_have() -> None:
     flood = [job(prompt(20, seed), max_tokens=40, seed=seed) for seed in range(2)]
     with sampler_of("lfm2", deterministic=True, max_rows=1) as sampler:
@@ -105,6 +115,11 @@ def test_a_model_that_forgets_is_refused_in_words(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(LinearAttentionLayer, "update_conv_state", forget)
     with pytest.raises(ServerError, match=r"Lfm2ForCausalLM: with transformers' own cache, too, .* apart"):
         BuiltinSampler(family_model("lfm2"))
+
+
+def test_a_sampler_says_how_it_keeps_sequences() -> None:
+    with sampler_of("mamba") as sampler:
+        assert sampler.sequence_memory() == "own cache, prompts at once"
 
 
 def test_keys_and_values_of_our_own_are_preferred(model: TorchModel) -> None:

@@ -54,14 +54,14 @@ class CacheBatch:
         """Gives a sample a row, with a copy of its states: samples of one prompt have them in common."""
         assert not isinstance(sample.kv, torch.Tensor)
         with torch.inference_mode():
-            self._states[sample] = None if sample.kv is None else sample.kv.to(self._forward.device).copy()
+            self._states[sample] = None if sample.kv is None else sample.kv.to(self._forward.device).clone()
         sample.kv = None
 
     def park(self, sample: Sample) -> None:
         """Takes a sample out of its row; it keeps its states in the host's memory, and goes on from there."""
         states = self._states.pop(sample)
         # Rows that went through a forward together lie in one piece of memory.
-        sample.kv = None if states is None else states.copy().to("cpu")
+        sample.kv = None if states is None else states.clone().to("cpu")
 
     def remove_finished(self) -> None:
         """Frees the rows of jobs that ended for another reason than their last token."""

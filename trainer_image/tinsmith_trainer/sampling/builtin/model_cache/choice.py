@@ -6,6 +6,8 @@ model's own cache. Which it is shows in a trial when the model is loaded.
 
 from __future__ import annotations
 
+from typing import Any
+
 import structlog
 import torch
 
@@ -48,7 +50,7 @@ def choose_forward(torch_model: TorchModel) -> SamplerForward:
         "samples are drawn with transformers' own cache, which is slower",
         model=type(torch_model.model).__name__,
         reason=reason,
-        prompts="by blocks" if by_cache.in_blocks else "each in one forward",
+        memory=by_cache.memory,
         steps="sequences of one length together" if by_cache.in_rows else "one by one",
     )
     return by_cache
@@ -73,9 +75,9 @@ def _of_the_model(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(".")
 
 
-def open_prompt(run: Run, forward: SamplerForward, prefixes: PrefixCache, plan: BatchPlan) -> AnyPrefill:
+def open_prompt(run: Run, forward: SamplerForward, prefixes: PrefixCache[Any], plan: BatchPlan) -> AnyPrefill:
     if isinstance(forward, CacheForward):
-        return CachePrefill(run, forward, plan)
+        return CachePrefill(run, forward, prefixes, plan)
     return Prefill(run, forward, prefixes, plan)
 
 

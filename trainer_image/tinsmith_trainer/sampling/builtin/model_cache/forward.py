@@ -1,6 +1,6 @@
 """Forwards of the shared model with its own cache: one sequence behind the other, or rows that are equally long.
 
-A model makes its cache, its masks and its positions itself. So there is no padding: a forward takes the next tokens of
+A model makes its cache and its masks itself. So there is no padding: a forward takes the next tokens of
 one sequence, or one token of each of several whose states can be put together.
 """
 
@@ -54,12 +54,18 @@ class CacheForward:
         accepted = inspect.signature(self._model.forward).parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in accepted), CACHE_NAMES[0])
         self._keeps_last = "logits_to_keep" in accepted
+        self._takes_positions = "position_ids" in accepted
         self._trial = Trial(torch_model) if trial is None else trial
         self.in_blocks = self._find_parts()
         self.geometry = self._measure()
         self.in_rows = self._try_rows()
         weight_bytes = sum(weight.nbytes for weight in self._model.parameters())
         self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes)
+
+    @property
+    def memory(self) -> str:
+        """In words."""
+        return "own cache, by blocks" if self.in_blocks else "own cache, prompts at once"
 
     @torch.inference_mode()
     def extend(
@@ -69,7 +75,12 @@ class CacheForward:
 
         Returns logits `[rows, length, vocab]`, or only the last position's `[rows, 1, vocab]`, in float32.
         """
+        rows, length = ids.shape
+        before = 0 if states is None else states.tokens
         options: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last and not all_logits else {}
+        if self._takes_positions:  # some models would begin at 0 whatever the cache holds
+            positions = torch.arange(before, before + length, device=self.device)
+            options["position_ids"] = positions.expand(rows, length)
         if states is not None:
             options[self._cache_name] = states.cache
         with self._turn.taken(), routed(route):
@@ -77,8 +88,7 @@ class CacheForward:
             output = self._model(input_ids=ids, use_cache=True, **options)
             self.busy_seconds += time.perf_counter() - started
         logits: Tensor = output.logits if all_logits else output.logits[:, -1:]
-        before = 0 if states is None else states.tokens
-        return logits.float(), SequenceStates(output.get(self._cache_name), before + ids.shape[1], len(ids))
+        return logits.float(), SequenceStates(output.get(self._cache_name), before + length, rows)
 
     @torch.inference_mode()
     def step(self, states: Sequence[SequenceStates], ids: Tensor, route: Route) -> tuple[Tensor, list[SequenceStates]]:
@@ -126,7 +136,7 @@ class CacheForward:
         states = [self.extend(None, each[:, :-1], {}, all_logits=False)[1] for each in ids]
         last = [each[:, -1:] for each in ids]
         try:
-            found, _ = self.step([one.copy() for one in states], torch.cat(last), {})
+            found, _ = self.step([one.clone() for one in states], torch.cat(last), {})
         except UnlikeStates:
             return False
         except Exception as error:  # whatever a model does with rows that it does not expect

@@ -1,7 +1,7 @@
 """A prompt computed into a model's own cache: block by block, or all at once where its layers cannot go on from states.
 
-Nothing is padded and nothing shared between jobs: a state is behind all of its tokens, so that those of a common
-beginning would have to be kept at each of its ends.
+Nothing is padded. A state is behind all of its tokens, so it is kept at two places of a prompt alone: at its end, for
+equal prompts, and behind its last whole block, for those that go on.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates
+from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, prefix_keys
 
 
 class CachePrefill:
     """One prompt without its last token, which decoding feeds. A block's bits depend on the prompt's tokens alone."""
 
-    def __init__(self, run: Run, forward: CacheForward, plan: BatchPlan) -> None:
+    def __init__(self, run: Run, forward: CacheForward, prefixes: PrefixCache[SequenceStates], plan: BatchPlan) -> None:
         self.run = run
         self._forward = forward
+        self._prefixes = prefixes
         self._tokens = run.prefix
         self._block_tokens = plan.settings.prefill_block_tokens if forward.in_blocks else max(1, len(self._tokens))
         self._route = plan.route_of_one(run.adapter, self._block_tokens, forward.modules)
+        self._blocks = list(prefix_keys(run.adapter.serial, run.prefix, self._block_tokens))
         self.kv: SequenceStates | None = None
         self.start = 0
+        self._take_known()
 
     @property
     def goes_alone(self) -> bool:
@@ -63,4 +67,15 @@ class CachePrefill:
             if not self.run.scores.take(start + 1 + skipped, logits[0, skipped:]):
                 raise not_finite(self.run)
         self.start = end
+        if len(self._tokens) - end < self._block_tokens:
+            self._prefixes.put(self._blocks[start // self._block_tokens][0], self.kv)
         return end - start
+
+    def _take_known(self) -> None:
+        """Positions to be scored must be computed."""
+        first_scored = self.run.first_scored
+        usable = [key for key, end in self._blocks if first_scored is None or end < first_scored]
+        if (found := self._prefixes.find_last(usable)) is not None:
+            place, known = found
+            self.kv, self.start = known.clone(), self._blocks[place][1]
+            self.run.hit_tokens = self.start

@@ -52,7 +52,7 @@ class SequenceStates:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in _tensors(self.cache))
 
-    def copy(self) -> SequenceStates:
+    def clone(self) -> SequenceStates:
         """One that shares no memory with this one."""
         return SequenceStates(_mapped(self.cache, Tensor.clone), self.tokens, self.rows)
 
