@@ -13,12 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.routes.problems import problem
-from tinsmith_server.services.accounts.keys import hash_key
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
 
 METRICS_PATH = "/metrics"
-# Of polls there may be thousands, which do nothing but wait.
 POLL_PATH = "/api/v1/retrieve_future"
 
 
@@ -95,19 +93,22 @@ class RequestsPerAddress:
 
 
 class PlacesAtWork:
-    """Requests have few places in the event loop at a time: those of one tenant, or without a key of one address. A key
-    that nobody has used here yet is a tenant by itself.
+    """Requests have few places in the event loop at a time: those of one tenant, or of one address where the key is
+    missing, or has not been good for anything here yet. A poll has one for its first step: there may be thousands that
+    wait.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == POLL_PATH:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         services: Services = scope["app"].state.services
         key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
-        whose = (services.keys.owner(key) or hash_key(key)) if key else str(client[0])
-        async with services.admission.at_work.place(whose, is_other=key is not None):
+        tenant = services.keys.owner(key) if key else None
+        whose, is_poll = tenant or str(client[0]), scope["path"] == POLL_PATH
+        is_other = tenant is not None and not is_poll
+        async with services.admission.at_work.place(whose, is_other=is_other, may_wait=not is_poll):
             await self._app(scope, receive, send)

@@ -38,17 +38,21 @@ class AtWork:
         return self._taken.total()
 
     @asynccontextmanager
-    async def place(self, tenant: str, *, is_other: bool = True) -> AsyncIterator[None]:
+    async def place(self, tenant: str, *, is_other: bool = True, may_wait: bool = True) -> AsyncIterator[None]:
         """One of the tenant's, until the end, or for as long as a request may have one.
 
-        `is_other` False: nobody has fewer places for it, as for probes of the server's health.
+        `may_wait` False: until it waits for anything. `is_other` False: nobody has fewer places for it, as for probes
+        of the server's health.
         """
         if is_other:
             self._note(tenant)
         await self._take(tenant)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._longest_seconds, self._leave, tenant)
+        timer = loop.call_later(self._longest_seconds if may_wait else 0, self._leave, tenant)
         try:
+            # One that waits for nothing would be done before its place could be missed: all that are there would be
+            # done in one step.
+            await asyncio.sleep(0)
             yield
         finally:
             if timer.when() > loop.time():
@@ -56,7 +60,7 @@ class AtWork:
                 self._leave(tenant)
 
     async def _take(self, tenant: str) -> None:
-        if self._taken[tenant] < self._places():
+        if self._taken[tenant] < self._places(tenant):
             self._taken[tenant] += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -72,7 +76,7 @@ class AtWork:
     def _leave(self, tenant: str) -> None:
         self._taken[tenant] -= 1
         waiting = self._waiting.get(tenant, deque())
-        while waiting and self._taken[tenant] < self._places():
+        while waiting and self._taken[tenant] < self._places(tenant):
             turn = waiting.popleft()
             if not turn.done():
                 self._taken[tenant] += 1
@@ -88,5 +92,8 @@ class AtWork:
             self._beside_until = now + BESIDE_SECONDS
         self._latest, self._latest_at = tenant, now
 
-    def _places(self) -> int:
-        return PLACES_BESIDE_OTHERS if self._clock() < self._beside_until else PLACES_ALONE
+    def _places(self, tenant: str) -> int:
+        """Those that are nobody's others, as addresses without a key, have others themselves."""
+        now = self._clock()
+        beside_the_latest = tenant != self._latest and now < self._latest_at + BESIDE_SECONDS
+        return PLACES_BESIDE_OTHERS if beside_the_latest or now < self._beside_until else PLACES_ALONE

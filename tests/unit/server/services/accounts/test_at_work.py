@@ -35,9 +35,9 @@ class Requests:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.begun: list[str] = []
 
-    def send(self, tenant: str, name: str) -> None:
+    def send(self, tenant: str, name: str, *, may_wait: bool = True) -> None:
         self._ends[name] = asyncio.Event()
-        self._tasks[name] = asyncio.create_task(self._run(self._at_work.place(tenant), name))
+        self._tasks[name] = asyncio.create_task(self._run(self._at_work.place(tenant, may_wait=may_wait), name))
 
     async def _run(self, place: AbstractAsyncContextManager[None], name: str) -> None:
         async with place:
@@ -117,6 +117,23 @@ async def test_what_waits_for_something_else_leaves_its_place_to_others(few_plac
     await requests.end("a2")
 
 
+async def test_a_poll_has_its_place_for_a_step_and_not_while_it_is_held(few_places: None) -> None:
+    at_work = AtWork(longest_seconds=WAIT_SECONDS)
+    requests = Requests(at_work)
+    names = [f"a{number}" for number in range(20)]
+    for name in names:
+        requests.send("a", name, may_wait=False)
+    assert len(at_work) <= 1
+    async with asyncio.timeout(WAIT_SECONDS):
+        while requests.begun != names:
+            begun = len(requests.begun)
+            await asyncio.sleep(0)
+            assert len(requests.begun) <= begun + 1, "two have begun in one step"
+    for name in names:
+        await requests.end(name)
+    assert len(at_work) == 0
+
+
 @pytest.mark.parametrize("moment", ["while it waits", "as its turn comes"])
 async def test_who_gives_up_leaves_the_place_to_the_next(few_places: None, moment: str) -> None:
     requests = Requests(AtWork(longest_seconds=WAIT_SECONDS))
@@ -137,13 +154,18 @@ async def test_who_gives_up_leaves_the_place_to_the_next(few_places: None, momen
     await requests.end("a4")
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.001, 0.003])), min_size=1, max_size=60))
-def test_every_request_has_its_turn_and_every_place_comes_back(sent: list[tuple[str, float]]) -> None:
+REQUESTS = st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from([None, 0.0, 0.001, 0.003]))
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=60))
+def test_every_request_has_its_turn_and_every_place_comes_back(sent: list[tuple[str, bool, float | None]]) -> None:
+    """Also of those that never wait."""
     at_work = AtWork(longest_seconds=0.002)
 
-    async def request(tenant: str, seconds: float) -> None:
-        async with at_work.place(tenant):
-            await asyncio.sleep(seconds)
+    async def request(tenant: str, may_wait: bool, seconds: float | None) -> None:
+        async with at_work.place(tenant, may_wait=may_wait):
+            if seconds is not None:
+                await asyncio.sleep(seconds)
 
     async def all_of_them() -> None:
         await asyncio.wait_for(asyncio.gather(*(request(*one) for one in sent)), WAIT_SECONDS)
