@@ -63,8 +63,8 @@ async def get_session(session_id: str, tenant: Tenant, services: ServicesDep) ->
     session = await services.sessions.owned(tenant, session_id)
     models, samplers = await services.sessions.contents(session_id)
     return SessionResponse(
-        training_run_ids=[model.model_id for model in models],
-        sampler_ids=[sampler.sampling_session_id for sampler in samplers],
+        training_run_ids=list(models),
+        sampler_ids=list(samplers),
         user_metadata=dict(session.user_metadata),
         display_name=session.display_name,
     )

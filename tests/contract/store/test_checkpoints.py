@@ -132,7 +132,8 @@ async def test_a_save_that_is_forgotten_takes_along_the_sampling_session_that_it
 
     await store.forget_deleted_checkpoints(later(1))
 
-    assert await store.sampling_sessions_of("session-1") == [by_later_save, by_path]
+    kept = [by_later_save.sampling_session_id, by_path.sampling_session_id]
+    assert await store.sampler_ids_of_session("session-1") == kept
 
 
 async def test_a_name_can_be_saved_again_after_its_deletion(store: Store) -> None:

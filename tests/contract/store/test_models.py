@@ -39,7 +39,7 @@ async def test_twenty_concurrent_creates_make_one_model(store: Store, replicas: 
     made = await asyncio.gather(*attempts)
 
     assert all(model == made[0] for model in made)
-    assert await store.models_of_session("session-1") == [made[0]]
+    assert await store.live_models_of_session("session-1") == [made[0]]
 
 
 async def test_a_state_carries_its_failure(store: Store) -> None:
@@ -110,7 +110,19 @@ async def test_models_of_a_session_come_in_their_own_order(store: Store) -> None
         await store.add_model(a_model(model_seq_id=number, created_at=later(-number)))
     await store.add_model(a_model("session-2"))
 
-    assert [model.model_seq_id for model in await store.models_of_session("session-1")] == [2, 9, 10]
+    assert [model.model_seq_id for model in await store.live_models_of_session("session-1")] == [2, 9, 10]
+    assert await store.model_ids_of_session("session-1") == [f"session-1:train:{number}" for number in (2, 9, 10)]
+
+
+async def test_of_a_session_those_that_ended_live_no_more_and_those_that_were_never_made_are_not_listed(
+    store: Store,
+) -> None:
+    states: list[ModelState] = ["accepted", "bound", "released", "corrupted", "failed"]
+    for number, state in enumerate(states):
+        await store.add_model(a_model(model_seq_id=number, state=state))
+
+    assert [model.state for model in await store.live_models_of_session("session-1")] == ["accepted", "bound"]
+    assert await store.model_ids_of_session("session-1") == [f"session-1:train:{number}" for number in range(4)]
 
 
 async def test_models_of_a_worker_by_state(store: Store) -> None:

@@ -37,7 +37,7 @@ async def test_twenty_concurrent_opens_of_one_number_give_one(store: Store, repl
     opened = await asyncio.gather(*opens)
 
     assert all(session == opened[0] for session in opened)
-    assert await store.sampling_sessions_of("session-1") == [opened[0]]
+    assert await store.sampler_ids_of_session("session-1") == [opened[0].sampling_session_id]
 
 
 async def test_sampling_sessions_of_a_session_come_in_their_own_order(store: Store) -> None:
@@ -45,9 +45,9 @@ async def test_sampling_sessions_of_a_session_come_in_their_own_order(store: Sto
         await store.add_sampling_session(a_sampling_session(seq_id=number))
     await store.add_sampling_session(a_sampling_session("session-2"))
 
-    found = await store.sampling_sessions_of("session-1")
+    found = await store.sampler_ids_of_session("session-1")
 
-    assert [session.sampling_session_seq_id for session in found] == [2, 9, 10]
+    assert found == [f"session-1:sample:{number}" for number in (2, 9, 10)]
 
 
 async def test_the_newest_inflight_save_is_the_clients_last_whatever_the_clocks_say(store: Store) -> None:

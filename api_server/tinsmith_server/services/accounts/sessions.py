@@ -14,7 +14,7 @@ from tinsmith_server.services.accounts.ownership import owned_session
 from tinsmith_server.services.paging import in_steps
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Clock, FinishType, Model, SamplingSession, Session, utc_now
+from tinsmith_server.store.records import Clock, FinishType, Session, utc_now
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest
 
 log = get_logger(__name__)
@@ -96,8 +96,10 @@ class Sessions:
         page = await in_steps(partial(self._store.list_sessions, tenant), limit, offset)
         return [session.session_id for session in page.rows]
 
-    async def contents(self, session_id: str) -> tuple[Sequence[Model], Sequence[SamplingSession]]:
-        return await self._store.models_of_session(session_id), await self._store.sampling_sessions_of(session_id)
+    async def contents(self, session_id: str) -> tuple[Sequence[str], Sequence[str]]:
+        """The ids of its models and of its sampling sessions, in the order of their numbers."""
+        models = await self._store.model_ids_of_session(session_id)
+        return models, await self._store.sampler_ids_of_session(session_id)
 
 
 def _over(session: Session) -> str:

@@ -82,8 +82,7 @@ class Reaper:
         models = [
             (model, session.finish_type == "reaped")
             for session in sessions
-            for model in await self._store.models_of_session(session.session_id)
-            if model.state in {"accepted", "bound"}
+            for model in await self._store.live_models_of_session(session.session_id)
         ]
         await asyncio.gather(*(self._release_quietly(model, save=save) for model, save in models))
 

@@ -57,6 +57,14 @@ class Queries:
     async def _read_all(self, record: type[R], query: Select[Any]) -> list[R]:
         return await self._database.read(lambda connection: fetch_all(connection, record, query))
 
+    async def _read_ids(self, query: Select[Any]) -> Sequence[str]:
+        """Of its only column."""
+
+        async def read(connection: AsyncConnection) -> Sequence[str]:
+            return [str(row[0]) for row in await connection.execute(query)]
+
+        return await self._database.read(read)
+
     async def _read_page(self, record: type[R], query: Select[Any], limit: int, offset: int) -> Page[R]:
         return await self._database.read(lambda connection: fetch_page(connection, record, query, limit, offset))
 

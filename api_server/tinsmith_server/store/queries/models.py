@@ -73,9 +73,13 @@ class ModelQueries(Queries):
             query = query.where(models.c.session_id.in_(in_project))
         return await self._read_page(Model, query, limit, offset)
 
-    async def models_of_session(self, session_id: str) -> Sequence[Model]:
-        query = select_records(models, Model).where(models.c.session_id == session_id)
-        return await self._read_all(Model, query.order_by(models.c.model_seq_id))
+    async def live_models_of_session(self, session_id: str) -> Sequence[Model]:
+        live = (models.c.session_id == session_id) & models.c.state.in_(LIVE)
+        return await self._read_all(Model, select_records(models, Model).where(live).order_by(models.c.model_seq_id))
+
+    async def model_ids_of_session(self, session_id: str) -> Sequence[str]:
+        made = (models.c.session_id == session_id) & (models.c.state != "failed")
+        return await self._read_ids(select(models.c.model_id).where(made).order_by(models.c.model_seq_id))
 
     async def models_of_worker(self, worker_id: str, states: Sequence[ModelState]) -> Sequence[Model]:
         placed = (models.c.worker_id == worker_id) & models.c.state.in_(states)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, update
+from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first, select_records, values
@@ -87,13 +87,9 @@ class SamplingSessionQueries(Queries):
         query = _select_sampling().where(sampling_sessions.c.sampling_session_id == sampling_session_id)
         return await self._look_up(SamplingSession, query)
 
-    async def sampling_sessions_of(self, session_id: str) -> Sequence[SamplingSession]:
-        query = (
-            _select_sampling()
-            .where(sampling_sessions.c.session_id == session_id)
-            .order_by(sampling_sessions.c.sampling_session_seq_id)
-        )
-        return await self._read_all(SamplingSession, query)
+    async def sampler_ids_of_session(self, session_id: str) -> Sequence[str]:
+        of_session = select(sampling_sessions.c.sampling_session_id).where(sampling_sessions.c.session_id == session_id)
+        return await self._read_ids(of_session.order_by(sampling_sessions.c.sampling_session_seq_id))
 
     async def newest_inflight(self, model_id: str) -> SamplingSession | None:
         # By the client's own numbers: clocks of two replicas could turn two saves around.
