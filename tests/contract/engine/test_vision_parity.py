@@ -26,6 +26,7 @@ from support.tiny_vision import (
 )
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Datum, LoraSpec
 from tinsmith_trainer.engines.peft import PeftEngine, build_peft_engine
+from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.torch_model.loading import load_torch_model
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForImageTextToText
@@ -152,6 +153,16 @@ def test_what_was_trained_on_images_loads_in_plain_peft_and_merged_in_plain_tran
     for model in (PeftModel.from_pretrained(plain, tmp_path / "peft").eval(), merged.model):
         with torch.no_grad():
             np.testing.assert_allclose(plain_logprobs(model, one).numpy(), expected, atol=1e-4)
+
+
+def test_an_image_that_is_cut_off_fails_its_call_for_the_user_and_leaves_no_gradient() -> None:
+    engine = new_engine("llava")
+    good, other, _ = (one.datum for one in examples("llava"))
+    [image] = other.images
+    cut_off = replace(other, images=(replace(image, content=image.content[:-300]),))
+    with pytest.raises(UserError, match="Datum 1, image 0 cannot be decoded as png"):
+        forward_backward(engine, [good, cut_off])
+    assert engine.optim_step("a", PARAMS)["grad_norm"] == 0.0
 
 
 def test_the_vision_tower_is_frozen_whatever_is_trained() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,9 +13,10 @@ from tinsmith_trainer.engines.base import Call, Datum, Outcome, Work
 from tinsmith_trainer.engines.batching import Microbatch, MicrobatchShape, pad
 from tinsmith_trainer.engines.losses import DatumResult, PreparedLoss, outcome_of
 from tinsmith_trainer.engines.peft.adapter import Adapter
-from tinsmith_trainer.engines.peft.shared_forward import SeenImages, Share, ShareResult
+from tinsmith_trainer.engines.peft.shared_forward import Share, ShareResult
 from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.vision import Vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,19 @@ class PeftCall(Call):
         length = None if shape.packed else shape.width
         return _GroupKey(shape.product_tokens, length, trains=not self.work.forward_only)
 
-    def share(self) -> Share:
+    def share(self, vision: Vision | None) -> Share:
+        """Raises UserError for an image of its next microbatch that turns out to be damaged."""
         if self.scratch is None and not self.work.forward_only:
             self.scratch = torch.zeros_like(self.adapter.weights.data)
-        microbatch = self.plan[self.computed]
-        arrays = pad(microbatch, self.work.datums, self.loss.arrays)
-        index = microbatch.datum_indices[0]
-        seen = SeenImages(f"Datum {index}", self.work.datums[index].images) if microbatch.shape.sees else None
-        return Share(self.adapter, self.shape, arrays, self.loss, self.scratch, seen)
+        arrays = pad(self.plan[self.computed], self.work.datums, self.loss.arrays)
+        return Share(self.adapter, self.shape, arrays, self.loss, self.scratch, self._image_inputs(vision))
+
+    def _image_inputs(self, vision: Vision | None) -> Mapping[str, Tensor] | None:
+        if vision is None or not self.shape.sees:
+            return None
+        [index] = self.plan[self.computed].datum_indices
+        datum = self.work.datums[index]
+        return vision.inputs(f"Datum {index}", datum.tokens, datum.images)
 
     def take(self, result: ShareResult) -> None:
         for row, index in enumerate(self.plan[self.computed].datum_indices):

@@ -149,7 +149,7 @@ class PeftEngine(Engine):
         group = cast("Sequence[PeftCall]", calls)
         try:
             with needs_device():
-                shares = [call.share() for call in group]
+                shares = [call.share(self._torch_model.vision) for call in group]
                 results = run_shares(self._torch_model, shares, self._settings)
             for call, result in zip(group, results, strict=True):
                 call.take(result)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.engines.batching import MicrobatchArrays, MicrobatchShape
 from tinsmith_trainer.engines.losses import VALID, PreparedLoss
 from tinsmith_trainer.engines.peft.adapter import Adapter
@@ -30,18 +29,10 @@ PROBE_LOGITS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class SeenImages:
-    """Those of the one datum of a forward. `what` names it in errors."""
-
-    what: str
-    images: Sequence[Image]
-
-
-@dataclass(frozen=True, slots=True)
 class Share:
     """One adapter's part of a forward. Its gradient adds up in `scratch`, flat; None computes the forward only.
 
-    One that has `seen` images is a forward by itself.
+    One that has `image_inputs`, which the model's forward takes beside tokens, is a forward by itself.
     """
 
     adapter: Adapter
@@ -49,7 +40,7 @@ class Share:
     arrays: MicrobatchArrays
     loss: PreparedLoss
     scratch: Tensor | None
-    seen: SeenImages | None = None
+    image_inputs: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +197,11 @@ def _hidden_states(
     rows = torch.from_numpy(np.concatenate([share.arrays.tokens for share in shares])).to(torch_model.device)
     recompute = torch.is_grad_enabled() and rows.numel() > settings.recompute_above_tokens
     with recomputed(decoder.layers, route) if recompute else nullcontext():
-        if shares[0].seen is not None:
-            hidden = _of_images(torch_model, shares[0].seen, rows)
+        if (inputs := shares[0].image_inputs) is not None:  # by embeddings, positions and mask of the whole model
+            hidden = torch_model.model.base_model(input_ids=rows, use_cache=False, **inputs).last_hidden_state
         else:
             hidden = decoder(input_ids=rows, use_cache=False).last_hidden_state
     return torch.split(hidden.flatten(0, 1), sizes)
-
-
-def _of_images(torch_model: TorchModel, seen: SeenImages, row: Tensor) -> Tensor:
-    """Hidden states `[1, tokens, d]` by the whole model's forward: its embeddings, positions and mask."""
-    assert torch_model.vision is not None
-    tokens = row[0].cpu().numpy().astype(np.int32)
-    inputs = torch_model.vision.inputs(seen.what, tokens, seen.images)
-    hidden: Tensor = torch_model.model.base_model(input_ids=row, use_cache=False, **inputs).last_hidden_state
-    return hidden
 
 
 def _share_loss(
