@@ -117,6 +117,7 @@ async def test_capabilities_prefer_what_the_worker_says_over_the_models_configur
     await server.services.inspection.refresh()
     after = (await server.client.get("/get_server_capabilities")).json()["supported_models"]
     assert [model["max_context_length"] for model in after] == [512, 512, 1024]
+    assert [model.get("images") for model in after] == [True, True, None]
 
 
 @one_server

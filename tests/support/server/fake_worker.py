@@ -98,6 +98,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply = worker_pb2.DescribeReply(instance_id=self.instance_id, epoch=self.epoch)
         reply.base_model.max_sequence_length = 512
         reply.capabilities.adapter_slots = self.adapter_slots
+        reply.capabilities.images = True
         reply.model_places = self.model_places
         reply.metrics.samples_waiting = self.samples_waiting
         return reply

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.sampler.jobs import job, prompt_of
 from support.tiny_models import tiny_directory
+from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import EMPTY_LOGPROB, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.token_server.base import SEED_RANGE, Generation
@@ -31,6 +32,11 @@ def model() -> ServedModel:
 def drawn(tokens: list[int], *, stopped: bool = False, cached_tokens: int = 0) -> Generation:
     logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
     return Generation(Sequence(np.array(tokens, np.int32), logprobs, stopped), None, cached_tokens)
+
+
+def test_images_are_refused_since_no_server_is_given_them(model: ServedModel) -> None:
+    with pytest.raises(UserError, match="The prompt has images, which this sampler's token server is not given"):
+        plan_generation_requests(replace(job(PROMPT), images=(Image(1, b"a picture", "png"),)), None, model)
 
 
 @given(seed=st.integers(-(2**63), 2**64 - 1), count=st.integers(1, 40))
