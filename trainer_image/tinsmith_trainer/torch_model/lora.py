@@ -324,7 +324,7 @@ class _LoraLinearApart(torch.autograd.Function):
         ctx.part = delta.product_tokens
         downs = [batch.forward(x, out) for batch in ctx.batches]
         ctx.save_for_backward(x, weight, *downs)
-        return out
+        return out.data  # no view of what was filled up, or models could not add to it in place
 
     @staticmethod
     @override
