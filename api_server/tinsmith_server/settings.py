@@ -23,6 +23,7 @@ OF_LOCAL_WORKERS = (
     "preload_models",
     "engine",
     "engine_flags",
+    "quantization",
     "adapter_slots",
     "model_places",
     "max_rank",
@@ -125,6 +126,9 @@ class Settings(BaseSettings):
     engine: str = Field("peft", description="The worker's engine: `peft`, `nemo-rl`, or `module:factory`.")
     engine_flags: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="More flags of the engine's worker, as on a command line: `--ranks 2`."
+    )
+    quantization: Literal["8bit", "4bit"] | None = Field(
+        None, description="Keep the frozen weights of base models in so few bits; default: as wide as they are used."
     )
     sampler: Literal["builtin", "vllm", "sglang"] = Field(
         "builtin",
@@ -230,6 +234,8 @@ class Settings(BaseSettings):
             raise ValueError(
                 "sampler_environment and sampler_flags are for sampler `vllm` or `sglang`; set it, or remove them"
             )
+        if self.sampler != "builtin" and self.quantization is not None:
+            raise ValueError(f"quantization: {self.sampler} would sample from other weights; remove one of them")
         if self.sampler != "builtin" and self.deterministic_sampling:
             raise ValueError(f"deterministic_sampling: {self.sampler} does not promise it; remove it")
         return self

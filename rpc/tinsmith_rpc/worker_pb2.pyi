@@ -310,12 +310,15 @@ class BaseModel(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     MAX_SEQUENCE_LENGTH_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     architecture: _builtins.str
     revision: _builtins.str
     """digest over the model's files"""
     vocab_size: _builtins.int
     max_sequence_length: _builtins.int
+    quantization: _builtins.str
+    """8bit, 4bit; empty: its weights are as wide as what is computed"""
     def __init__(
         self,
         *,
@@ -324,10 +327,11 @@ class BaseModel(_message.Message):
         revision: _builtins.str = ...,
         vocab_size: _builtins.int = ...,
         max_sequence_length: _builtins.int = ...,
+        quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "max_sequence_length", b"max_sequence_length", "path", b"path", "revision", b"revision", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "max_sequence_length", b"max_sequence_length", "path", b"path", "quantization", b"quantization", "revision", b"revision", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

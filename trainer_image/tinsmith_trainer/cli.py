@@ -73,6 +73,10 @@ def export(
         engine.export(loaded.state, to, layout.value)
     except TrainerError as error:
         _fail(str(error))
+    if loaded.trained_in:
+        _say(
+            f"the adapter was trained on {base_model} in {loaded.trained_in}; on whole weights it may do a little worse"
+        )
     print(to)
 
 
@@ -96,8 +100,12 @@ def _hide_progress_bars() -> None:
     logging.disable_progress_bar()
 
 
-def _fail(sentence: str) -> NoReturn:
+def _say(sentence: str) -> None:
     Console(stderr=True, highlight=False).print(f"tinsmith export: {sentence}", markup=False, soft_wrap=True)
+
+
+def _fail(sentence: str) -> NoReturn:
+    _say(sentence)
     raise typer.Exit(1)
 
 

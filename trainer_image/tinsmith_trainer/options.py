@@ -9,7 +9,14 @@ from typing import NoReturn, Protocol, get_args
 
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import BaseModelInfo, Engine, LoraProducts, LossKernel, Recompute
+from tinsmith_trainer.engines.base import (
+    BaseModelInfo,
+    Engine,
+    LoraProducts,
+    LossKernel,
+    Quantization,
+    Recompute,
+)
 from tinsmith_trainer.engines.nemo_rl.flags import ENGINE as RANKS_ENGINE
 from tinsmith_trainer.engines.nemo_rl.flags import RankFlags, add_rank_flags, refused_rank_flags
 from tinsmith_trainer.sampling.base import Sampler
@@ -65,6 +72,7 @@ class WorkerOptions(RankFlags):
     map_stable_reinforce: bool
     device: str
     dtype: str
+    quantization: Quantization | None
     deterministic_sampling: bool
     token_budget: int | None
     lora_products: LoraProducts | None
@@ -213,6 +221,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="of base weights; auto: bfloat16 on a GPU",
     )
+    parser.add_argument(
+        "--quantization",
+        choices=get_args(Quantization),
+        help="keep frozen base weights in so few bits; by default all that --dtype says",
+    )
     parser.add_argument("--deterministic-sampling", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument(
         "--token-budget", type=int, help="tokens of a microbatch; by default 1024, on a GPU by its memory"
@@ -300,6 +313,8 @@ def _check_placement(parser: argparse.ArgumentParser, options: WorkerOptions) ->
     ranks_alone = options.engine == RANKS_ENGINE and not options.sampling
     if (ranks_alone or options.engine in TOKEN_SERVERS) and options.device != "auto":
         parser.error(f"--device is for peft and the built-in sampler, and not for {options.engine}")
+    if options.quantization is not None and options.engine in (RANKS_ENGINE, *TOKEN_SERVERS):
+        parser.error(f"--quantization is for peft and the built-in sampler, and not for {options.engine}")
     if ranks_alone and options.dtype != "auto":
         parser.error(f"--dtype is for peft and samplers, and not for {options.engine}")
 

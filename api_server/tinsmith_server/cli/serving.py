@@ -44,6 +44,9 @@ def serve(
     model: Annotated[
         list[str] | None, typer.Option(help="NAME[=PATH]: a hub id or directory, and its name. Repeatable.")
     ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="8bit or 4bit: how few bits the frozen weights of base models are kept in.")
+    ] = None,
     sampler: Annotated[
         str | None, typer.Option(help="What samples: builtin, vllm or sglang, the latter in a process of its own.")
     ] = None,
@@ -64,6 +67,7 @@ def serve(
         "port": port,
         "data": data,
         "models": tuple(model) if model else None,
+        "quantization": quantization,
         "sampler": sampler,
         "sampler_environment": sampler_environment,
         "database_url": database_url,

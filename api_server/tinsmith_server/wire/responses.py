@@ -111,6 +111,8 @@ class SupportedModel(Response):
     trainable: bool = True
     sampleable: bool = True
     images: bool | None = None
+    # Not the SDK's, which passes over it.
+    quantization: str | None = None
 
 
 class CapabilitiesResponse(Response):

@@ -36,6 +36,11 @@ class Engine(StrEnum):
     NEMO_RL = "nemo-rl"
 
 
+class Quantization(StrEnum):
+    EIGHT_BITS = "8bit"
+    FOUR_BITS = "4bit"
+
+
 class Sampling(StrEnum):
     NONE = "None"
     COLOCATED = "Colocated"
@@ -85,6 +90,7 @@ class TrainingSessionSpec(ServingSpec):
     engine: Engine = Engine.PEFT
     parallelism: Parallelism | None = None
     model_cache: ModelCache | None = None
+    quantization: Quantization | None = None
     adapters: Adapters = Adapters()
     sampling: Sampling = Sampling.COLOCATED
     storage: Storage = Storage()

@@ -166,6 +166,7 @@ def worker_arguments(session: TrainingSession, installation: Installation, plan:
         **door_options(),
         "checkpoint-root": installation.checkpoint_root,
         "engine": spec.engine.value,
+        "quantization": spec.quantization.value if spec.quantization is not None else None,
         **parallelism_options(spec),
         "adapter-slots": spec.adapters.slots,
         "model-places": spec.adapters.model_places,

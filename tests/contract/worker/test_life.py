@@ -244,6 +244,14 @@ async def test_other_base_weights_are_refused_while_models_depend_on_the_old(sta
         await start(seed=1)
 
 
+async def test_a_base_in_fewer_bits_is_refused_while_models_depend_on_the_whole_one(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create())
+    await worker.finished(0)
+    with pytest.raises(ModelChanged, match="without --quantization, and this worker has it with --quantization 4bit"):
+        await start(quantization="4bit")
+
+
 async def test_other_base_weights_are_welcome_when_nothing_depends_on_the_old(start: StartWorker) -> None:
     worker = await start()
     await worker.submit(create(), release())

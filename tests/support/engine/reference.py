@@ -72,12 +72,20 @@ class ReferenceCall(Call):
 class ReferenceEngine:
     """logits = U (h + s B A h), h = W E[token]."""
 
-    def __init__(self, path: str = "reference", adapter_slots: int = 64, max_rank: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self,
+        path: str = "reference",
+        adapter_slots: int = 64,
+        max_rank: int = 16,
+        seed: int = 0,
+        quantization: str = "",
+    ) -> None:
         draw = np.random.default_rng(seed)
         self._embeddings = draw.normal(size=(VOCAB_SIZE, HIDDEN_SIZE)).astype(np.float32)
         self._weight = draw.normal(size=(HIDDEN_SIZE, HIDDEN_SIZE)).astype(np.float32) / np.float32(HIDDEN_SIZE**0.5)
         self._unembed = draw.normal(size=(VOCAB_SIZE, HIDDEN_SIZE)).astype(np.float32)
-        self._info = BaseModelInfo(path, "Reference", f"reference-{seed}", VOCAB_SIZE, MAX_SEQUENCE_LENGTH)
+        revision = f"reference-{seed}"
+        self._info = BaseModelInfo(path, "Reference", revision, VOCAB_SIZE, MAX_SEQUENCE_LENGTH, quantization)
         self._slots, self._max_rank = adapter_slots, max_rank
         self._adapters: dict[str, _Adapter] = {}
 

@@ -33,13 +33,16 @@ class Worker:
         max_rank: int = 16,
         reserved_bytes: int = 0,
         seed: int = 0,
+        quantization: str = "",
         policy: SnapshotPolicy | None = None,
         journal_vfs: str | None = None,
         checkpoints: str | None = None,
         sampler: Sampler | None = None,
         engine: Engine | None = None,
     ) -> None:
-        self.engine = engine or ReferenceEngine(adapter_slots=slots, max_rank=max_rank, seed=seed)
+        self.engine = engine or ReferenceEngine(
+            adapter_slots=slots, max_rank=max_rank, seed=seed, quantization=quantization
+        )
         parts = WorkerParts(
             engine=self.engine,
             sampler=sampler,

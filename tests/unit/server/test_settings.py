@@ -203,6 +203,8 @@ def test_trap_20_no_hold_can_be_set_that_outlives_the_sdks_poll() -> None:
         ({**IN_A_CLUSTER, "engine": "nemo-rl"}, "engine: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "engine_flags": "--ranks 2"}, "engine_flags: with fleet `kubernetes`"),
         ({**IN_A_CLUSTER, "sampler": "vllm"}, "sampler: with fleet `kubernetes`"),
+        ({**IN_A_CLUSTER, "quantization": "4bit"}, "quantization: with fleet `kubernetes`"),
+        ({"sampler": "vllm", "quantization": "4bit"}, "quantization: vllm would sample from other weights"),
         ({"sampler_flags": "--gpus 2"}, "are for sampler `vllm` or `sglang`"),
         ({"sampler": "vllm", "deterministic_sampling": True}, "deterministic_sampling: vllm does not promise it"),
         ({**IN_A_CLUSTER, "adapter_slots": 4}, "adapter_slots: with fleet `kubernetes`"),

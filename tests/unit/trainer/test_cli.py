@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,18 @@ def test_a_checkpoint_is_exported_from_wherever_a_url_leads(tmp_path: Path, base
     assert run_command("export", url, "--base-model", base_model, "--to", tmp_path / "out", "--layout", "peft") == 0
     weights = "adapter_model.safetensors"
     assert (tmp_path / "out" / weights).read_bytes() == (checkpoint / weights).read_bytes()
+
+
+def test_an_export_says_that_its_adapter_was_trained_on_few_bits(
+    tmp_path: Path, base_model: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "few")
+    manifest = json.loads((tmp_path / "few" / MANIFEST_FILE).read_text())
+    (tmp_path / "few" / MANIFEST_FILE).write_text(json.dumps({**manifest, "base_model_quantization": "4bit"}))
+    for folder, says in ((tmp_path / "few", True), (checkpoint, False)):
+        arguments = ["--base-model", base_model, "--to", tmp_path / "out", "--layout", "peft"]
+        assert run_command("export", folder, *arguments) == 0
+        assert ("was trained on" in capsys.readouterr().err) is says
 
 
 def export_error(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

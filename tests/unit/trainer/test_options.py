@@ -78,6 +78,12 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
             "and not for nemo-rl",
             id="ranks-place-themselves",
         ),
+        pytest.param(
+            [*WORKER, "--socket", "s", "--engine", "nemo-rl", "--quantization", "4bit"],
+            "--quantization is for peft and the built-in sampler, and not for nemo-rl",
+            id="quantized-ranks",
+        ),
+        pytest.param([*WORKER, "--socket", "s", "--quantization", "3bit"], "invalid choice: '3bit'", id="odd-bits"),
         pytest.param([*WORKER, "--socket", "s", "--engine", "module:"], "knows no engine", id="no-factory"),
         pytest.param([*SAMPLER, "--engine", "peft"], "a sampler knows no engine 'peft': builtin", id="no-sampler"),
     ],

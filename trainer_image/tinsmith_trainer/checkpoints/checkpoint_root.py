@@ -51,8 +51,11 @@ class SavedWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
+    """`trained_in`: the few bits of the base model's weights that it was trained on; empty: they were whole."""
+
     state: AdapterState
     has_optimizer: bool
+    trained_in: str = ""
 
 
 class CheckpointRoot:
@@ -223,6 +226,7 @@ def _manifest(
         "contents": contents,
         "base_model_revision": base.revision,
         "base_model_architecture": base.architecture,
+        "base_model_quantization": base.quantization,
         "lora": asdict(state.lora),
         "optimizer_step": state.optimizer_step,
         "files": {name: asdict(written) for name, written in files.items()},
@@ -249,4 +253,4 @@ def _decode(manifest: dict[str, Any], files: dict[str, bytes]) -> LoadedCheckpoi
     if has_optimizer:
         tensors |= load_tensors(files[OPTIMIZER_FILE])
     state = AdapterState(LoraSpec(**manifest["lora"]), manifest["optimizer_step"], tensors)
-    return LoadedCheckpoint(state, has_optimizer)
+    return LoadedCheckpoint(state, has_optimizer, manifest["base_model_quantization"])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 ExportLayout = Literal["peft", "merged"]
 LoraProducts = Literal["float32", "tf32", "bfloat16"]
 LossKernel = Literal["auto", "torch", "liger"]
+Quantization = Literal["8bit", "4bit"]
 Recompute = Literal["auto", "none", "layers"]
 
 
@@ -154,13 +155,17 @@ class AdapterState:
 
 @dataclass(frozen=True, slots=True)
 class BaseModelInfo:
-    """The base weights an engine has loaded. `revision` is a digest over the files that decide them."""
+    """The base weights an engine has loaded. `revision` is a digest over the files that decide them.
+
+    `quantization`: `8bit` or `4bit` where they are kept so; empty: as wide as they are computed with.
+    """
 
     path: str
     architecture: str
     revision: str
     vocab_size: int
     max_sequence_length: int
+    quantization: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from tinsmith_trainer.engines.expert_layouts import expert_modules
 from tinsmith_trainer.torch_model.experts import expert_projections, is_adaptable, merge_into_experts
 from tinsmith_trainer.torch_model.loading import auto_class
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME
+from tinsmith_trainer.torch_model.quantized_checkpoints import load_to_save
 
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 WEIGHTS_PREFIX = "weights/"
@@ -54,9 +55,9 @@ def _interleaved_experts(directory: Path) -> frozenset[str]:
 
 
 def _export_merged(base: BaseFiles, state: AdapterState, target: Path) -> None:
-    """Merges into a second copy of the base, because the loaded one serves other adapters."""
+    """Merges into a second copy of the base, whole and dense, because the loaded one serves other adapters."""
     config = AutoConfig.from_pretrained(base.directory)
-    model = auto_class(config).from_pretrained(base.directory, config=config, dtype=base.dtype)
+    model = load_to_save(auto_class(config), base.directory, config, base.dtype)
     modules = _modules(state)
     if getattr(model.config, "tie_word_embeddings", False) and UNEMBED_NAME in modules:
         _untie(model)

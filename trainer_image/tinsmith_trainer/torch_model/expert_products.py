@@ -7,7 +7,7 @@ their order: a token's bits do not depend on what others were sent where. On a G
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -79,11 +79,22 @@ class Assignment:
         return own, self.inverse[start * self.choices : end * self.choices][own.order]
 
 
-def by_expert(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+class FrozenWeight(Protocol):
+    """Of all experts `[experts, d_out, d_in]`, made dense for each product: never trained, and held by none."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def dense(self) -> Tensor: ...
+
+
+def by_expert(x: Tensor, weight: Tensor | FrozenWeight, counts: Tensor) -> Tensor:
     """Each expert's rows times its weight: x `[rows, d_in]` sorted by expert, weight `[experts, d_out, d_in]`.
 
     Computed in the dtype of the weight.
     """
+    if not isinstance(weight, Tensor):
+        frozen: Tensor = _FrozenGroupedProduct.apply(x.to(weight.dtype), weight, counts)
+        return frozen
     product: Tensor = _GroupedProduct.apply(x.to(weight.dtype), weight, counts)
     return product
 
@@ -146,6 +157,19 @@ class _GroupedProduct(torch.autograd.Function):
         grad_x = _product(grad, weight.mT, counts) if ctx.needs_input_grad[0] else None
         grad_weight = _weight_gradient(grad, x, weight, counts) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None
+
+
+class _FrozenGroupedProduct(torch.autograd.Function):
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor, weight: FrozenWeight, counts: Tensor) -> Tensor:
+        ctx.weight, ctx.counts = weight, counts
+        return _product(x, weight.dense(), counts)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _product(grad.contiguous(), ctx.weight.dense().mT, ctx.counts), None, None
 
 
 def _product(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:

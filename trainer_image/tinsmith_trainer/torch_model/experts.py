@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from tinsmith_trainer.torch_model.expert_products import Assignment, by_all, by_expert
+from tinsmith_trainer.torch_model.expert_products import Assignment, FrozenWeight, by_all, by_expert
 from tinsmith_trainer.torch_model.lora import OwnDelta, spans_of
 from tinsmith_trainer.torch_model.products import LEAST_PART_FLOATS, THREADS_WITHOUT_TAILS, filled_up
 
@@ -64,9 +64,9 @@ def adapt_experts(model: nn.Module) -> dict[str, ExpertProjection]:
 
 def is_adaptable(module: nn.Module) -> bool:
     """Whether it is a layer's experts in the form that transformers' table of functions takes."""
-    parameters = dict(module.named_parameters(recurse=False))
-    has_up = "gate_up_proj" in parameters or "up_proj" in parameters
-    return hasattr(module, "is_transposed") and has_up and "down_proj" in parameters
+    weights = {*dict(module.named_parameters(recurse=False)), *getattr(module, "quantized_weights", ())}
+    has_up = "gate_up_proj" in weights or "up_proj" in weights
+    return hasattr(module, "is_transposed") and has_up and "down_proj" in weights
 
 
 def unadaptable_experts(model: nn.Module) -> tuple[str, ...]:
@@ -122,9 +122,33 @@ ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)
 
 
 def _base(module: Any, name: str, rows: Tensor, sent: Assignment) -> Tensor:
-    weight = getattr(module, name)
-    product = by_expert(rows, weight.mT if module.is_transposed else weight, sent.counts)
+    product = by_expert(rows, _weight(module, name), sent.counts)
     return product + getattr(module, f"{name}_bias")[sent.experts] if module.has_bias else product
+
+
+def _weight(module: Any, name: str) -> Tensor | FrozenWeight:
+    """`[experts, d_out, d_in]`."""
+    if name in (held := getattr(module, "quantized_weights", {})):
+        return _QuantizedExperts(held[name], module.is_transposed)
+    weight: Tensor = getattr(module, name)
+    return weight.mT if module.is_transposed else weight
+
+
+@dataclass(frozen=True, slots=True)
+class _QuantizedExperts:
+    """`held`: a QuantizedWeight in the layout that the module has."""
+
+    held: Any
+    is_transposed: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.held.dtype
+        return dtype
+
+    def dense(self) -> Tensor:
+        weight: Tensor = self.held.dense()
+        return weight.mT if self.is_transposed else weight
 
 
 def _activated(module: Any, up: Tensor) -> Tensor:

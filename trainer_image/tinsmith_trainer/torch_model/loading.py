@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ from transformers import (
 )
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
-from tinsmith_trainer.engines.base import BaseModelInfo
+from tinsmith_trainer.engines.base import BaseModelInfo, Quantization
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
 from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_of
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
+from tinsmith_trainer.torch_model.quantization import quantize
+from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.vision import Vision, vision_of
 
@@ -132,9 +134,16 @@ class TorchModel:
 
 
 def load_torch_model(
-    source: str, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    source: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    quantization: Quantization | None = None,
 ) -> TorchModel:
     """Loads a model directory, or a revision of a hub repository that is cached or reachable.
+
+    What a checkpoint has quantized itself is made dense first, and quantized anew where that is asked for.
 
     Raises ModelNotFound, or ModelDirectoryInvalid with the file that is at fault.
     """
@@ -146,12 +155,19 @@ def load_torch_model(
     try:
         config = AutoConfig.from_pretrained(directory)
         model = auto_class(config).from_pretrained(
-            directory, config=config, dtype=dtype, attn_implementation=attention_for(config)
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention_for(config),
+            **dequantizing(directory, config),
         )
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, …
         if is_out_of_memory(error):
             raise
         raise ModelDirectoryInvalid(_blame(directory, error)) from error
+    if quantization is not None:
+        quantize(model.get_decoder(), quantization)
+        log.info("base weights are quantized", bits=quantization, model=source)
     linears = {name: layer for name, layer in wrap_linears(model).items() if is_of_text(model, name)}
     model = model.to(device).eval().requires_grad_(False)
     if device == "cpu":
@@ -161,7 +177,7 @@ def load_torch_model(
         model=model,
         tokenizer=tokenizer,
         directory=directory,
-        info=describe_model(source, directory, config),
+        info=replace(describe_model(source, directory, config), quantization=quantization or ""),
         layers={
             **{name: layer for name, layer in linears.items() if module_family(name) is not None},
             **adapt_experts(model),

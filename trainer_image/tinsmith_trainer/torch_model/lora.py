@@ -223,7 +223,7 @@ def _batched(x: Tensor, delta: StackedDelta) -> Tensor:
 
 def _apart(x: Tensor, base: nn.Linear, delta: DeltasApart) -> Tensor:
     tensors = [tensor for own in delta.groups if own is not None for tensor in (own.lora_A, own.lora_B)]
-    out: Tensor = _LoraLinearApart.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, delta, *tensors)
+    out: Tensor = _LoraLinearApart.apply(x.reshape(-1, x.shape[-1]), base, delta, *tensors)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -316,23 +316,22 @@ class _LoraLinearApart(torch.autograd.Function):
 
     @staticmethod
     @override
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, delta: DeltasApart, *adapters: Tensor
-    ) -> Tensor:
-        out = product_by_parts(x, weight, bias, delta.product_tokens)
+    def forward(ctx: Any, x: Tensor, base: nn.Linear, delta: DeltasApart, *adapters: Tensor) -> Tensor:
+        out = product_by_parts(x, base.weight, base.bias, delta.product_tokens)
         ctx.batches = delta.batches(x)
         ctx.part = delta.product_tokens
         downs = [batch.forward(x, out) for batch in ctx.batches]
-        ctx.save_for_backward(x, weight, *downs)
+        ctx.base = base  # a quantized weight is a matrix only while it is looked at
+        ctx.save_for_backward(x, *downs)
         return out.data  # no view of what was filled up, or models could not add to it in place
 
     @staticmethod
     @override
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *downs = ctx.saved_tensors
-        needs_x, needs_adapters = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
+        x, *downs = ctx.saved_tensors
+        needs_x, needs_adapters = ctx.needs_input_grad[0], ctx.needs_input_grad[3:]
         grad = grad.contiguous()
-        grad_x = product_by_parts(grad, weight.T, None, ctx.part) if needs_x else None
+        grad_x = product_by_parts(grad, ctx.base.weight.T, None, ctx.part) if needs_x else None
         grads: list[Tensor | None] = [None] * len(needs_adapters)
         for batch, down in zip(ctx.batches, downs, strict=True):
             grad_down = batch.backward(grad, grad_x)
@@ -340,7 +339,7 @@ class _LoraLinearApart(torch.autograd.Function):
                 own_gradients = batch.own_gradients(grad, x, down, grad_down)
                 for place, (grad_A, grad_B) in zip(batch.places, own_gradients, strict=True):
                     grads[2 * place : 2 * place + 2] = grad_A, grad_B
-        return grad_x, None, None, None, *grads
+        return grad_x, None, None, *grads
 
 
 def module_family(name: str) -> str | None:
@@ -369,7 +368,11 @@ def wrap_linears(model: nn.Module) -> dict[str, StackedLoraLinear]:
 
     Those that LoRA does not cover (`module_family` is None) have their products apart all the same.
     """
-    found = {name: module for name, module in model.named_modules() if is_plain_linear(module)}
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if is_plain_linear(module) or hasattr(module, "quantized")
+    }
     wrapped = {}
     for name, linear in found.items():
         parent_name, _, child = name.rpartition(".")

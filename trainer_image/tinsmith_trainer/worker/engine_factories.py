@@ -69,7 +69,13 @@ def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:
 def load_base_model(options: WorkerOptions) -> TorchModel:
     """With the limit on its length that the options say. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
     device, dtype = place(options.device, options.dtype)
-    model = load_torch_model(options.model, revision=options.model_revision, device=device, dtype=dtype)
+    model = load_torch_model(
+        options.model,
+        revision=options.model_revision,
+        device=device,
+        dtype=dtype,
+        quantization=options.quantization,
+    )
     model.info = _limited(model.info, options)
     return model
 

@@ -75,6 +75,7 @@ def _base_model(info: BaseModelInfo) -> worker_pb2.BaseModel:
         revision=info.revision,
         vocab_size=info.vocab_size,
         max_sequence_length=info.max_sequence_length,
+        quantization=info.quantization,
     )
 
 

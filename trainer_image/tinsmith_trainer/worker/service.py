@@ -7,7 +7,7 @@ import random
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,13 +17,13 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Category, Draining, JournalFull, ModelChanged, ServerError
+from tinsmith_trainer.errors import Category, Draining, JournalFull, ServerError
 from tinsmith_trainer.in_flight_marker import InFlightMarker
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.forgetting import Forgetting, Retention
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult, StoredModel
+from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.process_exit import tell_at_the_end
 from tinsmith_trainer.sampling.base import Sampler
@@ -34,7 +34,7 @@ from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.scheduler import Scheduler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.unknown_fields import unknown_fields_of, unknown_fields_of_operation
-from tinsmith_trainer.worker.volume import Volume
+from tinsmith_trainer.worker.volume import Volume, check_base_model
 
 log = structlog.get_logger(__name__)
 
@@ -98,7 +98,8 @@ class WorkerService:
         self._marker = InFlightMarker(parts.volume.in_flight_marker_path)
         tell_at_the_end(self._marker)
         models = self.journal.read(journal_tables.read_models).result()
-        self._check_base_model([model for model in models if model.is_open])
+        live = sum(model.is_open for model in models)
+        check_base_model(self.journal, parts.engine.base_model(), parts.volume.directory, live)
         self._adapters_in_journal = sum(model.is_open and model.applied >= 0 for model in models)
         self.executor = Executor(parts.engine, parts.checkpoints)
         self.model_places = parts.model_places or PLACES_PER_SLOT * parts.engine.capabilities().adapter_slots
@@ -334,18 +335,6 @@ class WorkerService:
         engine = parts.engine
         limits = AdapterLimits(SAMPLED_ADAPTERS, engine.capabilities().max_rank, SAMPLED_ADAPTER_BYTES)
         return Samples(parts.sampler, SamplerAdapters(parts.sampler, parts.checkpoints, engine.base_model(), limits))
-
-    def _check_base_model(self, live: Sequence[StoredModel]) -> None:
-        """Other base weights would make replay a lie: refuse, unless nothing depends on the old ones."""
-        info = self.parts.engine.base_model()
-        stored = self.journal.read(lambda db: journal_tables.get_meta(db, "base_model_revision")).result()
-        if stored is not None and stored != info.revision and live:
-            raise ModelChanged(
-                f"The files of {info.path} changed (weights {stored[:12]} before, {info.revision[:12]} now), but "
-                f"{len(live)} model(s) of the journal in {self.parts.volume.directory} were trained on the old ones. "
-                "Put the old files back, or serve the new ones under another directory."
-            )
-        self.journal.write(lambda db: journal_tables.set_meta(db, "base_model_revision", info.revision)).result()
 
 
 class ResultCache:

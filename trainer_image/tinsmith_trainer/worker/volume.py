@@ -6,10 +6,14 @@ import fcntl
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 from tinsmith_trainer.durable_files import make_directory
-from tinsmith_trainer.errors import VolumeUnsuitable
+from tinsmith_trainer.engines.base import BaseModelInfo
+from tinsmith_trainer.errors import ModelChanged, VolumeUnsuitable
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.worker.journal_volume_check import check_file_system
 
 LOCK_POLL_SECONDS = 0.05
@@ -62,3 +66,30 @@ class Volume:
     @property
     def snapshots_path(self) -> Path:
         return self.directory / "snapshots"
+
+
+def check_base_model(journal: Journal, info: BaseModelInfo, directory: Path, models: int) -> None:
+    """Notes the base weights in the journal. Raises ModelChanged where `models` were trained on others.
+
+    Other ones would make a replay a lie, unless nothing depends on the old ones.
+    """
+    now = {"base_model_revision": info.revision, "base_model_quantization": info.quantization}
+    before = {name: journal.read(partial(journal_tables.get_meta, key=name)).result() for name in now}
+    revision, quantization = before["base_model_revision"], before["base_model_quantization"] or ""
+    if models and revision is not None and revision != info.revision:
+        raise ModelChanged(
+            f"The files of {info.path} changed (weights {revision[:12]} before, {info.revision[:12]} now), but "
+            f"{models} model(s) of the journal in {directory} were trained on the old ones. "
+            "Put the old files back, or serve the new ones under another directory."
+        )
+    if models and revision is not None and quantization != info.quantization:
+        raise ModelChanged(
+            f"{models} model(s) of the journal in {directory} were trained on {info.path} {_in_bits(quantization)}, "
+            f"and this worker has it {_in_bits(info.quantization)}. Start it as before, or let their sessions end."
+        )
+    for name, value in now.items():
+        journal.write(partial(journal_tables.set_meta, key=name, value=value)).result()
+
+
+def _in_bits(quantization: str) -> str:
+    return f"with --quantization {quantization}" if quantization else "without --quantization"

@@ -45,6 +45,7 @@ class WorkerCommand:
             *("--volume", str(self.volume)),
             *("--engine", settings.engine),
             *places,
+            *(() if settings.quantization is None else ("--quantization", settings.quantization)),
             "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
             "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",
             *(() if settings.sampler == BUILTIN else ("--no-sampling",)),

@@ -60,6 +60,11 @@ class Inspection:
         seen = [reply.capabilities.images for reply in self._replies(base_model)]
         return all(seen) if seen else None
 
+    def quantization(self, base_model: str) -> str | None:
+        """In how few bits its weights are kept where it is trained and sampled; None: as wide as they are used."""
+        found = {reply.base_model.quantization for reply in self._replies(base_model)} - {""}
+        return ", ".join(sorted(found)) or None
+
     def _replies(self, base_model: str) -> list[worker_pb2.DescribeReply]:
         handles = (*self._fleet.trainers(base_model, rank=0), *self._fleet.samplers(base_model))
         replies = [self.workers.get(handle.sampler_id) for handle in handles]
@@ -92,6 +97,7 @@ class Capabilities:
                 trainable=served.training,
                 sampleable=served.sampling,
                 images=self._inspection.takes_images(served.name),
+                quantization=self._inspection.quantization(served.name),
             )
             for served in self._fleet.models
         ]

@@ -168,6 +168,14 @@ def test_the_length_limit_is_told_only_when_there_is_one() -> None:
     assert told(make_session(maxSequenceLength=4096)) == ["--max-sequence-length=4096"]
 
 
+def test_the_worker_is_told_in_how_few_bits_it_keeps_weights() -> None:
+    def told(session: TrainingSession) -> list[str]:
+        return [each for each in worker_arguments(session, INSTALLATION, PLAN) if "quantization" in each]
+
+    assert told(make_session()) == []
+    assert told(make_session(quantization="4bit")) == ["--quantization=4bit"]
+
+
 @pytest.mark.parametrize(
     ("resources", "threads"),
     [

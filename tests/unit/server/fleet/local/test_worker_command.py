@@ -32,6 +32,11 @@ def test_an_engine_gets_its_flags(tmp_path: Path) -> None:
     assert "--no-sampling" not in worker
 
 
+def test_a_worker_is_told_in_how_few_bits_it_keeps_weights(tmp_path: Path) -> None:
+    worker, _ = commands(tmp_path, quantization="4bit")
+    assert value(worker, "--quantization") == "4bit"
+
+
 def test_a_worker_with_a_sampler_beside_it_does_not_sample(tmp_path: Path) -> None:
     worker, sampler = commands(
         tmp_path,

@@ -1,0 +1,146 @@
+"""Frozen base weights in 8 or 4 bits, which become matrices where they are used.
+
+Only linear layers and experts that adapters cover are kept so, but for the output projection; what adapters add, and
+all that is computed, is as wide as ever. Weights are made dense for each product and again for its gradient, and in
+between nobody holds them: memory is that of the codes, and of one layer. A product with what comes out has the bits
+that a model with those weights has, so that company and replay change none.
+
+`4bit` is NF4 (Dettmers et al., QLoRA, 2023, appendix E) by blocks of 64 along a weight's elements, and `8bit` is
+symmetric, by rows: the numbers of bitsandbytes' `quantize_4bit` and `int8_vectorwise_quant`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import override
+
+from tinsmith_trainer.engines.base import Quantization
+from tinsmith_trainer.torch_model.experts import is_adaptable
+from tinsmith_trainer.torch_model.lora import module_family
+
+BLOCK = 64
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+LARGEST_INT8 = 127
+ROWS_AT_ONCE = 2**22
+"""Elements that are compared with all sixteen numbers at once."""
+EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
+
+
+class QuantizedWeight(nn.Module):
+    """A weight `[..., d_out, d_in]` in codes and scales. It has no parameters: nothing here is trained."""
+
+    codes: Tensor
+    scales: Tensor
+    table: Tensor
+
+    def __init__(self, weight: Tensor, bits: Quantization) -> None:
+        super().__init__()
+        self.shape, self.dtype, self.bits = weight.shape, weight.dtype, bits
+        codes, scales = _to_nf4(weight) if bits == "4bit" else _to_int8(weight)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+        self.register_buffer("table", torch.tensor(NF4, device=weight.device))
+
+    def dense(self) -> Tensor:
+        """In the dtype that the weight had."""
+        if self.bits == "8bit":
+            return (self.codes.float() * (self.scales / LARGEST_INT8)).to(self.dtype)
+        pairs = torch.stack([self.codes >> 4, self.codes & 15], -1).int()
+        blocks = self.table[pairs].view(-1, BLOCK) * self.scales
+        return blocks.view(-1)[: self.shape.numel()].view(self.shape).to(self.dtype)
+
+
+def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of the weight's shape, scales `[..., d_out, 1]`: the largest magnitude of each row."""
+    scales = weight.float().abs().amax(-1, keepdim=True)
+    codes = torch.round(weight.float() * (LARGEST_INT8 / scales.clamp(min=torch.finfo(torch.float32).tiny)))
+    return codes.to(torch.int8), scales
+
+
+def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Two codes a byte, the first in the upper half; scales `[blocks, 1]`: the largest magnitude of each block."""
+    flat = weight.detach().float().reshape(-1)
+    blocks = functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(1, keepdim=True)
+    scaled = (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).view(-1)
+    table = torch.tensor(NF4, device=weight.device)
+    borders = (table[1:] + table[:-1]) / 2
+    codes = torch.cat([torch.bucketize(part, borders).to(torch.uint8) for part in torch.split(scaled, ROWS_AT_ONCE)])
+    first, second = codes.view(-1, 2).unbind(1)
+    return (first << 4) | second, scales
+
+
+class QuantizedLinear(nn.Linear):
+    """A frozen linear layer whose weight is a matrix only while somebody looks at it."""
+
+    def __init__(self, linear: nn.Linear, bits: Quantization) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.quantized = QuantizedWeight(linear.weight, bits)
+
+    @property
+    @override
+    def weight(self) -> Tensor:  # type: ignore[override]
+        return self.quantized.dense()
+
+    @override
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = _FrozenProduct.apply(input, self)
+        return out
+
+
+class _FrozenProduct(torch.autograd.Function):
+    """Which keeps no weight for its backward."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.layer = layer
+        return functional.linear(x, layer.weight, layer.bias)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad @ ctx.layer.weight, None
+
+
+def quantize(decoder: nn.Module, bits: Quantization) -> None:
+    """Puts codes in the place of weights, layer by layer. Before the layers are wrapped."""
+    linears = {
+        name: module
+        for name, module in decoder.named_modules()
+        if type(module) is nn.Linear and module_family(name) not in (None, "unembed")
+    }
+    for name, linear in linears.items():
+        parent, _, child = name.rpartition(".")
+        setattr(decoder.get_submodule(parent), child, QuantizedLinear(linear, bits))
+    for module in list(decoder.modules()):
+        if is_adaptable(module):
+            _quantize_experts(module, bits)
+
+
+def _quantize_experts(module: nn.Module, bits: Quantization) -> None:
+    """Its weights become properties: of a class of its own, since a property is of a class."""
+    names = [name for name in EXPERT_WEIGHTS if name in module._parameters]
+    held = nn.ModuleDict({name: QuantizedWeight(getattr(module, name), bits) for name in names})
+    for name in names:
+        delattr(module, name)
+    module.quantized_weights = held
+    whole = {name: property(partial(_dense, name=name)) for name in names}
+    module.__class__ = type(type(module).__name__, (type(module),), whole)
+
+
+def _dense(module: Any, name: str) -> Tensor:
+    weight: Tensor = module.quantized_weights[name].dense()
+    return weight

@@ -1,0 +1,57 @@
+"""Checkpoints whose files hold quantized weights: which are read, and how.
+
+gpt-oss comes in MXFP4, DeepSeek V3 in FP8 with scales by blocks. Both are made dense as they are read, in the dtype
+that is computed with, so that engine and sampler see the weights of any other model. Other formats are refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from transformers import FineGrainedFP8Config, Mxfp4Config
+
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+
+log = structlog.get_logger(__name__)
+
+DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
+
+
+def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
+    """More arguments for transformers' loading; none for a checkpoint that is not quantized.
+
+    Raises ModelDirectoryInvalid for a format that is not read here.
+    """
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        return {}
+    options = said if isinstance(said, dict) else said.to_dict()
+    method = str(options.get("quant_method"))
+    if method not in DENSE:
+        raise ModelDirectoryInvalid(
+            f"The weights in {directory} are quantized by {method!r}, and only {' and '.join(DENSE)} are read here. "
+            "Give the model's original weights, and --quantization to keep them in few bits."
+        )
+    log.info("the checkpoint's quantized weights are made dense", format=method, directory=str(directory))
+    given = {name: value for name, value in options.items() if name != "quant_method"}
+    return {"quantization_config": DENSE[method](**{**given, "dequantize": True})}
+
+
+def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.dtype) -> Any:
+    """A model that `save_pretrained` writes dense, without a word of the format that it was in.
+
+    `architecture`: which of transformers' classes for it.
+    """
+    options = dequantizing(directory, config)
+    model = architecture.from_pretrained(directory, config=config, dtype=dtype, **options)
+    if not options:
+        return model
+    # transformers would write the weights back in that format, which it can for some only: so they change their model.
+    del config.quantization_config
+    with torch.device("meta"):
+        dense = architecture.from_config(config, dtype=dtype)
+    dense.load_state_dict(model.state_dict(), assign=True)
+    return dense
