@@ -310,6 +310,7 @@ class BaseModel(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     MAX_SEQUENCE_LENGTH_FIELD_NUMBER: _builtins.int
+    STORED_AS_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     architecture: _builtins.str
@@ -317,6 +318,8 @@ class BaseModel(_message.Message):
     """digest over the model's files"""
     vocab_size: _builtins.int
     max_sequence_length: _builtins.int
+    stored_as: _builtins.str
+    """the quantized format of its files, which were made dense; empty: they are dense"""
     quantization: _builtins.str
     """8bit, 4bit; empty: its weights are as wide as what is computed"""
     def __init__(
@@ -327,11 +330,12 @@ class BaseModel(_message.Message):
         revision: _builtins.str = ...,
         vocab_size: _builtins.int = ...,
         max_sequence_length: _builtins.int = ...,
+        stored_as: _builtins.str = ...,
         quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "max_sequence_length", b"max_sequence_length", "path", b"path", "quantization", b"quantization", "revision", b"revision", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "max_sequence_length", b"max_sequence_length", "path", b"path", "quantization", b"quantization", "revision", b"revision", "stored_as", b"stored_as", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

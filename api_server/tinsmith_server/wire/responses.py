@@ -111,8 +111,9 @@ class SupportedModel(Response):
     trainable: bool = True
     sampleable: bool = True
     images: bool | None = None
-    # Not the SDK's, which passes over it.
+    # Not the SDK's, which passes over them.
     quantization: str | None = None
+    stored_as: str | None = None
 
 
 class CapabilitiesResponse(Response):

@@ -113,6 +113,7 @@ def say_format(directory: Path, quantization: dict[str, Any]) -> None:
 def test_a_quantized_checkpoint_is_the_model_that_it_stands_for(method: str, tmp_path: Path) -> None:
     stored, dense = make(method, tmp_path)
     model = load_torch_model(str(stored))
+    assert model.info.stored_as == method
     plain = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(model.model(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)

@@ -34,7 +34,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def __init__(self, adapter_slots: int = 0) -> None:
         self.adapter_slots = adapter_slots
         self.model_places = 0
-        self.quantization = ""
+        self.quantization = self.stored_as = ""
         self.instance_id = uuid.uuid4().hex
         self.epoch = 0
         self.submits: list[worker_pb2.SubmitRequest] = []
@@ -99,6 +99,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply = worker_pb2.DescribeReply(instance_id=self.instance_id, epoch=self.epoch)
         reply.base_model.max_sequence_length = 512
         reply.base_model.quantization = self.quantization
+        reply.base_model.stored_as = self.stored_as
         reply.capabilities.adapter_slots = self.adapter_slots
         reply.capabilities.images = True
         reply.model_places = self.model_places

@@ -157,7 +157,8 @@ class AdapterState:
 class BaseModelInfo:
     """The base weights an engine has loaded. `revision` is a digest over the files that decide them.
 
-    `quantization`: `8bit` or `4bit` where they are kept so; empty: as wide as they are computed with.
+    `quantization`: `8bit` or `4bit` where they are kept so; empty: as wide as they are computed with. `stored_as`: the
+    quantized format of the files, such as `mxfp4`, which are made dense as they are read; empty: they are dense.
     """
 
     path: str
@@ -166,6 +167,7 @@ class BaseModelInfo:
     vocab_size: int
     max_sequence_length: int
     quantization: str = ""
+    stored_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)

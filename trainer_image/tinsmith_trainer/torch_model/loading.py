@@ -34,7 +34,7 @@ from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
 from tinsmith_trainer.torch_model.quantization import quantize
-from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing
+from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.vision import Vision, vision_of
 
@@ -264,6 +264,7 @@ def describe_model(source: str, directory: Path, config: Any) -> BaseModelInfo:
         revision=files_digest(directory),
         vocab_size=text_config.vocab_size,
         max_sequence_length=getattr(text_config, "max_position_embeddings", DEFAULT_MAX_SEQUENCE_LENGTH),
+        stored_as=stored_format(config),
     )
 
 

@@ -20,16 +20,19 @@ log = structlog.get_logger(__name__)
 DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 
 
+def stored_format(config: Any) -> str:
+    """By the name that transformers has for it; empty: the files hold dense weights."""
+    return str(_options(config).get("quant_method", ""))
+
+
 def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
     """More arguments for transformers' loading; none for a checkpoint that is not quantized.
 
     Raises ModelDirectoryInvalid for a format that is not read here.
     """
-    said = getattr(config, "quantization_config", None)
-    if said is None:
+    options, method = _options(config), stored_format(config)
+    if not method:
         return {}
-    options = said if isinstance(said, dict) else said.to_dict()
-    method = str(options.get("quant_method"))
     if method not in DENSE:
         raise ModelDirectoryInvalid(
             f"The weights in {directory} are quantized by {method!r}, and only {' and '.join(DENSE)} are read here. "
@@ -38,6 +41,11 @@ def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
     log.info("the checkpoint's quantized weights are made dense", format=method, directory=str(directory))
     given = {name: value for name, value in options.items() if name != "quant_method"}
     return {"quantization_config": DENSE[method](**{**given, "dequantize": True})}
+
+
+def _options(config: Any) -> dict[str, Any]:
+    said = getattr(config, "quantization_config", None) or {}
+    return dict(said if isinstance(said, dict) else said.to_dict())
 
 
 def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.dtype) -> Any:

@@ -76,6 +76,7 @@ def _base_model(info: BaseModelInfo) -> worker_pb2.BaseModel:
         vocab_size=info.vocab_size,
         max_sequence_length=info.max_sequence_length,
         quantization=info.quantization,
+        stored_as=info.stored_as,
     )
 
 

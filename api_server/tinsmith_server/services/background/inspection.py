@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tinsmith_rpc import worker_pb2
 
@@ -62,13 +62,20 @@ class Inspection:
 
     def quantization(self, base_model: str) -> str | None:
         """In how few bits its weights are kept where it is trained and sampled; None: as wide as they are used."""
-        found = {reply.base_model.quantization for reply in self._replies(base_model)} - {""}
-        return ", ".join(sorted(found)) or None
+        return _joined(reply.base_model.quantization for reply in self._replies(base_model))
+
+    def stored_as(self, base_model: str) -> str | None:
+        """The quantized format of its files, whose weights were made dense; None: they hold dense ones."""
+        return _joined(reply.base_model.stored_as for reply in self._replies(base_model))
 
     def _replies(self, base_model: str) -> list[worker_pb2.DescribeReply]:
         handles = (*self._fleet.trainers(base_model, rank=0), *self._fleet.samplers(base_model))
         replies = [self.workers.get(handle.sampler_id) for handle in handles]
         return [reply for reply in replies if reply is not None]
+
+
+def _joined(said: Iterable[str]) -> str | None:
+    return ", ".join(sorted(set(said) - {""})) or None
 
 
 async def _describe(handle: SamplerHandle) -> worker_pb2.DescribeReply | None:
@@ -98,6 +105,7 @@ class Capabilities:
                 sampleable=served.sampling,
                 images=self._inspection.takes_images(served.name),
                 quantization=self._inspection.quantization(served.name),
+                stored_as=self._inspection.stored_as(served.name),
             )
             for served in self._fleet.models
         ]
