@@ -34,6 +34,7 @@ from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward,
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 STEPS, RANK, SEED = 10, 4, 0
 MOST_DATUMS = 2
@@ -254,5 +255,6 @@ def _first_sentence(error: Exception) -> str:
 
 
 def quiet() -> None:
-    """Transformers says of each family which kernels are not installed."""
+    """Transformers says of each family which kernels are not installed, and draws a bar for every file."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    disable_progress_bar()
