@@ -12,7 +12,7 @@ its datums' lengths. There are two ways to lay them out:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ for 256 x 640: 94 for 16, 168 for 64, 193 for 128, 228 for 1,024."""
 CELLS_PER_TOKEN = 4
 """Losses take rows as wide as the longest. Beside one of 127 tokens, hundreds of a token each would be a hundred times
 as large as what was sent, and with many targets for each token fill the memory."""
+
+OPEN_GROUPS = 16
+"""So that a call of many datums is cut in a time that grows with their number."""
 
 TARGETS = "target_tokens"
 
@@ -110,7 +113,7 @@ def _grid() -> Iterator[int]:
 def plan_microbatches(
     datums: Sequence[Datum], *, max_length: int, token_budget: int, packs: bool = False
 ) -> list[Microbatch]:
-    """Cuts one operation's datums, kinds in order of first appearance, datums in order within a kind.
+    """Cuts one operation's datums, kinds in order of first appearance, microbatches of a kind by their first datums.
 
     A microbatch has as many datums as the budget has room for, at least one. Where `packs`, it lays short ones out
     packed, the shortest first, so that those of one length attend together.
@@ -136,17 +139,30 @@ def _kind(index: int, datum: Datum, max_length: int, *, packs: bool) -> _Kind:
     return _Kind(length * max(1, PRODUCT_TOKENS[0] // length), length, targets)
 
 
-def _groups(indices: Sequence[int], lengths: Sequence[int], token_budget: int) -> Iterator[list[int]]:
-    group: list[int] = []
-    tokens = widest = 0
-    for index, length in zip(indices, lengths, strict=True):
-        cells = (len(group) + 1) * max(widest, length)
-        if group and (tokens + length > token_budget or cells > CELLS_PER_TOKEN * token_budget):
-            yield group
-            group, tokens, widest = [], 0, 0
-        group.append(index)
-        tokens, widest = tokens + length, max(widest, length)
-    yield group
+def _groups(indices: Sequence[int], lengths: Sequence[int], token_budget: int) -> Sequence[Sequence[int]]:
+    """The longest first, each into the first open group that has room: fewer and fuller ones than in their order.
+
+    A group's indices are in order.
+    """
+    groups: list[_Group] = []
+    for length, index in sorted(zip(lengths, indices, strict=True), key=lambda one: -one[0]):
+        group = next((one for one in groups[-OPEN_GROUPS:] if one.has_room(length, token_budget)), None)
+        if group is None:
+            groups.append(group := _Group(widest=length))
+        group.indices.append(index)
+        group.tokens += length
+    return sorted(sorted(group.indices) for group in groups)
+
+
+@dataclass(slots=True)
+class _Group:
+    widest: int
+    tokens: int = 0
+    indices: list[int] = field(default_factory=list)
+
+    def has_room(self, length: int, token_budget: int) -> bool:
+        cells = (len(self.indices) + 1) * self.widest
+        return self.tokens + length <= token_budget and cells <= CELLS_PER_TOKEN * token_budget
 
 
 def _microbatch(kind: _Kind, indices: Sequence[int], datums: Sequence[Datum]) -> Microbatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tinsmith_trainer.torch_model.blocked_attention import BLOCK_QUERIES, blocked_attention
 from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.lora import DeltasApart, StackedLoraLinear, routed
 
 log = structlog.get_logger(__name__)
 
-PROBE_LENGTHS = [5, 11, 11]
+PROBE_LENGTHS = [5, 11, 11, BLOCK_QUERIES + 3]
 PROBE_PRODUCT_TOKENS = 16
 PROBE_TOLERANCE = 1e-4
 FILLED_TO_TOKENS = 16
@@ -91,12 +92,23 @@ def _attention(
     if packing is None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole
+    if _is_plain(module, query, options):
+        scale = options.get("scaling") or query.shape[-1] ** -0.5
+        queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+        return blocked_attention(queries, keys, values, packing.lengths, scale).unsqueeze(0), None
     runs = packing.runs()
     parts = [_run_parts(states, packing, runs) for states in (query, key, value)]
     attended = [
         sdpa_attention_forward(module, *states, None, **options)[0].flatten(0, 1) for states in zip(*parts, strict=True)
     ]
     return packing.filled(attended), None
+
+
+def _is_plain(module: nn.Module, query: Tensor, options: Mapping[str, Any]) -> bool:
+    """Causal and without dropout, in float32: what is computed by blocks."""
+    is_causal = options.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return bool(is_causal) and not options.get("dropout") and query.dtype == torch.float32
 
 
 ALL_ATTENTION_FUNCTIONS.register("sdpa", _attention)

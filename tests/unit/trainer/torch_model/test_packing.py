@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from support.tiny_models import tiny_model
+from tinsmith_trainer.torch_model.blocked_attention import blocked_attention
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import wrap_linears
 from tinsmith_trainer.torch_model.packing import Packing, packed_hidden_states, packs
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.tiny_model import TinyShape
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -62,6 +64,33 @@ def test_sequences_are_filled_up_to_whole_vectors() -> None:
     packing = Packing((7, 7, 3))
     assert (packing.filling, packing.tokens, packing.runs()) == (15, 32, [(2, 7), (1, 3)])
     assert Packing((16,)).filling == 0
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize("lengths", [(3, 16, 20), (64, 65), (127, 128, 130, 130, 200)], ids=str)
+def test_attention_by_blocks_is_pytorchs_own(key_heads: int, lengths: tuple[int, ...]) -> None:
+    """Forward and backward, beside tokens that are nobody's."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = Packing(lengths).tokens
+    states = [torch.randn((tokens, heads, 16), generator=generator).requires_grad_() for heads in (4, *[key_heads] * 2)]
+    weights = torch.randn((tokens, 4, 16), generator=generator)
+    by_blocks = blocked_attention(*states, lengths, scale=0.3)
+    found = torch.autograd.grad((by_blocks * weights).sum(), states)
+
+    plain = []
+    for query, key, value in zip(
+        *(torch.split(one[: sum(lengths)].transpose(0, 1), lengths, 1) for one in states), strict=True
+    ):
+        plain.append(
+            scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3, enable_gqa=True).transpose(0, 1)
+        )
+    own = torch.cat(plain)
+    expected = torch.autograd.grad((own * weights[: sum(lengths)]).sum(), states)
+
+    torch.testing.assert_close(by_blocks[: sum(lengths)], own, rtol=0, atol=1e-5)
+    assert not by_blocks[sum(lengths) :].any()
+    for one, same in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, same, rtol=0, atol=1e-4)
 
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
