@@ -9,6 +9,7 @@ from tinsmith_trainer.engines.base import LossKernel
 from tinsmith_trainer.engines.peft.logprobs import PLAIN, target_logprobs
 from tinsmith_trainer.torch_model.logits import LogitTransform
 from tinsmith_trainer.torch_model.lora import OwnDelta, StackedLoraLinear
+from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 from torch import Tensor, nn
 
 AMPLE = 2**30
@@ -60,6 +61,7 @@ def logprobs_of(
     byte_budget: int = AMPLE,
     kernel: LossKernel = "torch",
     transform: LogitTransform = PLAIN,
+    memory: WarmMemory | None = None,
 ) -> Tensor:
     """By products of all tokens, unless said."""
     return target_logprobs(
@@ -71,6 +73,7 @@ def logprobs_of(
         byte_budget=byte_budget,
         kernel=kernel,
         transform=transform,
+        memory=memory,
     )
 
 

@@ -37,6 +37,7 @@ from tinsmith_trainer.torch_model.quantization import quantize
 from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format
 from tinsmith_trainer.torch_model.rows import wrap_activations
 from tinsmith_trainer.torch_model.vision import Vision, vision_of
+from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 
 log = structlog.get_logger(__name__)
 
@@ -117,6 +118,8 @@ class TorchModel:
     vision: Vision | None = None
     """None: it takes text alone."""
     turn: DeviceTurn = field(default_factory=DeviceTurn)
+    memory: WarmMemory = field(default_factory=WarmMemory)
+    """For whoever has the turn, until its backward ends."""
 
     @property
     def decoder(self) -> Any:

@@ -12,6 +12,7 @@ from support.engine.logprob_cases import AMPLE, Case, assert_alike, leaves, logp
 from tinsmith_trainer.engines.peft import vocabulary_tiles
 from tinsmith_trainer.engines.peft.vocabulary_tiles import tokens_per_block
 from tinsmith_trainer.torch_model.logits import LogitTransform
+from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 from torch import Tensor
 
 cases = st.builds(
@@ -96,6 +97,38 @@ def test_a_rows_bits_do_not_depend_on_its_place_or_on_other_rows(tokens: int) ->
     assert torch.equal(rolled, logprobs.roll(3 * row, 0))
     alone = logprobs_of(hidden[:row], targets[:row], head, delta, product_tokens=row)
     assert torch.equal(alone, logprobs[:row])
+
+
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_what_is_kept_has_the_bits_of_what_is_computed_again(cap: float | None) -> None:
+    transform = LogitTransform(1.0, cap)
+
+    def run(kept_blocks: int) -> list[Tensor]:
+        case = Case(tokens=128, vocab_size=9000, hidden_size=64, targets=2, transform=transform)
+        hidden, targets, head, delta = case.drawn()
+        memory = WarmMemory()
+        memory.begin(kept_blocks * 32 * case.vocab_size * 4)
+        logprobs = logprobs_of(hidden, targets, head, delta, product_tokens=32, transform=transform, memory=memory)
+        return [logprobs, *torch.autograd.grad(some_loss(logprobs), leaves(hidden, delta))]
+
+    none, some, every = (run(blocks) for blocks in (0, 3, 4))
+    assert all(torch.equal(one, same) for one, same in zip(none, some, strict=True))
+    assert all(torch.equal(one, same) for one, same in zip(none, every, strict=True))
+
+
+def test_warm_memory_is_handed_out_once_until_it_begins_anew() -> None:
+    memory = WarmMemory()
+    assert memory.take(1) is None
+    memory.begin(8 * 4)
+    first, second = memory.take(5), memory.take(3)
+    assert first is not None
+    assert second is not None
+    assert second.data_ptr() == first.data_ptr() + 5 * 4
+    assert memory.take(1) is None
+    memory.begin(8 * 4)
+    again = memory.take(8)
+    assert again is not None
+    assert again.data_ptr() == first.data_ptr()
 
 
 def test_without_gradients_the_bits_are_those_of_training() -> None:

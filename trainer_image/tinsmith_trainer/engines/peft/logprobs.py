@@ -1,6 +1,7 @@
 """Logprobs of targets from hidden states, without ever holding more logits than a byte budget allows.
 
-On the CPU in float32 no logits are held at all. Elsewhere the device's own kernels are fast enough to hold them.
+On the CPU in float32 they are held in warm memory alone. Elsewhere the device's own kernels are fast enough to hold
+new memory full of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tinsmith_trainer.engines.peft.loss_kernels import bytes_per_logit, logprobs
 from tinsmith_trainer.engines.peft.vocabulary_tiles import tiled_target_logprobs
 from tinsmith_trainer.torch_model.logits import LogitTransform
 from tinsmith_trainer.torch_model.lora import DeltasApart, OwnDelta, StackedLoraLinear, apply_delta
+from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 
 PLAIN = LogitTransform()
 
@@ -28,14 +30,17 @@ def target_logprobs(
     byte_budget: int,
     kernel: LossKernel = "torch",
     transform: LogitTransform = PLAIN,
+    memory: WarmMemory | None = None,
 ) -> Tensor:
     """Float32 logprobs `[tokens, K]` of int64 targets `[tokens, K]`, for hidden states `[tokens, d]` of one adapter.
 
     On the CPU in float32 a product takes `product_tokens` at a time, all at once if None, and its shape is all that a
-    token's bits depend on. Elsewhere `kernel` makes logprobs of logits. `transform` is what becomes of these first.
+    token's bits depend on; what is left of `memory` saves it from computing logits twice. Elsewhere `kernel` makes
+    logprobs of logits. `transform` is what becomes of these first.
     """
     if hidden.device.type == "cpu" and hidden.dtype == head.weight.dtype == torch.float32:
-        return tiled_target_logprobs(hidden, targets, head, delta, product_tokens or len(hidden), transform)
+        part = product_tokens or len(hidden)
+        return tiled_target_logprobs(hidden, targets, head, delta, part, transform, memory or WarmMemory())
     per_logit = bytes_per_logit(kernel, hidden.dtype, transform)
     chunk = tokens_per_chunk(len(hidden), head.out_features * per_logit, byte_budget)
     if chunk >= len(hidden):

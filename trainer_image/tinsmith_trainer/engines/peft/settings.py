@@ -16,7 +16,7 @@ class PeftEngineSettings:
     several adapters share a forward while their tokens together stay within it (measured on a CPU: eight of
     16 tokens take half of their time together, eight of 64 tokens 0.8, and nothing is won at 1024 each).
     `logits_byte_budget`: logits above it are computed in chunks, and again in backward; in float32 on a
-    CPU none are held, whatever it is.
+    CPU so much memory is kept for them from forward to forward, and what has no room in it is computed again.
     `recompute_above_tokens`: layers of a forward of more tokens are computed again in backward.
     `lora_products`: what an adapter's own products are computed in. Its weights, gradients and moments are float32
     whatever it is; `bfloat16` makes no float32 copy of activations, and is for a base in bfloat16.

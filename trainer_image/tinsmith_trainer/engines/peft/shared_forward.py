@@ -60,6 +60,7 @@ def run_shares(torch_model: TorchModel, shares: Sequence[Share], settings: PeftE
     """
     trains = shares[0].scratch is not None
     with torch_model.turn.taken(), torch.set_grad_enabled(trains):
+        torch_model.memory.begin(settings.logits_byte_budget)
         leaves = [_in_product_dtype(_leaves(share), settings) for share in shares]
         layout = _layout(shares)
         route = _route(torch_model, shares, layout, leaves)
@@ -223,6 +224,7 @@ def _share_loss(
         byte_budget=settings.logits_byte_budget,
         kernel=settings.loss_kernel,
         transform=torch_model.logit_transform,
+        memory=torch_model.memory,
     )
     in_rows = computed if places is None else computed.new_zeros(flat_targets.shape).index_copy(0, places, computed)
     logprobs = in_rows.view(targets.shape)

@@ -2,9 +2,9 @@
 
 A tile holds the logits of a block of tokens for a stretch of the vocabulary. Its exponentials are summed, and
 multiplied with the projection's rows while they are there: the average row under a token's distribution is all that
-its hidden state's gradient needs, whatever the loss is. So no logits are kept, and of backward only the gradient of
-the projection's LoRA needs them once more. Computing them again is cheaper than touching new memory for them:
-measured at 1024 tokens and 51,200 ids, 50 ms against 90 ms.
+its hidden state's gradient needs, whatever the loss is. In backward only the gradient of the projection's LoRA needs
+them once more. They are kept for it in memory that is warm, as far as that goes, and computed anew beyond it, to the
+same bits. New memory would not do: measured at 1024 tokens and 51,200 ids, computing takes 50 ms and touching 90 ms.
 
 A factor of the logits goes into what the rows are multiplied with. A soft cap's slope goes into the average: a row
 counts by its probability, and by how much its logit still moves.
@@ -14,8 +14,9 @@ Exponentials are powers of 2, which PyTorch takes four times as fast as those of
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from tinsmith_trainer.torch_model.logits import LogitTransform
 from tinsmith_trainer.torch_model.lora import OwnDelta, StackedLoraLinear
 from tinsmith_trainer.torch_model.products import filled_up, linear_product
 from tinsmith_trainer.torch_model.rows import whole_vector_pieces
+from tinsmith_trainer.torch_model.warm_memory import WarmMemory
 
 BLOCK_TOKENS = 2048
 TILE_LOGITS = 2**18
@@ -42,10 +44,12 @@ def tiled_target_logprobs(
     delta: OwnDelta | None,
     product_tokens: int,
     transform: LogitTransform,
+    memory: WarmMemory,
 ) -> Tensor:
     """Logprobs `[tokens, K]` of targets `[tokens, K]`, for hidden states `[tokens, d]`; float32 on the CPU.
 
-    A product takes `product_tokens`; the last ones are filled up to that.
+    A product takes `product_tokens`; the last ones are filled up to that. What is taken of `memory` is needed until
+    backward.
     """
     tokens = -(-len(hidden) // product_tokens) * product_tokens
     inputs = _inputs(filled_up(hidden, tokens), head, delta, product_tokens)
@@ -57,7 +61,9 @@ def tiled_target_logprobs(
     part = tokens_per_block(product_tokens)
     block = part * max(1, BLOCK_TOKENS // part)
     parts = [
-        _TargetLogprobs.apply(some_inputs, lora_B, head.weight, head.bias, some_targets, part, trains, transform.cap)
+        _TargetLogprobs.apply(
+            some_inputs, lora_B, head.weight, head.bias, some_targets, part, trains, transform.cap, memory
+        )
         for some_inputs, some_targets in zip(
             torch.split(inputs, block), torch.split(targets_of_all, block), strict=True
         )
@@ -99,11 +105,15 @@ class _Projection:
             parts.append(self.bias[ids].unsqueeze(1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def tiles(self, tokens: int) -> Iterator[tuple[slice, Tensor]]:
-        """Stretches of ids and their rows."""
+    def stretches(self, tokens: int) -> Iterator[slice]:
+        """Of ids, whose logits are a tile for so many tokens."""
         width = max(1, TILE_LOGITS // tokens)
         for start in range(0, len(self.weight), width):
-            ids = slice(start, min(start + width, len(self.weight)))
+            yield slice(start, min(start + width, len(self.weight)))
+
+    def tiles(self, tokens: int) -> Iterator[tuple[slice, Tensor]]:
+        """Stretches of ids and their rows."""
+        for ids in self.stretches(tokens):
             yield ids, self.rows(ids)
 
 
@@ -120,17 +130,22 @@ class _TargetLogprobs(torch.autograd.Function):
         part: int,
         trains: bool,
         cap: float | None,
+        memory: WarmMemory,
     ) -> Tensor:
         projection = _Projection(weight, lora_B, bias)
-        sums = [_Sums(some_inputs, cap, averaged=trains) for some_inputs in torch.split(inputs, part)]
-        for _, rows in projection.tiles(part):
+        blocks = [_Powers(some_inputs, cap) for some_inputs in torch.split(inputs, part)]
+        if trains and ctx.needs_input_grad[1]:
+            for block in blocks:
+                block.keep_in(memory.take(part * len(weight)))
+        sums = [_Sums(block, inputs.shape[1], averaged=trains) for block in blocks]
+        for ids, rows in projection.tiles(part):
             for own in sums:
-                own.add(rows)
+                own.add(ids, rows)
         log2_sums = torch.cat([own.log2() for own in sums])
         if trains:
             averages = torch.cat([own.average() for own in sums])
             ctx.save_for_backward(inputs, lora_B, weight, bias, targets, log2_sums, averages)
-            ctx.cap = cap
+            ctx.cap, ctx.part, ctx.blocks = cap, part, blocks
         logits = _target_logits(inputs, projection, targets, cap)
         # A target's logit and the sum that holds it are rounded apart.
         return logits.sub_(log2_sums / LOG2_E).clamp_(max=0.0)
@@ -148,15 +163,18 @@ class _TargetLogprobs(torch.autograd.Function):
             grad_inputs.addcmul_(projection.rows(ids), own)
         grad_B = None
         if ctx.needs_input_grad[1]:
-            grad_B = _grad_B(inputs, projection, targets, log2_sums, grad, of_targets, ctx.cap)
-        return grad_inputs, grad_B, None, None, None, None, None, None
+            inner = inputs.narrow(1, weight.shape[1], lora_B.shape[1])
+            grad_B = _grad_B(ctx.blocks, ctx.part, projection, inner * -grad.sum(1, keepdim=True), log2_sums)
+            for ids, own in zip(targets.unbind(1), torch.split(of_targets, 1, 1), strict=True):
+                grad_B.index_add_(0, ids, inner * own)
+        return grad_inputs, grad_B, None, None, None, None, None, None, None
 
 
-def _exp2(exponents: Tensor) -> Tensor:
-    """In place."""
-    for piece in _pieces(exponents):
-        piece.exp2_()
-    return exponents
+def _exp2(exponents: Tensor, out: Tensor) -> Tensor:
+    """In their own place or another."""
+    for piece, place in zip(_pieces(exponents), _pieces(out), strict=True):
+        torch.exp2(piece, out=place)
+    return out
 
 
 def _capped(logits: Tensor, cap: float) -> Tensor:
@@ -183,24 +201,68 @@ def _target_logits(inputs: Tensor, projection: _Projection, targets: Tensor, cap
     return logits if cap is None else _capped(logits, cap)
 
 
+class _Powers:
+    """Of a block of tokens: powers of a tile's logits, relative to each token's largest one up to that tile.
+
+    With a cap they are returned with the logits' slopes.
+    """
+
+    def __init__(self, inputs: Tensor, cap: float | None) -> None:
+        self._scaled = inputs * LOG2_E
+        self._cap = None if cap is None else cap * LOG2_E
+        self._kept: Tensor | None = None
+        self.tokens = len(inputs)
+        self.largest: dict[int, Tensor] = {}
+        """By the first id of a tile, `[tokens, 1]`."""
+
+    def keep_in(self, memory: Tensor | None) -> None:
+        """Of as many floats as the block has logits."""
+        self._kept = memory
+
+    def first(self, ids: slice, rows: Tensor, largest_before: Tensor) -> tuple[Tensor, Tensor | None]:
+        exponents, slopes = self._exponents(rows)
+        self.largest[ids.start] = torch.maximum(largest_before, exponents.amax(1, keepdim=True))
+        return self._powers(exponents, ids), slopes
+
+    def again(self, ids: slice, rows: Callable[[], Tensor]) -> Tensor:
+        """To the same bits, by their slopes: what was kept, or computed anew."""
+        kept = self._place(ids)
+        if kept is not None:
+            return kept
+        exponents, slopes = self._exponents(rows())
+        powers = self._powers(exponents, ids)
+        return powers if slopes is None else powers.mul_(slopes)
+
+    def _exponents(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        exponents = linear_product(self._scaled, rows)
+        if self._cap is None:
+            return exponents, None
+        return exponents, _slopes(_capped(exponents, self._cap), self._cap)
+
+    def _powers(self, exponents: Tensor, ids: slice) -> Tensor:
+        exponents.sub_(self.largest[ids.start])
+        kept = self._place(ids)
+        return _exp2(exponents, exponents if kept is None else kept)
+
+    def _place(self, ids: slice) -> Tensor | None:
+        if self._kept is None:
+            return None
+        return self._kept[ids.start * self.tokens : ids.stop * self.tokens].view(self.tokens, -1)
+
+
 class _Sums:
     """Over the tiles so far, relative to each token's largest logit among them: of powers, and of rows by powers."""
 
-    def __init__(self, inputs: Tensor, cap: float | None, *, averaged: bool) -> None:
-        self._scaled = inputs * LOG2_E
-        self._cap = None if cap is None else cap * LOG2_E
-        self._largest = torch.full((len(inputs), 1), -torch.inf)
+    def __init__(self, block: _Powers, width: int, *, averaged: bool) -> None:
+        self._block = block
+        self._largest = torch.full((block.tokens, 1), -torch.inf)
         self._powers = torch.zeros_like(self._largest)
-        self._rows = torch.zeros_like(inputs) if averaged else None
+        self._rows = torch.zeros((block.tokens, width)) if averaged else None
 
-    def add(self, rows: Tensor) -> None:
-        exponents = linear_product(self._scaled, rows)
-        slopes = None
-        if self._cap is not None:
-            slopes = _slopes(_capped(exponents, self._cap), self._cap)
-        largest = torch.maximum(self._largest, exponents.amax(1, keepdim=True))
-        powers = _exp2(exponents.sub_(largest))
-        shrink = self._largest.sub_(largest).exp2_()
+    def add(self, ids: slice, rows: Tensor) -> None:
+        powers, slopes = self._block.first(ids, rows, self._largest)
+        largest = self._block.largest[ids.start]
+        shrink = self._largest.sub(largest).exp2_()
         self._powers.mul_(shrink).add_(powers.sum(1, keepdim=True))
         if self._rows is not None:
             if slopes is not None:
@@ -219,34 +281,22 @@ class _Sums:
 
 
 def _grad_B(
-    inputs: Tensor,
-    projection: _Projection,
-    targets: Tensor,
-    log2_sums: Tensor,
-    grad: Tensor,
-    of_targets: Tensor,
-    cap: float | None,
+    blocks: Sequence[_Powers], part: int, projection: _Projection, weighted: Tensor, log2_sums: Tensor
 ) -> Tensor:
-    """The gradient of the LoRA's B, from the logits computed anew; `of_targets` is that of the targets' raw logits."""
+    """The gradient of the LoRA's B without what targets add; `weighted` are its inner values by each token's gradient.
+
+    The probabilities are powers that are relative to another number than the sum is, which goes into the inner values.
+    """
     assert projection.lora_B is not None
     grad_B = torch.empty_like(projection.lora_B)
-    inner = inputs.narrow(1, projection.weight.shape[1], grad_B.shape[1])
-    scaled = inputs * LOG2_E
-    weighted = (inner * -grad.sum(1, keepdim=True)).T.contiguous()
-    for ids, rows in projection.tiles(len(inputs)):
-        grad_B[ids] = _grad_B_of(rows, scaled, log2_sums, weighted, cap)
-    for target_ids, own in zip(targets.unbind(1), torch.split(of_targets, 1, 1), strict=True):
-        grad_B.index_add_(0, target_ids, inner * own)
+    parts = list(zip(blocks, torch.split(weighted, part), torch.split(log2_sums, part), strict=True))
+    for ids in projection.stretches(part):
+        of_tile = None
+        for block, own, own_sums in parts:
+            inner = own * (block.largest[ids.start] - own_sums).exp2_()
+            powers = block.again(ids, functools.partial(projection.rows, ids))
+            product = linear_product(inner.T.contiguous(), powers.T)
+            of_tile = product if of_tile is None else of_tile.add_(product)
+        assert of_tile is not None
+        grad_B[ids] = of_tile.T
     return grad_B
-
-
-def _grad_B_of(rows: Tensor, scaled: Tensor, log2_sums: Tensor, weighted: Tensor, cap: float | None) -> Tensor:
-    """Of one tile, without what its targets add."""
-    exponents = linear_product(scaled, rows)
-    slopes = None
-    if cap is not None:
-        slopes = _slopes(_capped(exponents, cap * LOG2_E), cap * LOG2_E)
-    probabilities = _exp2(exponents.sub_(log2_sums))
-    if slopes is not None:
-        probabilities.mul_(slopes)
-    return linear_product(weighted, probabilities.T).T
