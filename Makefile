@@ -41,7 +41,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-nemo-rl \
+.PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
     test-nodes test-clusters test-elsewhere test-vllm vllm-environment zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -167,6 +167,10 @@ bench: venv ## steps, short and many calls, the output projection, samples, save
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/create_model.py
 	PYTHONPATH=tests:testcluster $(BIN)/python benchmarks/server_memory.py
+
+bench-vllm: venv ## samples beside vLLM's build for CPUs, which is installed for it once (2.4 GB)
+	PYTHONPATH=testcluster $(BIN)/python scripts/vllm_environment.py
+	PYTHONPATH=tests:testcluster:scripts $(BIN)/python benchmarks/vllm_sampling.py --model 3M
 
 bench-peer: venv ## tokens per second beside SkyRL, which is installed for it once (6 GB)
 	PYTHONPATH=testcluster $(BIN)/python benchmarks/peer.py

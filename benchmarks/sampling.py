@@ -43,39 +43,57 @@ class SamplingRate:
     goal: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """By each request."""
+
+    samples: int = 1
+    prompt_tokens: int = PROMPT_TOKENS
+
+
 class SamplerAlone:
     """The sampler in this process, asked by its own contract; its adapters take turns from one request to the next."""
 
-    def __init__(self, sampler: BuiltinSampler, vocab_size: int, adapters: Sequence[str]) -> None:
+    def __init__(
+        self,
+        sampler: BuiltinSampler,
+        vocab_size: int,
+        adapters: Sequence[str],
+        asked: Asked,
+    ) -> None:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._adapters = adapters
+        self._asked = asked
         self._params = SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0, stop_tokens=())
         self._seeds = itertools.count(1)
 
     def seconds_for_one_of(self, count: int) -> float:
         """New prompts each time, as with `ServedSamples`."""
-        prompts = token_rows(count, PROMPT_TOKENS, self._vocab_size, seed=next(self._seeds))
-        answers = _Answers(count)
+        samples, tokens = self._asked.samples, self._asked.prompt_tokens
+        prompts = token_rows(count // samples, tokens, self._vocab_size, seed=next(self._seeds))
+        answers = _Answers(len(prompts), samples)
         started = time.perf_counter()
         for number, prompt in enumerate(prompts):
             adapter = self._adapters[number % len(self._adapters)]
-            job = SampleJob(f"request-{number}", adapter, np.array(prompt, np.int32), self._params)
+            ids = np.array(prompt, np.int32)
+            job = SampleJob(f"request-{number}", adapter, ids, self._params, num_samples=samples)
             self._sampler.submit(job, answers.take)
         answers.wait()
         return (time.perf_counter() - started) / count
 
 
 class _Answers:
-    """Of so many jobs; all of them must be samples of the full length."""
+    """Of so many jobs of so many samples; all of them must be of the full length."""
 
-    def __init__(self, count: int) -> None:
-        self._left = count
+    def __init__(self, jobs: int, samples: int) -> None:
+        self._left = jobs
+        self._lengths = [SAMPLED_TOKENS] * samples
         self._there = threading.Event()
         self._wrong: list[SampleOutcome] = []
 
     def take(self, outcome: SampleOutcome) -> None:
-        if [len(sequence.tokens) for sequence in outcome.sequences] != [SAMPLED_TOKENS]:
+        if [len(sequence.tokens) for sequence in outcome.sequences] != self._lengths:
             self._wrong.append(outcome)
         self._left -= 1
         if not self._left:
@@ -122,12 +140,21 @@ class Bench:
         for seed, key in enumerate(ADAPTERS):
             sampler.load_adapter(key, random_adapter(model, seed))
         vocab_size = self.workload.shape.vocab_size
-        one = SamplerAlone(sampler, vocab_size, ADAPTERS[:1])
-        eight = SamplerAlone(sampler, vocab_size, ADAPTERS)
+        one = SamplerAlone(sampler, vocab_size, ADAPTERS[:1], Asked())
+        eight = SamplerAlone(sampler, vocab_size, ADAPTERS, Asked())
         try:
             return [
                 self._beside("together", "64 requests, the sampler alone", one, 64, goal=1.0),
-                self._compared(one, eight, "32 of eight adapters, alone", "one adapter", 32, 32, 0.8),
+                compared(
+                    self.workload,
+                    self.options,
+                    one,
+                    eight,
+                    what="32 of eight adapters, alone",
+                    name="one adapter",
+                    count=32,
+                    goal=0.8,
+                ),
             ]
         finally:
             sampler.close()
@@ -145,23 +172,42 @@ class Bench:
         """Beside a `generate` of as many samples, unless told how many."""
         with bare(f"sample_{loop}", self.model) as reference:
             name = f"generate, {loop.replace('_', ' ')}"
-            return self._compared(reference, side, what, name, reference_count or count, count, goal)
+            return compared(
+                self.workload,
+                self.options,
+                reference,
+                side,
+                what=what,
+                name=name,
+                count=count,
+                reference_count=reference_count,
+                goal=goal,
+            )
 
-    def _compared(
-        self, reference: Side, side: Side, what: str, name: str, reference_count: int, count: int, goal: float | None
-    ) -> SamplingRate:
-        pairs = measure_in_turns(
-            reference,
-            side,
-            reference_count=reference_count,
-            served_count=count,
-            blocks=self.options.blocks,
-            name=f"{self.workload.name} parameters, {what} beside {name}",
-        )
-        medians = Medians.of(
-            [(1 / reference_seconds, 1 / served_seconds) for reference_seconds, served_seconds in pairs]
-        )
-        return SamplingRate(self.workload.name, self.options.threads, what, name, medians, goal)
+
+def compared(
+    workload: Workload,
+    options: Options,
+    reference: Side,
+    side: Side,
+    *,
+    what: str,
+    name: str,
+    count: int,
+    reference_count: int | None = None,
+    goal: float | None = None,
+) -> SamplingRate:
+    """So many samples of each side, in turns."""
+    pairs = measure_in_turns(
+        reference,
+        side,
+        reference_count=reference_count or count,
+        served_count=count,
+        blocks=options.blocks,
+        name=f"{workload.name} parameters, {what} beside {name}",
+    )
+    medians = Medians.of([(1 / reference_seconds, 1 / served_seconds) for reference_seconds, served_seconds in pairs])
+    return SamplingRate(workload.name, options.threads, what, name, medians, goal)
 
 
 def draw(results: Sequence[SamplingRate]) -> Table:
