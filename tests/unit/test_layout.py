@@ -108,6 +108,7 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/process_exit.py": SHARED,
     "trainer_image/tinsmith_trainer/sampling/builtin/settings.py": CHOICE,
     "trainer_image/tinsmith_trainer/sampling/token_server/loop_thread.py": SHARED,
+    "trainer_image/tinsmith_trainer/torch_model/attention.py": SHARED,
     "trainer_image/tinsmith_trainer/sampling/token_server/supervisor.py": PROGRAM,
     "trainer_image/tinsmith_trainer/torch_model/device_faults.py": SHARED,
     "trainer_image/tinsmith_trainer/torch_model/logits.py": SHARED,

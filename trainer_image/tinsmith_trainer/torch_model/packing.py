@@ -1,25 +1,22 @@
 """Sequences one behind the other in a forward, without padding between them: each attends to itself alone.
 
-Transformers' models call their attention through a table of functions. Ours, in the place of `sdpa`, takes the
-sequences of a packed forward one length at a time, and hands all other calls on. Everything else of a model must work
+The attention of a packed forward takes its sequences one length at a time. Everything else of a model must work
 token by token; positions are given. Whether that is so is tried with each model, see `packs`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 import torch
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tinsmith_trainer.torch_model.attention import attending_by, plain_attention
 from tinsmith_trainer.torch_model.blocked_attention import BLOCK_QUERIES, blocked_attention
 from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.lora import DeltasApart, StackedLoraLinear, routed
@@ -58,23 +55,11 @@ class Packing:
         return torch.cat([*parts, parts[0].new_zeros((self.filling, *parts[0].shape[1:]))]).unsqueeze(0)
 
 
-_current = threading.local()
-
-
-@contextmanager
-def _attending_apart(packing: Packing) -> Iterator[None]:
-    _current.packing = packing
-    try:
-        yield
-    finally:
-        _current.packing = None
-
-
 def packed_hidden_states(decoder: nn.Module, tokens: Tensor, packing: Packing) -> Tensor:
     """Last hidden states `[tokens, d]`, filling included, of int64 tokens without it, on the CPU."""
     # Models hand a mask of four dimensions to their attention as it is, which spares them the making of one.
     no_mask = torch.empty((1, 1, 1, 0))
-    with _attending_apart(packing):
+    with attending_by(functools.partial(_attend_apart, packing)):
         hidden: Tensor = decoder(
             input_ids=packing.filled([tokens]),
             position_ids=packing.filled([torch.arange(length) for length in packing.lengths]),
@@ -84,14 +69,16 @@ def packed_hidden_states(decoder: nn.Module, tokens: Tensor, packing: Packing) -
     return hidden.flatten(0, 1)
 
 
-def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+def _attend_apart(
+    packing: Packing,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' own, `[rows, heads, length, d]` each; of a packed forward, every sequence by itself."""
-    packing: Packing | None = getattr(_current, "packing", None)
-    if packing is None:
-        whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        return whole
+    """Every sequence by itself."""
     if _is_plain(module, query, options):
         scale = options.get("scaling") or query.shape[-1] ** -0.5
         queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
@@ -99,7 +86,8 @@ def _attention(
     runs = packing.runs()
     parts = [_run_parts(states, packing, runs) for states in (query, key, value)]
     attended = [
-        sdpa_attention_forward(module, *states, None, **options)[0].flatten(0, 1) for states in zip(*parts, strict=True)
+        plain_attention(module, *of_run, None, **options)[0].flatten(0, 1)
+        for of_run in zip(parts[0], parts[1], parts[2], strict=True)
     ]
     return packing.filled(attended), None
 
@@ -109,9 +97,6 @@ def _is_plain(module: nn.Module, query: Tensor, options: Mapping[str, Any]) -> b
     is_causal = options.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return bool(is_causal) and not options.get("dropout") and query.dtype == torch.float32
-
-
-ALL_ATTENTION_FUNCTIONS.register("sdpa", _attention)
 
 
 def _run_parts(states: Tensor, packing: Packing, runs: Sequence[tuple[int, int]]) -> list[Tensor]:

@@ -22,11 +22,13 @@ from tinsmith_trainer.sampling.builtin.adapters import (
     moves_into_runs,
     route_by_products,
 )
-from tinsmith_trainer.sampling.builtin.draws import Draw, all_logprobs, draw_tokens, top_logprobs
+from tinsmith_trainer.sampling.builtin.draws import all_logprobs, draw_tokens, on_device, top_logprobs
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
+from tinsmith_trainer.sampling.builtin.prefixes.attention import prefix_spans
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.steps import Feed, LaunchedStep, feed_of, token_ids
 from tinsmith_trainer.torch_model.lora import Route
 
 SMALLEST_EXTENT = 256
@@ -61,8 +63,14 @@ class BatchPlan:
         """Whether adapters of any shape share a batch."""
         return not self.settings.deterministic and self.geometry.device.type == "cpu"
 
+    @property
+    def reads_behind(self) -> bool:
+        """Whether the next step is launched before one is read."""
+        asked = self.settings.reads_behind
+        return self.geometry.device.type != "cpu" if asked is None else asked
+
     def key(self, sample_position: int, adapter: LoadedAdapter) -> BatchKey:
-        """The batch of a sample whose next token goes to a position."""
+        """The batch of a sample whose next token goes to a position of its row."""
         extent = SMALLEST_EXTENT
         while extent <= sample_position:
             extent *= 2
@@ -88,7 +96,8 @@ class BatchPlan:
         return route_by_products([(adapter, tokens)], modules) if self.by_products else adapter.route_of_all()
 
     def filled_bytes(self, sample: Sample) -> int:
-        return self.geometry.row_bytes(sample.position)
+        """Of its own."""
+        return self.geometry.row_bytes(sample.own_position)
 
     def nbytes(self, extent: int) -> int:
         return self.rows(extent) * self.geometry.row_bytes(extent)
@@ -123,7 +132,7 @@ class StepResult:
         sequence = sample.push(drawn)
         if sequence is not None:
             self.ended.append((sample, sequence))
-        elif sample.position >= extent:
+        elif sample.own_position >= extent:
             self.outgrown.append(sample)
         else:
             return False
@@ -144,6 +153,7 @@ class DecodeBatch:
         self._kv = forward.geometry.allocate(len(self._samples), key.extent)
         self._adapters = RowAdapters(len(self._samples), fixed=self._fixed)
         self._groups = AdapterGroups(plan.settings.stacked_adapter_bytes)
+        self._launched: LaunchedStep | None = None
         self._route_by_products: tuple[list[AdapterRun], Route] | None = None
 
     @property
@@ -161,7 +171,8 @@ class DecodeBatch:
     def cost(self, rows: int) -> float:
         """Of a step of so many that are in use."""
         computed = len(self._samples) if self._fixed else rows
-        return self._forward.cost.of(computed, computed * self._extent_in_use(self.samples))
+        shared = {sample.prefix.tokens for sample in self.samples if sample.prefix}
+        return self._forward.cost.of(computed, computed * self._extent_in_use(self.samples) + sum(shared))
 
     def filled_bytes(self) -> int:
         return sum(self._plan.filled_bytes(sample) for sample in self.samples)
@@ -171,7 +182,7 @@ class DecodeBatch:
         row = self._samples.index(None)
         assert isinstance(sample.kv, Tensor)
         with torch.inference_mode():
-            self._write(row, sample.kv[:, :, 0, :, : sample.position])
+            self._write(row, sample.kv[:, :, 0, :, : sample.own_position])
         sample.kv = None
         self._samples[row] = sample
 
@@ -185,16 +196,27 @@ class DecodeBatch:
         self._written[row] = end
 
     def _take_out(self, row: int) -> Sample:
-        """Frees a row."""
+        """Frees a row. A token that is not read yet is lost, and would be the same again."""
+        sample = self._vacate(row)
+        if self._launched is not None:
+            self._launched.forget(sample)
+        return sample
+
+    def _vacate(self, row: int) -> Sample:
         sample, self._samples[row] = self._samples[row], None
         assert sample is not None
-        self._written[row] = sample.position + 1
+        self._written[row] = sample.own_position + 2  # a step that is not read yet is one further
         return sample
+
+    def _held(self, sample: Sample) -> int:
+        """How many positions of its row are computed."""
+        unread = self._launched is not None and self._launched.place_of(sample) is not None
+        return sample.own_position + unread
 
     def park(self, sample: Sample) -> None:
         """Takes a sample out of its row; it keeps its keys and values in the host's memory, and goes on from there."""
         row = self._samples.index(sample)
-        kept = self._kv[:, :, row : row + 1, :, : sample.position]
+        kept = self._kv[:, :, row : row + 1, :, : sample.own_position]
         sample.kv = kept.clone() if kept.device.type == "cpu" else kept.cpu()
         self._take_out(row)
 
@@ -205,27 +227,25 @@ class DecodeBatch:
                 self._take_out(row)
 
     def step(self, company: Collection[str]) -> StepResult:
-        """Draws a token for every sample of these tenants."""
+        """Draws a token for every sample of these tenants; or has it drawn, and reads those of the step before."""
         if not self._fixed:
             self._arrange()
-        rows = self._rows_of(company)
-        samples = [self._samples[row] for row in rows]
-        result = StepResult()
-        for row, sample, drawn in zip(rows, samples, self._compute(rows, samples), strict=True):
-            if sample is not None:
-                self._advance(row, sample, drawn, result)
-        return result
+        launched = self._launch(self._rows_of(company))
+        if self._plan.reads_behind:
+            launched, self._launched = self._launched, launched
+        return self._read(launched) if launched is not None else StepResult()
 
     @torch.inference_mode()
     def _arrange(self) -> None:
-        """Rows in use come first, those of one adapter next to each other."""
-        moves = moves_into_runs([None if s is None else s.run.adapter.serial for s in self._samples])
+        """Rows in use come first, those of one adapter next to each other, and among them those of one prefix."""
+        order = {group: place for place, group in enumerate(sorted({_group(sample) for sample in self.samples}))}
+        moves = moves_into_runs([None if sample is None else order[_group(sample)] for sample in self._samples])
         if not moves:
             return
-        moved = [self._take_out(source) for source, _ in moves]
+        moved = [self._vacate(source) for source, _ in moves]
         # A row that moves may go where another one is that moves, too.
         kept = [
-            self._kv[:, :, source, :, : sample.position].clone()
+            self._kv[:, :, source, :, : self._held(sample)].clone()
             for (source, _), sample in zip(moves, moved, strict=True)
         ]
         for (_, target), sample, kv in zip(moves, moved, kept, strict=True):
@@ -244,24 +264,42 @@ class DecodeBatch:
         sample = self._samples[row]
         return None if sample is None else sample.run.job.tenant
 
-    def _advance(self, row: int, sample: Sample, drawn: DrawnToken, result: StepResult) -> None:
+    @torch.inference_mode()
+    def _launch(self, rows: Items[int]) -> LaunchedStep | None:
+        """None if all wait until the step before is read."""
+        device, before = self._forward.device, self._launched
+        feeds = [feed_of(self._samples[row], before, self.key.extent) for row in rows]
+        if all(feed.sample is None for feed in feeds):
+            return None
+        samples = [self._samples[row] for row in rows]
+        positions = on_device([feed.position for feed in feeds], torch.long, device)[:, None]
+        logits = self._forward.step(
+            self._kv,
+            token_ids(feeds, before, device),
+            positions,
+            self._extent_in_use(feeds),
+            self._route(rows, samples),
+            None if isinstance(rows, range) else list(rows),
+            angles=_angles(positions, samples),
+            shared=prefix_spans([None if sample is None else sample.prefix for sample in samples]),
+        )
+        drawn = draw_tokens(logits, [feed.draw for feed in feeds])
+        return LaunchedStep([feed.sample for feed in feeds], *drawn, logits)
+
+    @torch.inference_mode()
+    def _read(self, launched: LaunchedStep) -> StepResult:
+        result = StepResult()
+        for sample, drawn in drawn_by(launched).items():
+            self._advance(sample, drawn, result)
+        return result
+
+    def _advance(self, sample: Sample, drawn: DrawnToken, result: StepResult) -> None:
         if not result.took(sample, drawn, self.key.extent):
             return
+        row = self._samples.index(sample)
         if sample in result.outgrown:
             sample.kv = self._kv[:, :, row : row + 1].clone()
         self._take_out(row)
-
-    @torch.inference_mode()
-    def _compute(self, rows: Items[int], samples: list[Sample | None]) -> list[DrawnToken]:
-        device = self._forward.device
-        ids = torch.tensor([[0 if sample is None else sample.next_token] for sample in samples], device=device)
-        positions = torch.tensor([[0 if sample is None else sample.position] for sample in samples], device=device)
-        route = self._route(rows, samples)
-        chosen = None if isinstance(rows, range) else list(rows)
-        shifts = torch.tensor([[0 if s is None else s.run.angle_shift] for s in samples], device=device)
-        angles = positions + shifts if any(s is not None and s.run.angle_shift for s in samples) else None
-        logits = self._forward.step(self._kv, ids, positions, self._extent_in_use(samples), route, chosen, angles)
-        return drawn_of(logits, samples)
 
     def _route(self, rows: Items[int], samples: list[Sample | None]) -> Route:
         if self._plan.by_products:
@@ -279,26 +317,48 @@ class DecodeBatch:
             self._route_by_products = runs, self._groups.route(runs, self._forward.modules)
         return self._route_by_products[1]
 
-    def _extent_in_use(self, samples: Items[Sample | None]) -> int:
+    def _extent_in_use(self, feeds: Items[Feed | Sample]) -> int:
         if self._fixed:
             return self.key.extent
-        longest = max(sample.position for sample in samples if sample is not None) + 1
+        longest = max(feed.own_position for feed in feeds) + 1
         return min(self.key.extent, -(-longest // TRIMMED_EXTENT_STEP) * TRIMMED_EXTENT_STEP)
 
 
-def drawn_of(logits: Tensor, samples: Items[Sample | None]) -> list[DrawnToken]:
-    """What each row of logits `[rows, vocab]` gives its sample; None is an idle row."""
-    tokens, logprobs = draw_tokens(logits, [Draw() if s is None else s.draw() for s in samples])
-    asked = _top_logprobs_asked(logits, samples)
-    return [DrawnToken(*drawn, asked.get(row)) for row, drawn in enumerate(zip(tokens, logprobs, strict=True))]
+def _group(sample: Sample) -> tuple[int, int]:
+    """Of rows that lie next to each other."""
+    return sample.run.adapter.serial, 0 if sample.prefix is None else 1 + sample.prefix.serial
 
 
-def _top_logprobs_asked(logits: Tensor, samples: Items[Sample | None]) -> dict[int, TopkLogprobs]:
-    """By row, of those that asked. The fewer of two that ask are the beginning of the more."""
-    asked = {row: s.run.job.topk_sample_logprobs for row, s in enumerate(samples) if s is not None}
-    asked = {row: k for row, k in asked.items() if k}
-    if not asked:
+def _angles(positions: Tensor, samples: Items[Sample | None]) -> Tensor | None:
+    """What rotary embeddings take for `positions` `[rows, 1]`, where that is something else."""
+    shifts = [0 if sample is None else sample.run.angle_shift for sample in samples]
+    return positions + on_device(shifts, torch.long, positions.device)[:, None] if any(shifts) else None
+
+
+def drawn_of(logits: Tensor, samples: Items[Sample]) -> list[DrawnToken]:
+    """What each row of logits `[rows, vocab]` gives its sample."""
+    drawn = draw_tokens(logits, [sample.draw() for sample in samples])
+    return list(drawn_by(LaunchedStep(samples, *drawn, logits)).values())
+
+
+def drawn_by(launched: LaunchedStep) -> dict[Sample, DrawnToken]:
+    """Waits for it."""
+    asked = _top_logprobs_asked(launched)
+    tokens, logprobs = launched.read()
+    return {
+        sample: DrawnToken(tokens[place], logprobs[place], asked.get(sample))
+        for sample, place in launched.samples.items()
+    }
+
+
+def _top_logprobs_asked(launched: LaunchedStep) -> dict[Sample, TopkLogprobs]:
+    """Of those that asked. The fewer of two that ask are the beginning of the more."""
+    asked = {sample: k for sample in launched.samples if (k := sample.run.job.topk_sample_logprobs)}
+    if not asked or launched.logits is None:
         return {}
-    ids, logprobs = top_logprobs(all_logprobs(logits[list(asked)]), max(asked.values()))
-    rows = zip(asked.items(), ids.int().cpu().numpy(), logprobs.cpu().numpy(), strict=True)
-    return {row: TopkLogprobs(tokens[None, :k].copy(), values[None, :k].copy()) for (row, k), tokens, values in rows}
+    rows = [place for sample, place in launched.samples.items() if sample in asked]
+    ids, logprobs = top_logprobs(all_logprobs(launched.logits[rows]), max(asked.values()))
+    found = zip(asked.items(), ids.int().cpu().numpy(), logprobs.cpu().numpy(), strict=True)
+    return {
+        sample: TopkLogprobs(tokens[None, :k].copy(), values[None, :k].copy()) for (sample, k), tokens, values in found
+    }

@@ -15,6 +15,7 @@ from tinsmith_trainer.sampling.builtin.claims import (
 )
 from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.model_cache.choice import AnyBatch, SamplerForward, open_batch
+from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
 from tinsmith_trainer.sampling.tenant_turns import TenantTurns
 
 
@@ -29,8 +30,9 @@ class Batches:
     tenant's.
     """
 
-    def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: TenantTurns) -> None:
+    def __init__(self, plan: BatchPlan, forward: SamplerForward, turns: TenantTurns, shared: SharedPrefixes) -> None:
         self.plan = plan
+        self._shared = shared
         self._forward = forward
         self._turns = turns
         self._open: dict[BatchKey, AnyBatch] = {}
@@ -63,6 +65,10 @@ class Batches:
         if not self._could_open(key, tenant):
             raise OutOfMemoryForNow
         return promised < self.plan.rows(key.extent)
+
+    def has_room_beside_rows(self, nbytes: int) -> bool:
+        """For what is kept as long as samples run, or nothing of the kind is kept."""
+        return self._excess_bytes(nbytes) <= 0 or not self._shared.nbytes
 
     def enqueue(self, sample: Sample) -> None:
         """Takes a sample that has its keys and values."""
@@ -100,7 +106,7 @@ class Batches:
                 self._tidy(key, tenant)
 
     def _queue_of(self, sample: Sample) -> deque[Sample]:
-        key = self.plan.key(sample.position, sample.run.adapter)
+        key = self.plan.key(sample.own_position, sample.run.adapter)
         return self._queues.setdefault(key, {}).setdefault(sample.run.job.tenant, deque())
 
     def _tidy(self, key: BatchKey, tenant: str) -> None:
@@ -172,10 +178,11 @@ class Batches:
 
     def _excess_bytes(self, needed_bytes: int) -> int:
         """What is missing for a batch even where idle ones are closed."""
-        return sum(batch.nbytes for batch in self.active) + needed_bytes - self.plan.settings.kv_cache_bytes
+        held = sum(batch.nbytes for batch in self.active) + self._shared.nbytes
+        return held + needed_bytes - self.plan.settings.kv_cache_bytes
 
     def _used_bytes(self) -> int:
-        return sum(batch.nbytes for batch in self._open.values())
+        return sum(batch.nbytes for batch in self._open.values()) + self._shared.nbytes
 
     def _leaving(self, needed_bytes: int, tenant: str) -> list[AnyBatch]:
         """Batches of others that make room for one; none if there is room, or they do not have to."""

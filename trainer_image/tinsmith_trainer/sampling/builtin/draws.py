@@ -46,8 +46,17 @@ def alternative_uniforms(seed: int, position: int, k: int) -> list[float]:
     return [_number(b"tinsmith-alt", seed, index, position) for index in range(k)]
 
 
-def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+def on_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Without waiting for what the device computes: a copy from memory that may be moved would."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """A token per row of `logits` `[rows, vocab]` float32, and its logprob at temperature 1 before any filter.
+
+    Both are `[rows]`, on the device, which nobody waits for.
 
     A row of logits that are not finite gives a logprob of NaN. Equal logits go to the lowest id
     under greedy. An inverse cumulative distribution over ids in order picks the others.
@@ -57,7 +66,7 @@ def draw_tokens(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[
     probabilities = torch.softmax(logits, -1)
     tokens = _chosen(logits, probabilities, largest, draws)[:, None]
     logprobs = _logprobs(logits.gather(-1, tokens), largest, probabilities)
-    return tokens[:, 0].tolist(), logprobs[:, 0].tolist()
+    return tokens[:, 0], logprobs[:, 0]
 
 
 def all_logprobs(logits: Tensor) -> Tensor:
@@ -130,8 +139,9 @@ def _draw_random(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
     if filtered:
         chosen = [draws[row] for row in filtered]
         top_k = _column(chosen, "top_k", probabilities, torch.int64)
-        kept = keep_likely(probabilities[filtered], top_k, _column(chosen, "top_p", probabilities))
-        probabilities = probabilities.index_copy(0, torch.tensor(filtered, device=probabilities.device), kept)
+        rows = on_device(filtered, torch.long, probabilities.device)
+        kept = keep_likely(probabilities.index_select(0, rows), top_k, _column(chosen, "top_p", probabilities))
+        probabilities = probabilities.index_copy(0, rows, kept)
     return _invert(probabilities, _column(draws, "uniform", probabilities)[:, None])[:, 0]
 
 
@@ -180,7 +190,7 @@ def _number(stream: bytes, seed: int, index: int, position: int) -> float:
 
 
 def _column(draws: Sequence[Draw], name: str, like: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.tensor([getattr(draw, name) for draw in draws], dtype=dtype, device=like.device)
+    return on_device([getattr(draw, name) for draw in draws], dtype, like.device)
 
 
 def _undecided(values: Tensor, k: int) -> list[int]:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
+from tinsmith_trainer.sampling.builtin.draws import on_device
 from tinsmith_trainer.sampling.builtin.kv_cache import (
     BlockView,
     GeometryProbe,
     KvGeometry,
     PromptPart,
     PromptsView,
+    SharedPrefix,
     StepView,
 )
+from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan, SharedAttention
+from tinsmith_trainer.torch_model.attention import attending_by
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
 
@@ -37,6 +45,9 @@ class Seen:
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+PROBE_TOKENS = 5
+
+log = structlog.get_logger(__name__)
 
 
 class ForwardPass:
@@ -107,17 +118,48 @@ class ForwardPass:
         extent: int,
         route: Route,
         rows: list[int] | None = None,
+        *,
         angles: Tensor | None = None,
+        shared: Sequence[PrefixSpan] = (),
     ) -> Tensor:
         """One token per row: `ids` and `positions` `[rows, 1]`. Returns logits `[rows, vocab]` in float32.
 
-        `rows` are those in `kv`; the first ones unless given. `angles` are what rotary embeddings take for positions,
-        where that is something else.
+        `rows` are those in `kv`; the first ones unless given. Those in `shared` hold only what is behind their prefix.
+        `angles` are what rotary embeddings take for positions, where that is something else.
         """
-        chosen = None if rows is None else torch.tensor(rows, device=self.device)
-        view = StepView(kv, positions, extent, chosen)
-        logits: Tensor = self._run(self._model, ids, positions, view, extent, route, angles).logits.float()
+        chosen = None if rows is None else on_device(rows, torch.long, self.device)
+        own = positions.clone() if shared else positions
+        for span in shared:
+            own[span.start : span.end] -= span.prefix.tokens
+        view = StepView(kv, own, extent, chosen)
+        angles = positions if angles is None else angles
+        with attending_by(SharedAttention(shared)) if shared else nullcontext():
+            output = self._run(self._model, ids, own, view, extent, route, angles)
+        logits: Tensor = output.logits.float()
         return logits[:, 0]
+
+    @functools.cached_property
+    def shares_prefixes(self) -> bool:
+        """Whether the model's own attention is the one that rows with a shared prefix need; tried once."""
+        if self.device.type != "cpu" or self._layer_types != (FULL,):
+            return False
+        try:
+            return self._comes_out_alike()
+        except Exception as error:  # whatever a model does with an attention that it does not expect
+            log.info("prompts are not shared", model=type(self._model).__name__, error=str(error))
+            return False
+
+    def _comes_out_alike(self) -> bool:
+        """Of two samples of a prompt, with it in each row and shared."""
+        kv, own = self.geometry.allocate(2, PROBE_TOKENS + 1), self.geometry.allocate(2, 1)
+        self.block(kv[:, :, :1], torch.arange(PROBE_TOKENS)[None], 0, {}, all_logits=False)
+        kv[:, :, 1] = kv[:, :, 0]
+        span = PrefixSpan(0, 2, SharedPrefix(kv[:, :, :1, :, :PROBE_TOKENS].clone(), PROBE_TOKENS, 0))
+        ids, positions = torch.tensor([[1], [2]]), torch.full((2, 1), PROBE_TOKENS)
+        plain = self.step(kv, ids, positions, PROBE_TOKENS + 1, {})
+        shared = self.step(own, ids, positions, 1, {}, shared=[span])
+        tolerance = math.sqrt(torch.finfo(self.geometry.dtype).eps) * float(plain.abs().max())
+        return torch.allclose(shared, plain, rtol=0, atol=tolerance)
 
     def _run(
         self,

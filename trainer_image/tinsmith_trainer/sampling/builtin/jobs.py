@@ -15,6 +15,7 @@ from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence, T
 from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 from tinsmith_trainer.sampling.builtin.draws import Draw, uniform
 from tinsmith_trainer.sampling.builtin.intake import Submission
+from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates
 from tinsmith_trainer.sampling.builtin.prompt_scores import PromptScores, first_scored
 from tinsmith_trainer.sampling.checks import room_for_tokens
@@ -88,6 +89,7 @@ class Sample:
     """One sequence being drawn. `next_token` is fed at `position`; the draw there is token `len(tokens)`.
 
     `kv` holds what is kept of all positions before, while the sample is not in a batch; None where there are none.
+    What it shares with others is in `prefix`, and not in `kv`.
     """
 
     run: Run
@@ -95,15 +97,21 @@ class Sample:
     next_token: int
     position: int
     kv: Tensor | SequenceStates | None
+    prefix: SharedPrefix | None
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopkLogprobs] = field(default_factory=list)
 
-    def draw(self) -> Draw:
-        """How this row draws its next token."""
+    @property
+    def own_position(self) -> int:
+        """Within what it does not share."""
+        return self.position - (self.prefix.tokens if self.prefix else 0)
+
+    def draw(self, ahead: int = 0) -> Draw:
+        """How this row draws its next token, or one that is `ahead` of it."""
         params = self.run.job.params
-        number = uniform(self.run.seed, self.index, len(self.tokens)) if params.temperature > 0 else 0.0
+        number = uniform(self.run.seed, self.index, len(self.tokens) + ahead) if params.temperature > 0 else 0.0
         return Draw(params.temperature, params.top_k, params.top_p, number)
 
     def push(self, drawn: DrawnToken) -> Sequence | None:

@@ -7,12 +7,15 @@ because every forward here brings its positions and masks along.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+LEAST_MAPPED_BYTES = 1 << 20
 
 
 class RowGeometry(Protocol):
@@ -49,9 +52,14 @@ class KvGeometry:
         return nbytes // self.bytes_per_token
 
     def allocate(self, rows: int, extent: int) -> Tensor:
-        """Zeros `[layers, 2, rows, kv_heads, extent, head_dim]`."""
+        """Zeros `[layers, 2, rows, kv_heads, extent, head_dim]`. On a CPU what nobody writes takes no memory."""
         shape = (self.layers, 2, rows, self.kv_heads, extent, self.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        nbytes = rows * extent * self.bytes_per_token
+        if self.device.type != "cpu" or nbytes < LEAST_MAPPED_BYTES:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        # The system makes pages of zeros when they are written first; PyTorch's own would all be written at once.
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=self.dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,22 @@ class PromptPart:
     @property
     def end(self) -> int:
         return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class SharedPrefix:
+    """Keys and values of a prompt for all samples of it, `[layers, 2, 1, kv_heads, tokens or more, head_dim]`.
+
+    `serial` is another one for each.
+    """
+
+    kv: Tensor
+    tokens: int
+    serial: int
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """`[1, kv_heads, tokens, head_dim]` each."""
+        return self.kv[layer, 0, :, :, : self.tokens], self.kv[layer, 1, :, :, : self.tokens]
 
 
 class BlockView:

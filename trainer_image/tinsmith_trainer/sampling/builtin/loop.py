@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
+from torch import Tensor
 
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleOutcome, SamplerStats
@@ -21,11 +22,15 @@ from tinsmith_trainer.sampling.builtin.batches import Batches, OutOfMemoryForNow
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Orders, Submission
 from tinsmith_trainer.sampling.builtin.jobs import Run, Sample, empty_sequence, not_finite, start_run
+from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.lanes import Lane
 from tinsmith_trainer.sampling.builtin.model_cache.choice import AnyBatch, AnyPrefill, SamplerForward, open_prompt
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
+from tinsmith_trainer.sampling.builtin.model_cache.prompts import CachePrefill
+from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates
 from tinsmith_trainer.sampling.builtin.prefill import Prefill, PromptGroup, SeenPrefill
-from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
+from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache
+from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
 from tinsmith_trainer.sampling.tenant_turns import TenantTurns
 from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
@@ -67,9 +72,11 @@ class SamplingLoop:
         credit = cost.of(self._settings.prefill_block_tokens) + CREDIT_STEPS * cost.of(1)
         self._turns = TenantTurns(credit)
         self._lanes: dict[str, Lane] = {}
+        self._first_keys: dict[int, BatchKey] = {}
         self._jobs: Counter[str] = Counter()
         self._prefixes: PrefixCache[Any] = PrefixCache(self._settings.prefix_cache_bytes)
-        self._batches = Batches(self._plan, self._forward, self._turns)
+        self._shared = SharedPrefixes()
+        self._batches = Batches(self._plan, self._forward, self._turns, self._shared)
 
     def run(self) -> None:
         """Until the intake is closed."""
@@ -120,13 +127,15 @@ class SamplingLoop:
             return
         tenant = run.job.tenant
         self._live[run.serial] = run
+        self._shared.enter(run)
         self._jobs[tenant] += 1
         self._turns.enter(tenant)
         lane = self._lanes.setdefault(tenant, Lane(tenant))
         if run.max_tokens == 0 and run.first_scored is None:
             self._complete_empty(run)
         else:
-            lane.waiting.add(self._first_key(run), run)
+            self._first_keys[run.serial] = self._first_key(run)
+            lane.waiting.add(self._first_keys[run.serial], run)
 
     def _advance(self) -> None:
         """The least that is done at once: a prompt block or a step, for the tenant whose turn it is."""
@@ -189,11 +198,11 @@ class SamplingLoop:
     def _next_prefill(self, lane: Lane) -> AnyPrefill | None:
         promised: Counter[BatchKey] = Counter()
         for prefill in lane.prefills:
-            promised[self._first_key(prefill.run)] += prefill.run.job.num_samples
+            promised[self._first_keys[prefill.run.serial]] += prefill.run.job.num_samples
         run = lane.waiting.first(lambda key: self._batches.may_start(key, lane.tenant, promised[key]))
         if run is None or not self._has_room_for_prompt(run):
             return None
-        lane.waiting.remove(self._first_key(run))
+        lane.waiting.remove(self._first_keys[run.serial])
         try:
             prefill = self._prefill(run)
         except Exception as error:  # no memory for the prompt, say
@@ -204,7 +213,7 @@ class SamplingLoop:
     def _prefill(self, run: Run) -> AnyPrefill:
         vision, forward = self._torch_model.vision, self._forward
         if not run.job.images or vision is None:
-            return open_prompt(run, forward, self._prefixes, self._plan)
+            return open_prompt(run, forward, self._prefixes, self._plan, self._known(run))
         if isinstance(forward, ForwardPass):
             return SeenPrefill(run, forward, self._prefixes, self._plan, vision)
         raise UserError(
@@ -212,13 +221,30 @@ class SamplingLoop:
         )
 
     def _first_key(self, run: Run) -> BatchKey:
-        return self._plan.key(len(run.job.prompt) - 1, run.adapter)
+        own = 0 if self._shares(run) else len(run.job.prompt) - 1
+        return self._plan.key(own, run.adapter)
+
+    def _shares(self, run: Run) -> bool:
+        if self._settings.deterministic or not isinstance(self._forward, ForwardPass):
+            return False
+        return self._shared.shares(run) and self._forward.shares_prefixes
+
+    def _known(self, run: Run) -> SharedPrefix | None:
+        """What is shared already of a prompt that is not to be scored."""
+        return self._shared.known(run) if run.first_scored is None else None
 
     def _has_room_for_prompt(self, run: Run) -> bool:
-        """Each tenant may have one open, which others' turns interrupt. A short one is always welcome."""
+        """Each tenant may have one open, which others' turns interrupt. A short one is always welcome.
+
+        One that is shared stays as long as its samples run.
+        """
+        if self._known(run) is not None:
+            return True
         needed = self._forward.geometry.row_bytes(len(run.job.prompt))
         taken = sum(prefill.nbytes for lane in self._lanes.values() for prefill in lane.prefills)
         memory = self._settings.kv_cache_bytes
+        if self._shares(run) and not self._batches.has_room_beside_rows(needed):
+            return False
         return needed <= memory // SHORT_PROMPT_PART or not taken or taken + needed <= memory // OPEN_PROMPTS_PART
 
     def _compute_block(self, lane: Lane, prefill: AnyPrefill) -> None:
@@ -260,15 +286,25 @@ class SamplingLoop:
             self._prefix_hit_tokens += prefill.run.hit_tokens
             self._start_samples(prefill)
 
+    def _begun(self, prefill: AnyPrefill) -> tuple[Tensor | SequenceStates | None, SharedPrefix | None]:
+        """What each sample of a prompt begins with, and what it shares."""
+        if isinstance(prefill, CachePrefill):
+            return prefill.kv, None
+        shared = prefill.shared
+        if shared is None and self._shares(prefill.run):
+            shared = self._shared.known(prefill.run) or self._shared.keep(prefill.run, prefill.kv)
+        return (prefill.kv if shared is None else prefill.kv[..., :0, :]), shared
+
     def _start_samples(self, prefill: AnyPrefill) -> None:
         run = prefill.run
         if run.max_tokens == 0:
             self._complete_empty(run)
             return
+        kv, shared = self._begun(prefill)
         for index in range(run.job.num_samples):
             watch = run.stop_rule.watch(self._torch_model.tokenizer)
             token, position = int(run.job.prompt[-1]), len(run.job.prompt) - 1
-            self._batches.enqueue(Sample(run, index, token, position, prefill.kv, watch))
+            self._batches.enqueue(Sample(run, index, token, position, kv, shared, watch))
 
     def _step(self, batch: AnyBatch, tenant: str) -> None:
         try:
@@ -306,6 +342,8 @@ class SamplingLoop:
             return
         run.finished = True
         del self._live[run.serial]
+        self._shared.leave(run)
+        self._first_keys.pop(run.serial, None)
         self._leave(run.job.tenant)
         self._answer(run.done, outcome)
         if run.adapter.serial in self._dropped_adapters:

@@ -16,8 +16,8 @@ from typing_extensions import override
 from tinsmith_trainer.sampling.builtin.batch import BatchPlan
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.jobs import Run, not_finite
-from tinsmith_trainer.sampling.builtin.kv_cache import PromptPart
-from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache, PrefixKey, prefix_keys
+from tinsmith_trainer.sampling.builtin.kv_cache import PromptPart, SharedPrefix
+from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache, PrefixKey, prefix_keys
 from tinsmith_trainer.torch_model.vision import Vision
 
 
@@ -28,17 +28,29 @@ class Prefill:
     bits depend on the tokens up to its end only: not on other jobs, nor on what was cached.
     """
 
-    def __init__(self, run: Run, forward: ForwardPass, prefixes: PrefixCache[Tensor], plan: BatchPlan) -> None:
+    def __init__(
+        self,
+        run: Run,
+        forward: ForwardPass,
+        prefixes: PrefixCache[Tensor],
+        plan: BatchPlan,
+        shared: SharedPrefix | None = None,
+    ) -> None:
+        """Of a prompt that is shared nothing is left to compute."""
         self.run = run
+        self.shared = shared
         self._forward = forward
         self._prefixes = prefixes
         self._block_tokens = block_tokens = plan.settings.prefill_block_tokens
         self._tokens = run.prefix
         self._route = plan.route_of_one(run.adapter, block_tokens, forward.modules)
         self._blocks = list(prefix_keys(run.adapter.serial, run.prefix, block_tokens))
-        self.kv = forward.geometry.allocate(1, len(self._blocks) * block_tokens)
-        self._next_block = 0
-        self.take_known()
+        self.kv = forward.geometry.allocate(1, 0 if shared else len(self._blocks) * block_tokens)
+        self._next_block = len(self._blocks) if shared else 0
+        if shared:
+            run.hit_tokens = shared.tokens
+        else:
+            self.take_known()
 
     @property
     def goes_alone(self) -> bool:

@@ -41,6 +41,9 @@ class BuiltinSamplerSettings:
     """Of copies in one batch. Where each row has one (in deterministic mode, and on GPUs), larger adapters decode in
     batches of their own; else each of them has products of its own."""
 
+    reads_behind: bool | None = None
+    """Whether a step's tokens are read while the next step is computed; None: on GPUs. On a CPU nobody waits for it."""
+
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_rows & (self.max_rows - 1):
             raise ValueError(f"max_rows is {self.max_rows}; it must be a power of two.")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -26,10 +27,15 @@ weights = hnp.arrays(np.float32, st.integers(1, 40), elements=st.integers(0, 20)
 )
 
 
+def drawn(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+    tokens, logprobs = draw_tokens(logits, draws)
+    return tokens.tolist(), logprobs.tolist()
+
+
 def frequencies(draw: Draw, count: int = DRAWS) -> np.ndarray:
     """Shares of each token over draws with the stream of one seed."""
     rows = [Draw(draw.temperature, draw.top_k, draw.top_p, uniform(11, 0, position)) for position in range(count)]
-    tokens, _ = draw_tokens(LOGITS.repeat(count, 1), rows)
+    tokens, _ = drawn(LOGITS.repeat(count, 1), rows)
     return np.bincount(tokens, minlength=len(LOGITS)) / count
 
 
@@ -93,15 +99,15 @@ def test_a_draw_never_picks_what_is_impossible(
     logits: np.ndarray, number: float, temperature: float, top_k: int, top_p: float
 ) -> None:
     row = torch.from_numpy(np.append(logits, np.float32(-np.inf)))
-    (token,), (logprob,) = draw_tokens(row[None], [Draw(temperature, top_k, top_p, number)])
+    (token,), (logprob,) = drawn(row[None], [Draw(temperature, top_k, top_p, number)])
     assert 0 <= token < len(logits)
     assert math.isfinite(logprob)
 
 
 def test_the_ends_of_the_interval_pick_the_first_and_last_possible_tokens() -> None:
     row = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]])
-    assert draw_tokens(row, [Draw(1.0, uniform=0.0)])[0] == [1]
-    assert draw_tokens(row, [Draw(1.0, uniform=1 - 2**-53)])[0] == [2]
+    assert drawn(row, [Draw(1.0, uniform=0.0)])[0] == [1]
+    assert drawn(row, [Draw(1.0, uniform=1 - 2**-53)])[0] == [2]
 
 
 @pytest.mark.parametrize("vocab_size", [63, 64, 65, 500, 51_200])
@@ -112,7 +118,7 @@ def test_a_draw_is_the_id_at_which_the_sum_of_all_before_it_exceeds_the_number(v
     numbers = [uniform(5, row, 0) for row in range(len(rows))]
     cumulative = torch.softmax(rows.double(), -1).cumsum(-1)
     expected = [int((line <= number).sum()) for line, number in zip(cumulative, numbers, strict=True)]
-    assert draw_tokens(rows, [Draw(1.0, uniform=number) for number in numbers])[0] == expected
+    assert drawn(rows, [Draw(1.0, uniform=number) for number in numbers])[0] == expected
 
 
 @pytest.mark.parametrize("possible", [0, 63, 64, 127, 128, 300])
@@ -120,13 +126,13 @@ def test_a_draw_is_the_id_at_which_the_sum_of_all_before_it_exceeds_the_number(v
 def test_the_only_possible_id_is_drawn_wherever_it_is(possible: int, number: float) -> None:
     row = torch.full((1, 301), -math.inf)
     row[0, possible] = -3.0
-    assert draw_tokens(row, [Draw(1.0, uniform=number)]) == ([possible], [0.0])
+    assert drawn(row, [Draw(1.0, uniform=number)]) == ([possible], [0.0])
 
 
 def test_the_logprob_of_a_drawn_id_has_the_bits_of_all_logprobs() -> None:
     rows = 20 * torch.randn(8, 700, generator=torch.Generator().manual_seed(1))
     draws = [Draw(temperature, uniform=0.3) for temperature in (0.0, 1.0, 0.5, 40.0) * 2]
-    tokens, logprobs = draw_tokens(rows, draws)
+    tokens, logprobs = drawn(rows, draws)
     everything = all_logprobs(rows)
     assert logprobs == [everything[row, token].item() for row, token in enumerate(tokens)]
     torch.testing.assert_close(everything, torch.log_softmax(rows, -1), rtol=0, atol=1e-5)
@@ -134,12 +140,12 @@ def test_the_logprob_of_a_drawn_id_has_the_bits_of_all_logprobs() -> None:
 
 def test_greedy_takes_the_lowest_of_equal_ids() -> None:
     row = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0]])
-    assert draw_tokens(row, [Draw(temperature=0.0)])[0] == [1]
+    assert drawn(row, [Draw(temperature=0.0)])[0] == [1]
 
 
 def test_logprobs_are_at_temperature_one_before_filters() -> None:
     draws = [Draw(0.0), Draw(1.0, uniform=0.5), Draw(0.2, top_k=2, uniform=0.5), Draw(5.0, top_p=0.5, uniform=0.5)]
-    tokens, logprobs = draw_tokens(LOGITS.repeat(4, 1), draws)
+    tokens, logprobs = drawn(LOGITS.repeat(4, 1), draws)
     expected = torch.log_softmax(LOGITS, 0)[tokens]
     np.testing.assert_allclose(logprobs, expected, rtol=1e-6)
 
@@ -151,8 +157,8 @@ def test_a_row_draws_the_same_whatever_the_other_rows_are(vocab_size: int) -> No
     draws = [
         Draw([0.0, 0.7, 1.0][row % 3], [-1, 5][row % 2], [1.0, 0.9][row // 5], uniform(3, row, 0)) for row in range(9)
     ]
-    together = draw_tokens(logits, draws)
-    alone = [draw_tokens(logits[row : row + 1], draws[row : row + 1]) for row in range(9)]
+    together = drawn(logits, draws)
+    alone = [drawn(logits[row : row + 1], draws[row : row + 1]) for row in range(9)]
     assert repr(together) == repr(([tokens[0] for tokens, _ in alone], [logprobs[0] for _, logprobs in alone]))
 
 
@@ -161,7 +167,7 @@ def test_a_row_draws_the_same_whatever_the_other_rows_are(vocab_size: int) -> No
 def test_logits_that_are_not_finite_show_as_a_nan_logprob_of_their_row_only(poison: float, temperature: float) -> None:
     logits = LOGITS.repeat(2, 1)
     logits[0, 2] = poison
-    _, logprobs = draw_tokens(logits, [Draw(temperature, uniform=0.3)] * 2)
+    _, logprobs = drawn(logits, [Draw(temperature, uniform=0.3)] * 2)
     assert math.isnan(logprobs[0])
     assert math.isfinite(logprobs[1])
 

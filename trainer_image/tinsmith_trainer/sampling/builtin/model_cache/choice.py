@@ -16,12 +16,13 @@ from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass, check_rotations
 from tinsmith_trainer.sampling.builtin.jobs import Run
+from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.model_cache.batch import CacheBatch
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CURE, CacheForward, refusal_of
 from tinsmith_trainer.sampling.builtin.model_cache.prompts import CachePrefill
 from tinsmith_trainer.sampling.builtin.model_cache.trial import PARTS, TOKENS, Trial, in_parts
 from tinsmith_trainer.sampling.builtin.prefill import Prefill
-from tinsmith_trainer.sampling.builtin.prefix_cache import PrefixCache
+from tinsmith_trainer.sampling.builtin.prefixes.cache import PrefixCache
 from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -75,10 +76,12 @@ def _of_the_model(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(".")
 
 
-def open_prompt(run: Run, forward: SamplerForward, prefixes: PrefixCache[Any], plan: BatchPlan) -> AnyPrefill:
+def open_prompt(
+    run: Run, forward: SamplerForward, prefixes: PrefixCache[Any], plan: BatchPlan, shared: SharedPrefix | None
+) -> AnyPrefill:
     if isinstance(forward, CacheForward):
         return CachePrefill(run, forward, prefixes, plan)
-    return Prefill(run, forward, prefixes, plan)
+    return Prefill(run, forward, prefixes, plan, shared)
 
 
 def open_batch(key: BatchKey, plan: BatchPlan, forward: SamplerForward) -> AnyBatch:

@@ -1,0 +1,139 @@
+"""Prompts that the rows of many samples share: the same samples, less to read and to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.sampler.jobs import job, prompt_of, random_adapter, submit
+from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
+from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
+from tinsmith_trainer.sampling.builtin.prefixes import shared as module
+from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan, prefix_spans
+from tinsmith_trainer.sampling.builtin.prefixes.shared import SharedPrefixes
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+SETTINGS = BuiltinSamplerSettings(max_rows=16, prefill_block_tokens=16, prefill_forward_tokens=64)
+GROUP = module.LEAST_SAMPLES
+
+
+@pytest.fixture(autouse=True)
+def short_prompts_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_TOKENS", 20)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
+    """Of each step the rows that shared a prompt, from and to."""
+    spans: list[list[tuple[int, int]]] = []
+    step = ForwardPass.step
+
+    def watched(self: ForwardPass, *rest: Any, shared: Sequence[PrefixSpan] = (), **named: Any) -> torch.Tensor:
+        spans.append([(span.start, span.end) for span in shared])
+        return step(self, *rest, shared=shared, **named)
+
+    monkeypatch.setattr(ForwardPass, "step", watched)
+    return spans
+
+
+def answers(
+    model: TorchModel, jobs: Sequence[SampleJob], settings: BuiltinSamplerSettings = SETTINGS
+) -> list[SampleOutcome]:
+    """Of jobs that are there before the first can run."""
+    sampler = BuiltinSampler(model, settings)
+    sampler.load_adapter("tuned", random_adapter(model))
+    assert sampler._loop._forward.shares_prefixes
+    with model.turn.taken():
+        waiting = [submit(sampler, each) for each in jobs]
+    outcomes = [answer.get() for answer in waiting]
+    assert sampler._loop._shared.nbytes == 0, "nothing is kept for samples that are done"
+    sampler.close()
+    return outcomes
+
+
+def assert_alike(found: Sequence[SampleOutcome], expected: Sequence[SampleOutcome]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.error is None, one.error
+        for drawn, plain in zip(one.sequences, other.sequences, strict=True):
+            assert drawn.tokens.tolist() == plain.tokens.tolist()
+            np.testing.assert_allclose(drawn.logprobs, plain.logprobs, atol=1e-4)
+
+
+def unshared(model: TorchModel, monkeypatch: pytest.MonkeyPatch, jobs: Sequence[SampleJob]) -> list[SampleOutcome]:
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "LEAST_TOKENS", 1 << 30)
+        return answers(model, jobs)
+
+
+def test_samples_of_a_shared_prompt_are_those_of_rows_by_themselves(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch, steps: list[list[tuple[int, int]]]
+) -> None:
+    jobs = [
+        job(prompt_of(40, seed=1), num_samples=GROUP, max_tokens=6),
+        job(prompt_of(40, seed=1), adapter="tuned", num_samples=GROUP + 1, max_tokens=9, prompt_logprobs=True),
+        job(prompt_of(30, seed=2), num_samples=2, max_tokens=7),
+    ]
+    shared = answers(model, jobs)
+    assert any(len(spans) == 2 for spans in steps), "beside each other, and beside rows that share nothing"
+    assert_alike(shared, unshared(model, monkeypatch, jobs))
+
+
+def test_requests_for_one_sample_each_share_their_prompt(model: TorchModel, steps: list[list[tuple[int, int]]]) -> None:
+    outcomes = answers(model, [job(prompt_of(60), seed=seed, max_tokens=4) for seed in range(GROUP)])
+    assert [(0, GROUP)] in steps
+    assert sorted(outcome.prompt_cache_hit_tokens for outcome in outcomes) == [0, *[59] * (GROUP - 1)]
+
+
+def test_a_group_that_outgrows_its_rows_goes_on_as_it_was(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinsmith_trainer.sampling.builtin.batch.SMALLEST_EXTENT", 8)
+    jobs = [job(prompt_of(30), num_samples=GROUP, max_tokens=20)]
+    assert_alike(answers(model, jobs), unshared(model, monkeypatch, jobs))
+
+
+def test_a_row_that_gives_way_keeps_what_it_shares(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_rows = BuiltinSamplerSettings(max_rows=GROUP, prefill_block_tokens=16)
+    jobs = [
+        replace(job(prompt_of(40), num_samples=2 * GROUP, max_tokens=12), tenant="many"),
+        replace(job(prompt_of(10), num_samples=2, max_tokens=5), tenant="few"),
+    ]
+    assert_alike(answers(model, jobs, few_rows), unshared(model, monkeypatch, jobs))
+
+
+def test_in_deterministic_mode_no_prompt_is_shared(model: TorchModel, steps: list[list[tuple[int, int]]]) -> None:
+    deterministic = BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16, deterministic=True)
+    answers(model, [job(prompt_of(40), num_samples=GROUP, max_tokens=2)], deterministic)
+    assert [(0, GROUP)] not in steps
+
+
+def test_shared_prompts_are_within_the_memory_for_keys_and_values(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows there is room for three."""
+    monkeypatch.setattr("tinsmith_trainer.sampling.builtin.batch.SMALLEST_EXTENT", 32)
+    kept: list[int] = []
+    keep = SharedPrefixes.keep
+
+    def counted(self: SharedPrefixes, *rest: Any) -> SharedPrefix:
+        prefix = keep(self, *rest)
+        kept.append(self.nbytes // prefix.kv.nbytes)
+        return prefix
+
+    monkeypatch.setattr(SharedPrefixes, "keep", counted)
+    token_bytes = 2 * 2 * 2 * 16 * 4
+    memory = 4 * (4 * 32 * token_bytes)  # a quarter holds four rows
+    small = BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16, kv_cache_bytes=memory)
+    jobs = [job(prompt_of(100, seed=seed), num_samples=GROUP, max_tokens=3) for seed in range(5)]
+    assert all(outcome.error is None for outcome in answers(model, jobs, small))
+    assert len(kept) == 5
+    assert max(kept) <= 3
+
+
+def test_rows_beside_each_other_are_a_span() -> None:
+    one, other = (SharedPrefix(torch.zeros(0), 5, serial) for serial in (1, 2))
+    assert prefix_spans([None, one, one, other, None]) == [PrefixSpan(1, 3, one), PrefixSpan(3, 4, other)]
