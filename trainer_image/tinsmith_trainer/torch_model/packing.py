@@ -1,14 +1,13 @@
 """Sequences one behind the other in a forward, without padding between them: each attends to itself alone.
 
-The attention of a packed forward takes its sequences one length at a time. Everything else of a model must work
+The attention of a packed forward takes each sequence by itself. Everything else of a model must work
 token by token; positions are given. Whether that is so is tried with each model, see `packs`.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from tinsmith_trainer.torch_model.attention import attending_by, plain_attention
+from tinsmith_trainer.torch_model.attention import attending_by
 from tinsmith_trainer.torch_model.blocked_attention import BLOCK_QUERIES, blocked_attention
 from tinsmith_trainer.torch_model.experts import expert_projections
 from tinsmith_trainer.torch_model.lora import DeltasApart, StackedLoraLinear, routed
@@ -45,10 +44,6 @@ class Packing:
     @property
     def tokens(self) -> int:
         return sum(self.lengths) + self.filling
-
-    def runs(self) -> list[tuple[int, int]]:
-        """How many sequences of which length follow one another."""
-        return [(len(list(same)), length) for length, same in itertools.groupby(self.lengths)]
 
     def filled(self, parts: Sequence[Tensor]) -> Tensor:
         """All parts `[some tokens, ...]` and zeros behind them, as `[1, tokens, ...]`."""
@@ -79,37 +74,12 @@ def _attend_apart(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Every sequence by itself."""
-    if _is_plain(module, query, options):
-        scale = options.get("scaling") or query.shape[-1] ** -0.5
-        queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
-        return blocked_attention(queries, keys, values, packing.lengths, scale).unsqueeze(0), None
-    runs = packing.runs()
-    parts = [_run_parts(states, packing, runs) for states in (query, key, value)]
-    attended = [
-        plain_attention(module, *of_run, None, **options)[0].flatten(0, 1)
-        for of_run in zip(parts[0], parts[1], parts[2], strict=True)
-    ]
-    return packing.filled(attended), None
-
-
-def _is_plain(module: nn.Module, query: Tensor, options: Mapping[str, Any]) -> bool:
-    """Causal and without dropout, in float32: what is computed by blocks."""
     is_causal = options.get("is_causal")
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return bool(is_causal) and not options.get("dropout") and query.dtype == torch.float32
-
-
-def _run_parts(states: Tensor, packing: Packing, runs: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """Of `[1, heads, tokens, d]`: `[count, heads, length, d]` for each run.
-
-    Split at once, since its backward is one copy, where that of a slice is as large as all of them.
-    """
-    flat = states.transpose(1, 2).flatten(0, 1)
-    sizes = [count * length for count, length in runs]
-    parts = torch.split(flat, [*sizes, packing.filling])
-    return [
-        part.view(*run, *part.shape[1:]).transpose(1, 2) for part, run in zip(parts[: len(runs)], runs, strict=True)
-    ]
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal) or options.get("dropout"):
+        raise ValueError("packed sequences attend causally and without dropout")
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    return blocked_attention(queries, keys, values, packing.lengths, scale).unsqueeze(0), None
 
 
 def packs(decoder: nn.Module, config: Any, longest: int) -> bool:
