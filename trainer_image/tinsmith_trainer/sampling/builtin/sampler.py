@@ -12,6 +12,7 @@ from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import OutOfMemory, SamplerClosed
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
 from tinsmith_trainer.sampling.builtin.adapters import BASE_MODEL, LoadedAdapter, load_adapter
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.intake import Intake, Submission
 from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward, choose_forward
@@ -37,6 +38,8 @@ class BuiltinSampler(Sampler):
         self._intake = Intake()
         chosen = choose_forward(torch_model) if forward is None else forward
         self._memory = chosen.memory
+        # Prompts with images need positions of their own, which transformers' caches are not given here.
+        self._takes_images = torch_model.vision is not None and isinstance(chosen, ForwardPass)
         self._loop = SamplingLoop(torch_model, chosen, settings or BuiltinSamplerSettings(), self._intake)
         self._adapters_guard = threading.Lock()
         self._adapters: dict[str, LoadedAdapter] = {"": BASE_MODEL}
@@ -46,7 +49,7 @@ class BuiltinSampler(Sampler):
     @property
     @override
     def takes_images(self) -> bool:
-        return self._torch_model.vision is not None
+        return self._takes_images
 
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from support.sampler.jobs import ask, ask_all, bits, full_logprobs, job, plain_model, prompt_of, random_adapter
+from support.tiny_vision import vision_model
 from support.zoo.families import family_model
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
+from tinsmith_trainer.sampling.builtin.model_cache.trial import Trial
 from tinsmith_trainer.torch_model.loading import TorchModel
 from transformers.cache_utils import LinearAttentionLayer
 
@@ -124,3 +126,13 @@ def test_a_sampler_says_how_it_keeps_sequences() -> None:
 
 def test_keys_and_values_of_our_own_are_preferred(model: TorchModel) -> None:
     assert isinstance(choose_forward(model), ForwardPass)
+
+
+def test_images_are_promised_only_where_keys_and_values_are_enough() -> None:
+    seeing = vision_model()
+    promised = []
+    for forward in (ForwardPass(seeing), CacheForward(seeing, Trial(seeing))):
+        sampler = BuiltinSampler(seeing, forward=forward)
+        promised.append(sampler.takes_images)
+        sampler.close()
+    assert promised == [True, False]
