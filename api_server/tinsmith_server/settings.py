@@ -64,7 +64,7 @@ class Settings(BaseSettings):
         description="Connections of one address, or requests in flight behind a trusted proxy; at most half of the "
         "files that the process may open.",
     )
-    public_url: str | None = Field(None, description="How clients reach this server, for download links.")
+    public_url: str | None = Field(None, description="How clients reach this server, for links to files.")
     data: Path = Field(Path("tinsmith-data"), description="Directory of everything the server must find again.")
     models: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="NAME[=PATH]: a directory or a hub id, and the name it is advertised under."
@@ -115,7 +115,9 @@ class Settings(BaseSettings):
         4 * TIB, ge=1, description="Bytes of a tenant's checkpoints that have a name."
     )
     max_upload_bytes: int = Field(
-        4 * GIB, ge=MIB, description="Largest file of an adapter that a client brings in; a worker holds it in memory."
+        4 * GIB,
+        ge=MIB,
+        description="Largest file of an adapter that a client brings in; a worker reads it into memory.",
     )
     uploads_per_tenant: int = Field(8, ge=1, description="Adapters of a tenant that may be on their way in at a time.")
     samples_per_tenant: int = Field(

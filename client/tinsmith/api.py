@@ -12,13 +12,15 @@ from typing import Any, BinaryIO, Self
 import httpx
 
 API_PATH = "/api/v1"
+NO_SUCH_CALL = "Not Found"
+"""What servers of this kind say of a path that they do not have."""
 BASE_URL_VARIABLE = "TINKER_BASE_URL"
 API_KEY_VARIABLE = "TINKER_API_KEY"
 LOCAL_SERVER = "http://127.0.0.1:8000"
 TIMEOUT_SECONDS = 10.0
 UPLOAD_SECONDS = 600.0
 RETRY_SECONDS = 1.0
-REFUSALS = (413, 422, 503)
+REFUSALS = (408, 413, 422, 429, 503, 507)
 """Whose `detail` is for people; without one, the answer is not of this protocol."""
 
 
@@ -182,6 +184,8 @@ class Api:
         if response.status_code in REFUSALS and (detail := _detail(response)) is not None:
             refusal = NotYet if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else RequestRefused
             raise refusal(f"{self.base_url} refuses: {detail}")
+        if response.status_code == httpx.codes.NOT_FOUND and (detail := _detail(response)) not in (None, NO_SUCH_CALL):
+            raise RequestRefused(f"{self.base_url} refuses: {detail}")
         if response.status_code == httpx.codes.NOT_FOUND:
             raise CallUnknown(f"{self.base_url} does not speak the Tinker protocol: {_summary(response)}")
         try:

@@ -325,7 +325,8 @@ class UploadStartRequest(Request):
 
     base_model: str
     lora_config: LoraConfig
-    destination_project_id: str | None = None
+    # It travels in the links.
+    destination_project_id: str | None = Field(None, max_length=256)
 
 
 class UploadFinishRequest(Request):

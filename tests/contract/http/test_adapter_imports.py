@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +187,40 @@ async def test_imports_count_as_what_a_tenant_holds(tmp_path: Path, fleet: FakeF
         refused = [await finish(server, started[1]), await start(server)]
         assert [each.status_code for each in refused] == [422, 422]
         assert all("setting checkpoint_bytes_per_tenant" in each.json()["detail"] for each in refused)
+
+
+@one_server
+async def test_what_was_finished_and_deleted_does_not_come_back_and_leaves_nothing(server: TestedServer) -> None:
+    started = await uploaded(server)
+    path = (await finish(server, started)).json()["tinker_path"]
+    run, _, name = path.removeprefix("tinker://").split("/")
+    assert (await server.client.delete(f"/training_runs/{run}/checkpoints/external_weights/{name}")).status_code < 300
+    await send(server, started)
+    again = await finish(server, started)
+    assert (again.status_code, "start another upload" in again.json()["detail"]) == (404, True)
+    assert files_in(server) == []
+
+
+@one_server
+async def test_one_file_of_an_upload_is_sent_once_at_a_time(server: TestedServer) -> None:
+    started = (await start(server)).json()
+    url = started["urls"]["adapter_model.safetensors"]
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"wei"
+        begun.set()
+        await go_on.wait()
+        yield b"ghts"
+
+    first = asyncio.create_task(server.client.put(url, content=slowly()))
+    await begun.wait()
+    second = await server.client.put(url, content=b"weights")
+    go_on.set()
+    assert (second.status_code, "being sent already" in second.json()["detail"]) == (422, True)
+    assert (await first).status_code == 200
+
+
+@one_server
+async def test_a_project_that_no_link_can_carry_is_refused(server: TestedServer) -> None:
+    assert (await start(server, destination_project_id="p" * 300)).status_code == 422

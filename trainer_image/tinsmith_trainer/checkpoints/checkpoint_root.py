@@ -253,4 +253,4 @@ def _decode(manifest: dict[str, Any], files: dict[str, bytes]) -> LoadedCheckpoi
     if has_optimizer:
         tensors |= load_tensors(files[OPTIMIZER_FILE])
     state = AdapterState(LoraSpec(**manifest["lora"]), manifest["optimizer_step"], tensors)
-    return LoadedCheckpoint(state, has_optimizer, manifest["base_model_quantization"])
+    return LoadedCheckpoint(state, has_optimizer, manifest.get("base_model_quantization", ""))

@@ -20,6 +20,7 @@ from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWe
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
 from tinsmith_trainer.errors import OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.torch_model.image_files import MAX_IMAGES
 
 log = structlog.get_logger(__name__)
 
@@ -96,9 +97,14 @@ class SamplerAdapters:
 
     async def read_assets(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
         """Puts the data of images that are files on the checkpoint root into the request. Raises TrainerError."""
+        if len(request.images) > MAX_IMAGES:
+            raise UserError(f"The prompt has {len(request.images)} images; {MAX_IMAGES} are the most.")
+        read: dict[str, bytes] = {}
         for one in request.images:
+            if one.asset and one.asset not in read:
+                read[one.asset] = await asyncio.to_thread(self._checkpoints.read_asset, tenant, one.asset)
             if one.asset:
-                one.image.data = await asyncio.to_thread(self._checkpoints.read_asset, tenant, one.asset)
+                one.image.data = read[one.asset]
 
     def give_back(self, adapter: AdapterInUse, tenant: str) -> None:
         adapter.tenants[tenant] -= 1

@@ -28,9 +28,9 @@ class UploadFiles(CheckpointFiles):
         """Of a name; it is made by the first file."""
         return f"{_area_of(tenant)}/{int(expires.timestamp())}-{uuid.uuid4().hex}"
 
-    def others_of(self, tenant: str, directory: str) -> int:
-        """Uploads of the tenant that have files, apart from this one."""
-        return len(self._directories(_area_of(tenant)) - {directory})
+    def others_of(self, tenant: str, directory: str) -> set[str]:
+        """Directories of the tenant's uploads that have files, apart from this one."""
+        return self._directories(_area_of(tenant)) - {directory}
 
     def open(self, directory: str, name: str) -> UploadedFile:
         return UploadedFile(self, self._filesystem, self._path(directory, name))
@@ -81,9 +81,13 @@ class UploadedFile:
         with contextlib.suppress(Exception):
             if self._is_object:
                 self._file.discard()
+                # It would be written once more when it is collected.
+                self._file.closed = True
             else:
                 self._file.close()
                 self._filesystem.rm_file(self._written)
+                # Where it was the only file; a folder that holds others stays.
+                self._filesystem.rmdir(posixpath.dirname(self._written))
 
 
 def _area_of(tenant: str) -> str:

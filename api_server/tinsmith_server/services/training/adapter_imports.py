@@ -7,6 +7,7 @@ base model checks the files and writes the checkpoint; its training run has ende
 from __future__ import annotations
 
 import asyncio
+import posixpath
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class AdapterImports:
         self._most = settings.uploads_per_tenant
         self._most_bytes = settings.max_upload_bytes
         self._clock = clock
+        self._arriving: set[tuple[str, str]] = set()
 
     async def start(self, tenant: str, request: UploadStartRequest, base_url: str) -> StartedUpload:
         """Raises Unprocessable for a base model that is not trained here, and where no checkpoint may be added."""
@@ -125,8 +127,27 @@ class AdapterImports:
         return limits[name]
 
     async def receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
-        """Takes one file, in the place of an earlier one of the name. Raises Unprocessable, and as `parts` does."""
-        others = await asyncio.to_thread(self._files.others_of, upload.tenant, upload.directory)
+        """Takes one file, in the place of an earlier one of the name.
+
+        Raises Unprocessable, NotFound where the upload ended meanwhile, and as `parts` does.
+        """
+        arriving = upload.directory, name
+        if arriving in self._arriving:
+            raise Unprocessable(f"{name} of this upload is being sent already; wait for that, or start another upload")
+        self._arriving.add(arriving)
+        try:
+            await self._receive(upload, name, parts)
+        except FileNotFoundError as error:
+            raise NotFound(OVER) from error
+        finally:
+            self._arriving.discard(arriving)
+
+    async def _receive(self, upload: Upload, name: str, parts: AsyncIterator[bytes]) -> None:
+        known = await asyncio.to_thread(self._files.others_of, upload.tenant, upload.directory)
+        area = posixpath.dirname(upload.directory)
+        # Whose first file is under way: in a bucket it is not to be seen before its end.
+        begun = {directory for directory, _ in self._arriving if posixpath.dirname(directory) == area}
+        others = len((known | begun) - {upload.directory})
         if others >= self._most:
             raise Unprocessable(
                 f"{others} uploads of yours are under way, and {self._most} may be (setting uploads_per_tenant); "
@@ -174,7 +195,9 @@ class AdapterImports:
         await self._store.put_checkpoint(_checkpoint(upload, made, now))
         found = await self._found(upload)
         if found is None:
-            raise NotFound(f"{upload.path} was deleted")
+            await asyncio.to_thread(self._files.remove, made.directory)
+            await asyncio.to_thread(self._files.remove, upload.directory)
+            raise NotFound(f"{upload.path} was deleted; start another upload to bring the adapter in again")
         if found.directory != made.directory:  # other files had been sent, and finished, meanwhile
             await asyncio.to_thread(self._files.remove, made.directory)
         log.info("adapter imported", model_id=upload.run_id, tenant=upload.tenant, base_model=upload.base_model)

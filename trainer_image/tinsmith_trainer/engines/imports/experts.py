@@ -7,7 +7,7 @@ experts of a layer share the factor at the model's hidden size; what does not sh
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,12 @@ def experts_of_tinker(tensors: Tensors, rank: int) -> dict[str, Array]:
     found = {name: tensor for name, tensor in tensors.items() if not FUSED.fullmatch(name) and not EACH.fullmatch(name)}
     for experts in sorted({match["experts"] for name in tensors if (match := FUSED.fullmatch(name))}):
         found |= _from_fused(tensors, experts, rank)
-    for experts in sorted({match["experts"] for name in tensors if (match := EACH.fullmatch(name))}):
-        found |= _from_each(tensors, experts)
+    one_by_one: dict[str, list[re.Match[str]]] = {}
+    for name in tensors:
+        if match := EACH.fullmatch(name):
+            one_by_one.setdefault(match["experts"], []).append(match)
+    for experts, matches in sorted(one_by_one.items()):
+        found |= _from_each(tensors, experts, matches)
     return found
 
 
@@ -107,15 +111,16 @@ def _gate_and_up(
     )
 
 
-def _from_each(tensors: Tensors, experts: str) -> dict[str, Array]:
+def _from_each(tensors: Tensors, experts: str, matches: Sequence[re.Match[str]]) -> dict[str, Array]:
     """From one pair of matrices for each expert and projection."""
-    matches = [match for name in tensors if (match := EACH.fullmatch(name)) and match["experts"] == experts]
     parts = {match["part"] for match in matches}
     names = GATED_NAMES if GATED_NAMES[GATE] in parts else UNGATED_NAMES
     of_part = {name: part for part, name in names.items()}
     if unknown := parts - of_part.keys():
         raise ValueError(f"{experts} has a projection {min(unknown)}; there are {', '.join(of_part)}")
     count = 1 + max(int(match["number"]) for match in matches)
+    if count > len(matches):
+        raise ValueError(f"{experts} has an expert {count - 1}, and lacks others below it")
     found: dict[str, Array] = {}
     for name, part in of_part.items():
         for letter in "AB":

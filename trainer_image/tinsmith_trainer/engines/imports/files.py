@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,12 @@ KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
 TINKER_UNEMBED = "model.unembed_tokens"
 """What Tinker's archives call the output projection; `lm_head` is transformers'."""
 MOST_NAME_CHARACTERS = 256
+MOST_ALPHA = 1e6
+"""A scale far below what float32 holds, and far above any that somebody trains with."""
+WIDEST_BYTES = 4
+HEADER_BYTES = 16 * 2**20
+LENGTH_BYTES = 8
+"""At a safetensors file's beginning: how long its header is."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NOT_LORA = {
     "use_dora": "DoRA",
@@ -52,12 +58,13 @@ def read_adapter(
     rank, alpha = _rank_and_alpha(config)
     if rank != announced.rank:
         raise CheckpointInvalid(f"{CONFIG_FILE} says rank {rank}, and {announced.rank} was announced.")
-    found = _tensors(weights)
-    families = _families(found, announced)
+    names = [_name(key) for key, shape in _shapes_in(weights).items() if 0 not in shape]
+    families = _families(names, announced)
     flags = {f"train_{family}": family in families for family in ("attn", "mlp", "unembed")}
     lora = LoraSpec(rank, alpha, announced.seed, **flags)
     shapes = shapes_of(lora)
-    given = _fitted(_layouts_of_experts(found, rank), shapes)
+    _check_size(len(weights), rank, shapes)
+    given = _fitted(_layouts_of_experts(_tensors(weights), rank), shapes)
     new = _new({name: shape for name, shape in shapes.items() if name not in given}, announced.seed)
     tensors = {f"weights/{name}": np.ascontiguousarray(given[name] if name in given else new[name]) for name in shapes}
     return AdapterState(lora, 0, tensors)
@@ -70,13 +77,16 @@ def _new(shapes: Shapes, seed: int) -> dict[str, Array]:
 
 def _rank_and_alpha(content: bytes) -> tuple[int, float]:
     """With alpha for a scale of alpha / rank."""
-    not_lora = f"{CONFIG_FILE} is not PEFT's for LoRA: it needs `r` and `lora_alpha`, both positive."
+    not_lora = (
+        f"{CONFIG_FILE} is not PEFT's for LoRA: it needs `r` and `lora_alpha`, both positive, "
+        f"and alpha of {MOST_ALPHA:g} at most."
+    )
     try:
         config = json.loads(content)
         rank, alpha = config["r"], float(config["lora_alpha"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         raise CheckpointInvalid(not_lora) from None
-    if not isinstance(rank, int) or rank < 1 or not 0 < alpha < math.inf:
+    if not isinstance(rank, int) or rank < 1 or not 0 < alpha <= MOST_ALPHA:
         raise CheckpointInvalid(not_lora)
     _check_is_plain(config)
     _check_patterns(config, rank, alpha)
@@ -85,7 +95,7 @@ def _rank_and_alpha(content: bytes) -> tuple[int, float]:
 
 def _check_is_plain(config: dict[str, Any]) -> None:
     if config.get("peft_type", "LORA") != "LORA":
-        raise CheckpointInvalid(f"{CONFIG_FILE} is of {config['peft_type']!r}; this server has LoRA alone.")
+        raise CheckpointInvalid(f"{CONFIG_FILE} is of {str(config['peft_type'])[:100]!r}; this server has LoRA alone.")
     parts = [what for field, what in NOT_LORA.items() if config.get(field)]
     if config.get("bias", "none") != "none":
         parts.append("biases")
@@ -99,12 +109,32 @@ def _check_patterns(config: dict[str, Any], rank: int, alpha: float) -> None:
     try:
         scales = {name: alphas.get(name, alpha) / ranks.get(name, rank) for name in {*ranks, *alphas}}
         other = [name for name, scale in scales.items() if not math.isclose(scale, alpha / rank, rel_tol=1e-6)]
-    except (TypeError, AttributeError, ZeroDivisionError):
+    except (TypeError, AttributeError, ZeroDivisionError, OverflowError):
         raise CheckpointInvalid(f"{CONFIG_FILE}: rank_pattern and alpha_pattern hold no plain numbers.") from None
     if other or (scales and config.get("use_rslora")):
         raise CheckpointInvalid(
             f"{CONFIG_FILE} scales its layers differently (rank_pattern, alpha_pattern); an adapter here has one "
             "alpha / rank for all of them."
+        )
+
+
+def _shapes_in(content: bytes) -> dict[str, list[int]]:
+    """By key, from the header alone: nothing of the tensors is in memory twice yet."""
+    size = int.from_bytes(content[:LENGTH_BYTES], "little")
+    try:
+        header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + size])
+        return {key: list(found["shape"]) for key, found in header.items() if key != "__metadata__"}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a whole safetensors file: its header cannot be read.") from None
+
+
+def _check_size(size_bytes: int, rank: int, shapes: Shapes) -> None:
+    """Experts one by one have what is shared here once for each."""
+    experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)
+    most = sum(math.prod(shape) for shape in shapes.values()) * experts * WIDEST_BYTES + HEADER_BYTES
+    if size_bytes > most:
+        raise CheckpointInvalid(
+            f"{WEIGHTS_FILE} has {size_bytes} bytes; an adapter of rank {rank} on this base model has {most} at most."
         )
 
 
@@ -141,9 +171,9 @@ def _name(key: str) -> str:
     return f"{UNEMBED_NAME if module == TINKER_UNEMBED else module}.{part}"
 
 
-def _families(tensors: Mapping[str, Array], announced: AnnouncedAdapter) -> set[str]:
+def _families(names: Sequence[str], announced: AnnouncedAdapter) -> set[str]:
     families: set[str] = set()
-    for name in tensors:
+    for name in names:
         family = module_family(name.rpartition(".")[0].removesuffix(".base_layer"))
         if family is None:
             raise CheckpointInvalid(f"{WEIGHTS_FILE}: no adapter here has a part {name}.")

@@ -69,3 +69,9 @@ def test_one_factor_for_all_is_taken_only_where_all_are_alike() -> None:
     for shape in ((2, 1, 2), (3, 2, 2), (1, 2)):
         with pytest.raises(ValueError, match="another"):
             fitted(whole, shape)
+
+
+def test_a_number_beyond_those_that_are_there_is_refused_at_once() -> None:
+    tensors = {f"{NAME}.99999.up_proj.lora_A": np.zeros((RANK, HIDDEN), np.float32)}
+    with pytest.raises(ValueError, match="has an expert 99999, and lacks others"):
+        experts_of_tinker(tensors, RANK)

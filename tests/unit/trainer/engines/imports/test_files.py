@@ -100,6 +100,9 @@ def test_names_of_tinkers_archives_are_understood() -> None:
         ({"r": "2"}, "both positive"),
         ({"lora_alpha": None}, "both positive"),
         ({"lora_alpha": "inf"}, "both positive"),
+        ({"lora_alpha": 10**400}, "both positive"),
+        ({"lora_alpha": 1e300}, "1e+06 at most"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "hold no plain numbers"),
         ({"r": 3}, "says rank 3, and 2 was announced"),
         ({"alpha_pattern": {"q_proj": 3}}, "scales its layers differently"),
         ({"rank_pattern": {"q_proj": 0}}, "hold no plain numbers"),
@@ -165,3 +168,11 @@ def test_experts_with_factors_of_their_own_on_both_sides_are_refused() -> None:
     a = f"base_model.model.{EXPERTS}.w1.lora_A.weight"
     shared = read(tensors | {a: tensors[a][:1].expand(3, -1, -1).clone()})
     assert shared.tensors[f"weights/{EXPERTS}.w1.lora_A"].shape == (1, RANK, D_IN)
+
+
+def test_a_file_that_is_larger_than_any_adapter_of_the_base_model_is_refused_by_its_header_alone() -> None:
+    key = f"base_model.model.{Q}.lora_A.weight"
+    size = 20 * 2**20
+    header = json.dumps({key: {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    sentence = refused(len(header).to_bytes(8, "little") + header + bytes(size))
+    assert "bytes; an adapter of rank 2 on this base model has" in sentence
