@@ -58,7 +58,7 @@ class Observing:
             log.debug(
                 "request",
                 method=scope["method"],
-                path=_without_links(scope["path"]),
+                path=without_links(scope["path"]),
                 status=status,
                 seconds=round(seconds, 4),
             )
@@ -70,5 +70,5 @@ class Observing:
         return getattr(scope.get("route"), "path", "unknown")
 
 
-def _without_links(path: str) -> str:
+def without_links(path: str) -> str:
     return LINKS.sub("…", path)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 from tinsmith_server.errors import TooBusy
+from tinsmith_server.routes.uploads import parts
 from tinsmith_server.services.accounts.body_budget import BodyBudget
 
 
@@ -89,3 +92,16 @@ async def test_of_several_tenants_the_first_of_all_gets_room_beyond_that_of_all(
         with pytest.raises(TooBusy):
             await second.take(1)
         await first.take(25)
+
+
+async def test_a_file_that_arrives_for_long_takes_the_first_ones_right_from_nobody(budget: BodyBudget) -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"part", "more_body": True}
+
+    with budget.account("c") as file, budget.account("a") as first, budget.account("b") as second:
+        arriving = parts(Request({"type": "http", "headers": []}, receive), 1000, file)
+        await anext(arriving)
+        await first.take(75)
+        await second.take(71)
+        await first.take(25)
+        await arriving.aclose()
