@@ -162,7 +162,7 @@ FAMILIES: Mapping[str, Config] = {
     "rwkv": {"attention_hidden_size": 64},
 }
 IN_EVERY_RUN = (
-    *("llama", "phi3", "gemma2", "gemma4_text", "olmo2", "granite", "opt"),
+    *("llama", "phi3", "gemma2", "gemma3_text", "olmo2", "granite", "opt"),
     *("qwen2_moe", "gpt_oss", "minimax_m2", "llama4_text", "deepseek_v3", "minicpm3"),
     *("qwen3_5_text", "lfm2", "falcon_h1", "jamba", "mamba", "gpt2"),
 )
