@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from support.sampler.jobs import ask, ask_all, bits, full_logprobs, job, plain_model, prompt_of, random_adapter
+from support.sampler.jobs import (
+    ask,
+    ask_all,
+    bits,
+    full_logprobs,
+    job,
+    plain_model,
+    prompt_of,
+    random_adapter,
+    submit,
+)
 from support.tiny_vision import vision_model
 from support.zoo.families import family_model
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
+from tinsmith_trainer.sampling.builtin.model_cache.batch import CacheBatch
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
 from tinsmith_trainer.sampling.builtin.model_cache.trial import Trial
@@ -136,3 +148,19 @@ def test_images_are_promised_only_where_keys_and_values_are_enough() -> None:
         promised.append(sampler.takes_images)
         sampler.close()
     assert promised == [True, False]
+
+
+def test_a_fault_in_a_step_answers_the_samples_that_would_have_ended_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = CacheBatch._compute
+
+    def failing(self: CacheBatch, samples: list[Sample]) -> Sequence[DrawnToken]:
+        if samples[0].run.job.request_id == "fails":
+            raise MemoryError("a made-up lack of memory")
+        return compute(self, samples)
+
+    monkeypatch.setattr(CacheBatch, "_compute", failing)
+    jobs = [job(prompt(10), max_tokens=1), job(prompt(20), request_id="fails")]
+    with sampler_of("lfm2") as sampler:
+        with family_model("lfm2").turn.taken():
+            waiting = [submit(sampler, each) for each in jobs]
+        assert [type(answer.get().error) for answer in waiting] == [ServerError, ServerError]

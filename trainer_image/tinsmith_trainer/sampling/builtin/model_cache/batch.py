@@ -70,8 +70,11 @@ class CacheBatch:
     def step(self, company: Collection[str]) -> StepResult:
         """Draws a token for every sample of these tenants."""
         result = StepResult()
-        for samples in self._groups([sample for sample in self._states if sample.run.job.tenant in company]):
-            for sample, drawn in zip(samples, self._drawn(samples), strict=True):
+        chosen = [sample for sample in self._states if sample.run.job.tenant in company]
+        # No sample leaves before all groups are computed: an error fails those that are in the batch then.
+        computed = [(samples, self._drawn(samples)) for samples in self._groups(chosen)]
+        for samples, tokens in computed:
+            for sample, drawn in zip(samples, tokens, strict=True):
                 self._advance(sample, drawn, result)
         return result
 
