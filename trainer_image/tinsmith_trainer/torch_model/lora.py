@@ -23,7 +23,12 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import override
 
-from tinsmith_trainer.torch_model.products import add_product_by_parts, linear_product, product_by_parts
+from tinsmith_trainer.torch_model.products import (
+    add_product_by_parts,
+    linear_product,
+    product_by_parts,
+    uses_onednn,
+)
 
 ATTENTION_PARENTS = ("self_attn", "attention", "attn", "linear_attn", "mamba")
 MLP_PARENTS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe", "experts", "shared_mlp", "shared_experts")
@@ -102,7 +107,7 @@ class DeltasApart:
         spans = list(self.spans()) if one is None else [OwnSpan(0, len(x), one)]
         batches: dict[tuple[str, int], list[int]] = {}
         for place, span in enumerate(spans):
-            is_short = span.own.lora_A.dtype == x.dtype and span.tokens <= (self.product_tokens or 0)
+            is_short = self._is_short(span, x)
             key = ("rank", span.own.lora_A.shape[0]) if is_short else ("place", place)
             batches.setdefault(key, []).append(place)
         return [
@@ -111,6 +116,13 @@ class DeltasApart:
             else _LongGroup(places, spans[places[0]], self.product_tokens)
             for key, places in batches.items()
         ]
+
+    def _is_short(self, span: OwnSpan, x: Tensor) -> bool:
+        """Whether a batch of products gives the bits that a longer group's products have, by the same library."""
+        part, own = self.product_tokens or 0, span.own
+        if own.lora_A.dtype != x.dtype or span.tokens > part:
+            return False
+        return not (uses_onednn(x, own.lora_A, part) or uses_onednn(x, own.lora_B, part))
 
     def spans(self) -> Iterator[OwnSpan]:
         """Where each group that has a delta lies in the input."""

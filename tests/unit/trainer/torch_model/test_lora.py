@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from tinsmith_trainer.torch_model import products
 from tinsmith_trainer.torch_model.lora import (
     DeltasApart,
     OwnDelta,
@@ -112,6 +113,28 @@ def test_a_row_has_the_bits_it_has_alone_whatever_rows_ranks_and_modules_are_bes
     assert torch.equal(together, by_itself)
     slope = torch.ones_like(by_itself)
     assert torch.equal(*(torch.autograd.grad(out, x, slope)[0] for out in (together, by_itself)))
+
+
+@pytest.mark.skipif(not products.HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+def test_a_rows_bits_do_not_depend_on_its_groups_length_where_products_are_onednns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "IS_NARROW", False)
+    monkeypatch.setattr(products, "WORTH_ONEDNN", 1)
+    one = layer(256, 640)
+    x, stack = rows(one, 1), delta(one, 1, rank=8)
+    own = OwnDelta(stack.lora_A[0], stack.lora_B[0], 0.5)
+    slope = torch.randn(ROWS, LENGTH, 640, generator=torch.Generator().manual_seed(3))
+
+    def output_and_gradient(first: int) -> tuple[Tensor, Tensor]:
+        """Of the last row, with those from the first on before it."""
+        with routed({"layer": DeltasApart((own,), ((ROWS - first) * LENGTH,), PRODUCT_TOKENS)}):
+            part = x[first:].detach().requires_grad_()
+            out = one(part)
+        return out[-1], torch.autograd.grad(out, part, slope[first:])[0][-1]
+
+    for alone, together in zip(output_and_gradient(ROWS - 1), output_and_gradient(0), strict=True):
+        assert torch.equal(alone, together)
 
 
 def test_an_adapters_gradients_have_the_bits_they_have_without_the_others() -> None:
