@@ -171,8 +171,9 @@ class DecodeBatch:
     def cost(self, rows: int) -> float:
         """Of a step of so many that are in use."""
         computed = len(self._samples) if self._fixed else rows
-        shared = {sample.prefix.tokens for sample in self.samples if sample.prefix}
-        return self._forward.cost.of(computed, computed * self._extent_in_use(self.samples) + sum(shared))
+        prefixes = {sample.prefix for sample in self.samples if sample.prefix}
+        shared = sum(prefix.tokens for prefix in prefixes)
+        return self._forward.cost.of(computed, computed * self._extent_in_use(self.samples) + shared)
 
     def filled_bytes(self) -> int:
         return sum(self._plan.filled_bytes(sample) for sample in self.samples)

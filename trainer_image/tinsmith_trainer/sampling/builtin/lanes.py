@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ class WaitingJobs:
         return self._length
 
     def add(self, key: BatchKey, run: Run) -> None:
-        self._queues.setdefault(key, deque()).append(run)
+        """Behind the older ones of the key; one that waited for another key may be older than those that are there."""
+        bisect.insort(self._queues.setdefault(key, deque()), run, key=lambda run: run.serial)
         self._length += 1
 
     def first(self, may_start: Callable[[BatchKey], bool]) -> Run | None:

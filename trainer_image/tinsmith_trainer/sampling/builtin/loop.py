@@ -134,8 +134,11 @@ class SamplingLoop:
         if run.max_tokens == 0 and run.first_scored is None:
             self._complete_empty(run)
         else:
-            self._first_keys[run.serial] = self._first_key(run)
-            lane.waiting.add(self._first_keys[run.serial], run)
+            self._wait(lane, run, shared=self._shares(run))
+
+    def _wait(self, lane: Lane, run: Run, *, shared: bool) -> None:
+        self._first_keys[run.serial] = key = self._first_key(run, shared=shared)
+        lane.waiting.add(key, run)
 
     def _advance(self) -> None:
         """The least that is done at once: a prompt block or a step, for the tenant whose turn it is."""
@@ -200,6 +203,10 @@ class SamplingLoop:
         for prefill in lane.prefills:
             promised[self._first_keys[prefill.run.serial]] += prefill.run.job.num_samples
         run = lane.waiting.first(lambda key: self._batches.may_start(key, lane.tenant, promised[key]))
+        if run is not None and self._lacks_room_to_share(run):
+            lane.waiting.remove(self._first_keys[run.serial])
+            self._wait(lane, run, shared=False)
+            return self._next_prefill(lane)
         if run is None or not self._has_room_for_prompt(run):
             return None
         lane.waiting.remove(self._first_keys[run.serial])
@@ -220,9 +227,9 @@ class SamplingLoop:
             f"The prompt has images, and this server samples {self._torch_model.info.architecture} from text alone."
         )
 
-    def _first_key(self, run: Run) -> BatchKey:
-        own = 0 if self._shares(run) else len(run.job.prompt) - 1
-        return self._plan.key(own, run.adapter)
+    def _first_key(self, run: Run, *, shared: bool) -> BatchKey:
+        """Of its samples when they begin."""
+        return self._plan.key(0 if shared else len(run.job.prompt) - 1, run.adapter)
 
     def _shares(self, run: Run) -> bool:
         if self._settings.deterministic or not isinstance(self._forward, ForwardPass):
@@ -233,18 +240,22 @@ class SamplingLoop:
         """What is shared already of a prompt that is not to be scored."""
         return self._shared.known(run) if run.first_scored is None else None
 
-    def _has_room_for_prompt(self, run: Run) -> bool:
-        """Each tenant may have one open, which others' turns interrupt. A short one is always welcome.
+    def _lacks_room_to_share(self, run: Run) -> bool:
+        """Whether a job that waits for a row beside a shared prompt needs one for all its tokens.
 
-        One that is shared stays as long as its samples run.
+        What is shared gives way to nobody, so to wait for its room would be to wait for the end of others' samples.
         """
+        if self._first_keys[run.serial] == self._first_key(run, shared=False) or self._known(run) is not None:
+            return False
+        return not self._batches.has_room_beside_rows(self._forward.geometry.row_bytes(len(run.job.prompt)))
+
+    def _has_room_for_prompt(self, run: Run) -> bool:
+        """Each tenant may have one open, which others' turns interrupt. A short one is always welcome."""
         if self._known(run) is not None:
             return True
         needed = self._forward.geometry.row_bytes(len(run.job.prompt))
         taken = sum(prefill.nbytes for lane in self._lanes.values() for prefill in lane.prefills)
         memory = self._settings.kv_cache_bytes
-        if self._shares(run) and not self._batches.has_room_beside_rows(needed):
-            return False
         return needed <= memory // SHORT_PROMPT_PART or not taken or taken + needed <= memory // OPEN_PROMPTS_PART
 
     def _compute_block(self, lane: Lane, prefill: AnyPrefill) -> None:
@@ -292,7 +303,10 @@ class SamplingLoop:
             return prefill.kv, None
         shared = prefill.shared
         if shared is None and self._shares(prefill.run):
-            shared = self._shared.known(prefill.run) or self._shared.keep(prefill.run, prefill.kv)
+            shared = self._shared.known(prefill.run)
+            # Others may have asked for the prompt, or opened batches, since it was begun.
+            if shared is None and self._batches.has_room_beside_rows(prefill.nbytes):
+                shared = self._shared.keep(prefill.run, prefill.kv)
         return (prefill.kv if shared is None else prefill.kv[..., :0, :]), shared
 
     def _start_samples(self, prefill: AnyPrefill) -> None:

