@@ -1,26 +1,35 @@
 """From nothing to a cluster that trains: `make demo-cluster` shows the commands of docs/kubernetes.md as it runs them.
 
 The cluster is one of the tests' own, called `demo`; it stays up afterwards, to look at, and a second run finds it.
+It is a cluster of the user's where KUBECONFIG and TINSMITH_TEST_CONTEXT name one.
 """
 
 from __future__ import annotations
 
 import base64
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import httpx
 import yaml
 from rich.console import Console
-from testcluster.cluster import Cluster, recorded
+from testcluster.cluster import Cluster, given, recorded
 from testcluster.errors import ClusterError
+from testcluster.kubernetes.containerd import LoadedImage, repository
 from testcluster.lifecycle import bring_up
+from testcluster.loading import load_command
+from testcluster.ports import free_port
 from testcluster.project_images import ImagesNotBuilt, build_images
 from tinsmith.demo import MODEL, find_program
 
@@ -30,6 +39,9 @@ NAME = "demo"
 NAMESPACE = "tinsmith"
 SESSION = "tiny"
 CHART_PARTS = {"operator": "operator", "api-server": "apiServer", "trainer": "worker"}
+# Where no digest does it, a pod of another build has another one, and is made anew.
+BUILD_ANNOTATION = "tinsmith.dev/demo-build"
+SERVICE = "service/tinsmith-api-server"
 READY_SECONDS = 300
 ANSWER_SECONDS = 120
 INTERRUPTED = 130
@@ -41,27 +53,47 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 def main() -> int:
     started = time.monotonic()
     try:
-        chapter("A Kubernetes on this machine")
-        cluster = recorded(bring_up(NAME, "node"))
+        chapter("A Kubernetes")
+        cluster = find_cluster()
         chapter("The images, built and brought into the cluster")
-        images = bring_images(cluster)
+        archives = build_images()
+        images = bring_images(cluster, archives)
         shell = Shell(cluster)
         chapter("Installing Tinsmith")
-        install(shell, images)
+        install(shell, chart_values(images, archives))
         chapter("A base model in a volume, and a session that serves it")
-        serve_tiny_model(shell)
-        chapter("A program of the tinker SDK, through the ingress")
-        train(shell, cluster.ingress_url)
+        serve_tiny_model(shell, images["trainer"])
+        chapter("A program of the tinker SDK")
+        with way_in(shell) as base_url:
+            train(shell, base_url)
     except KeyboardInterrupt:
-        errors.print(
-            f"\nInterrupted. `make demo-cluster` goes on from here; `make cluster-down NAME={NAME}` cleans up."
-        )
+        errors.print("\nInterrupted. `make demo-cluster` goes on from here.")
         return INTERRUPTED
     except (ClusterError, ImagesNotBuilt, CommandFailed) as error:
         errors.print(f"\nmake demo-cluster: {error}", markup=False)
         return 1
-    say_what_next(shell, cluster.ingress_url, time.monotonic() - started)
+    say_what_next(shell, time.monotonic() - started)
     return 0
+
+
+def find_cluster() -> Cluster:
+    """The one that is given, or else one of our own. Raises ClusterError."""
+    cluster = given()
+    if cluster is None:
+        return recorded(bring_up(NAME, "node"))
+    # What is not known is said now, rather than after minutes of building.
+    load_command()
+    console.print(f"that of {cluster.kubeconfig}, with {len(cluster.nodes)} nodes")
+    return with_own_kubeconfig(cluster)
+
+
+def with_own_kubeconfig(cluster: Cluster) -> Cluster:
+    """The demo sets a namespace in its kubeconfig, and nobody is to find that in theirs."""
+    file = ROOT / OUT / "kubeconfig"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch(mode=0o600)
+    file.write_text(cluster.kubectl("config", "view", "--raw", "--minify", "--flatten"))
+    return replace(cluster, kubeconfig=file)
 
 
 class CommandFailed(Exception):
@@ -72,6 +104,7 @@ class Shell:
     """Runs commands against the cluster and shows each one as one would type it."""
 
     def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
         self.kubeconfig = cluster.kubeconfig
         self.programs = {"kubectl": cluster.kubectl_program, "helm": Path(sys.executable).with_name("helm")}
         self._environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
@@ -84,6 +117,17 @@ class Shell:
     def read(self, *command: str) -> bytes:
         """Quietly. Raises CommandFailed."""
         return self._run(command, output=subprocess.PIPE)
+
+    @contextmanager
+    def running(self, *command: str) -> Iterator[None]:
+        """While the block runs, so does the command. Its errors are shown, and nothing else of it."""
+        console.print(f"[bold]$ {shlex.join(command)} &[/bold]")
+        words = [str(self.programs[command[0]]), *command[1:]]
+        with subprocess.Popen(words, env=self._environment, stdout=subprocess.DEVNULL) as process:
+            try:
+                yield
+            finally:
+                process.terminate()
 
     def _run(self, command: tuple[str, ...], output: int | None) -> bytes:
         done = subprocess.run(
@@ -105,37 +149,77 @@ class Shell:
         )
 
 
-def bring_images(cluster: Cluster) -> Path:
-    """Returns values for the chart that name the very images, so that an older installation takes them up."""
-    values = {}
-    for part, archive in build_images().items():
-        [image] = cluster.load_image(archive)
-        console.print(f"every node has {image.name}")
-        values[CHART_PARTS[part]] = {"image": {"digest": image.digest}}
-    file = OUT / "images.yaml"
+def bring_images(cluster: Cluster, archives: Mapping[str, Path]) -> dict[str, LoadedImage]:
+    images = {}
+    for part, archive in archives.items():
+        [images[part]] = cluster.load_image(archive)
+        console.print(f"the cluster has {images[part].name}")
+    return images
+
+
+def chart_values(images: Mapping[str, LoadedImage], archives: Mapping[str, Path]) -> dict[str, Any]:
+    """Values that name the very images where their digests are known, so that an older installation takes them up.
+
+    Elsewhere another build makes new pods of operator and API server; a session keeps its worker.
+    """
+    values: dict[str, Any] = {}
+    for part, image in images.items():
+        if image.digest is not None:
+            values[CHART_PARTS[part]] = {"image": {"digest": image.digest}}
+        elif part != "trainer":
+            values[CHART_PARTS[part]] = {"podAnnotations": {BUILD_ANNOTATION: archives[part].stem}}
+    registry = repository(images["trainer"].name).removesuffix("/tinsmith/trainer")
+    if registry != "docker.io":
+        # The tag stays the same, and nodes have what it meant before.
+        values["image"] = {"registry": registry, "pullPolicy": "Always"}
+    return values
+
+
+def written(name: str, content: str) -> str:
+    """The path of a file of the demo's, as its commands name it."""
     (ROOT / OUT).mkdir(parents=True, exist_ok=True)
-    (ROOT / file).write_text(yaml.safe_dump(values))
-    return file
+    (ROOT / OUT / name).write_text(content)
+    return str(OUT / name)
 
 
-def install(shell: Shell, images: Path) -> None:
+def install(shell: Shell, images: Mapping[str, Any]) -> None:
     if f"namespace/{NAMESPACE}" not in shell.read("kubectl", "get", "namespaces", "--output=name").decode().split():
         shell.run("kubectl", "create", "namespace", NAMESPACE)
         shell.run("kubectl", "label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
     shell.run("kubectl", "config", "set-context", "--current", "--namespace", NAMESPACE)
-    values = ("--values", "examples/values-one-node.yaml", "--values", str(images))
-    ingress = ("--set", "apiServer.ingress.enabled=true")
+    values = ("--values", "examples/values-one-node.yaml", "--values", written("images.yaml", yaml.safe_dump(images)))
+    ingress = ("--set", "apiServer.ingress.enabled=true") if shell.cluster.ingress_address else ()
     shell.run(
         "helm", "upgrade", "--install", "tinsmith", "charts/tinsmith", *values, *ingress, "--wait", "--hide-notes"
     )
 
 
-def serve_tiny_model(shell: Shell) -> None:
-    shell.run("kubectl", "apply", "-f", "examples/tiny-model.yaml")
+def tiny_model(trainer: str) -> str:
+    """The manifest to apply; a copy that names the image of another registry, where it lies there."""
+    file = "examples/tiny-model.yaml"
+    content = (ROOT / file).read_text()
+    if f"image: {trainer}\n" in content:
+        return file
+    return written("tiny-model.yaml", re.sub(r"image: \S+", f"image: {trainer}", content))
+
+
+def serve_tiny_model(shell: Shell, trainer: LoadedImage) -> None:
+    shell.run("kubectl", "apply", "-f", tiny_model(trainer.name))
     shell.run("kubectl", "wait", "job/make-tiny-model", "--for=condition=complete", f"--timeout={READY_SECONDS}s")
     shell.run("kubectl", "apply", "-f", "examples/session.yaml")
     shell.run("kubectl", "wait", f"tsess/{SESSION}", "--for=condition=Ready", f"--timeout={READY_SECONDS}s")
     shell.run("kubectl", "get", "tinsmith")
+
+
+@contextmanager
+def way_in(shell: Shell) -> Iterator[str]:
+    """The server's address while the block runs: the ingress's, or a port of this machine where none is known."""
+    if shell.cluster.ingress_address:
+        yield shell.cluster.ingress_url
+        return
+    port = free_port()
+    with shell.running("kubectl", "port-forward", SERVICE, f"{port}:80"):
+        yield f"http://127.0.0.1:{port}"
 
 
 def train(shell: Shell, base_url: str) -> None:
@@ -172,7 +256,10 @@ def api_key(shell: Shell) -> str:
 
 
 def wait_until_answering(base_url: str) -> None:
-    """An ingress controller takes a moment to notice a new Ingress. Raises ClusterError when it does not."""
+    """An ingress controller takes a moment to notice a new Ingress, and kubectl one to open a port.
+
+    Raises ClusterError when nothing answers.
+    """
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -181,21 +268,31 @@ def wait_until_answering(base_url: str) -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.5)
-    raise ClusterError(f"The ingress at {base_url} did not lead to the API server within {ANSWER_SECONDS} s.")
+    raise ClusterError(f"{base_url} did not lead to the API server within {ANSWER_SECONDS} s.")
 
 
 def chapter(title: str) -> None:
     console.print(f"\n[bold blue]{title}[/bold blue]")
 
 
-def say_what_next(shell: Shell, base_url: str, seconds: float) -> None:
+def say_what_next(shell: Shell, seconds: float) -> None:
     key = "kubectl get secret tinsmith-api-key -o jsonpath='{.data.key}' | base64 -d"
-    console.print(f"\nThat took {seconds:.0f} seconds. The files are in {OUT}; cluster {NAME} stays up.")
+    base_url = shell.cluster.ingress_url if shell.cluster.ingress_address else "http://127.0.0.1:8000"
+    console.print(f"\nThat took {seconds:.0f} seconds. The files are in {OUT}; what was installed stays up.")
     console.print("\n[bold]Next[/bold]")
     console.print(shell.where_to_look(), markup=False)
+    if not shell.cluster.ingress_address:
+        console.print(f"  kubectl port-forward {SERVICE} 8000:80 &")
     console.print(f"  export TINKER_BASE_URL={base_url} TINKER_API_KEY=$({key})", markup=False)
     console.print(f"  (cd {OUT} && tinsmith doctor)")
-    console.print(f"  make cluster-down NAME={NAME}        # when you have seen enough")
+    console.print(f"  {clean_up(shell.cluster)}        # when you have seen enough")
+
+
+def clean_up(cluster: Cluster) -> str:
+    """A cluster of the user's keeps the kinds of resources, with whatever else is of them."""
+    if cluster.name:
+        return f"make cluster-down NAME={cluster.name}"
+    return f"kubectl delete tsess {SESSION} && helm uninstall tinsmith && kubectl delete namespace {NAMESPACE}"
 
 
 if __name__ == "__main__":

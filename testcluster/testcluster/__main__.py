@@ -91,8 +91,8 @@ def _kubeconfig(options: argparse.Namespace) -> None:
 
 
 def _load(options: argparse.Namespace) -> None:
-    for image in _running(options.name).load_image(options.archive):
-        print(f"{image.name} {image.pinned}")
+    for image in (given() or _running(options.name)).load_image(options.archive):
+        print(image.name if image.digest is None else f"{image.name} {image.pinned}")
 
 
 def _build(options: argparse.Namespace) -> None:

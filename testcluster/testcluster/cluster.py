@@ -16,6 +16,7 @@ from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import Containerd, LoadedImage, load
 from testcluster.kubernetes.network import claimed
 from testcluster.kubernetes.node import Node
+from testcluster.loading import load_command
 from testcluster.places import Places
 from testcluster.programs.builds import KUBERNETES, built
 from testcluster.record import Record
@@ -73,8 +74,11 @@ class Cluster:
             self.kubectl(f"--namespace={name}", "wait", "pods", "--all", "--for=delete", "--timeout=180s")
 
     def load_image(self, archive: Path) -> list[LoadedImage]:
-        """Makes the images of an archive known to every node; raises ClusterError in a cluster given to us."""
-        return load(archive, self._known_runtimes())
+        """Makes the images of an archive known to every node, in a cluster given to us by its owner's command.
+
+        Raises ClusterError when that fails, or where the owner names no command.
+        """
+        return load(archive, self.runtimes) if self.runtimes else load_command().load(archive)
 
     def kill_container(self, namespace: str, pod: str, container: str) -> None:
         """Kills the container's first process, as the kernel's memory killer does; the kubelet starts it anew."""

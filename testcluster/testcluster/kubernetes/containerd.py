@@ -17,14 +17,19 @@ _SECONDS = 600.0
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """An image in the cluster: `name` is repository:tag, `digest` that of its manifest."""
+    """An image in the cluster: `name` is repository:tag, `digest` that of its manifest, None where nobody told it."""
 
     name: str
-    digest: str
+    digest: str | None = None
 
     @property
     def pinned(self) -> str:
-        """repository@digest: what a pod names to get exactly this, and what its status calls it."""
+        """repository@digest: what a pod names to get exactly this, and what its status calls it.
+
+        Raises ClusterError where the digest is not known.
+        """
+        if self.digest is None:
+            raise ClusterError(f"The digest of {self.name} is not known: a command of yours brought it there.")
         return f"{repository(self.name)}@{self.digest}"
 
 

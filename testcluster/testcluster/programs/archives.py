@@ -1,4 +1,7 @@
-"""Image archives made here: of a program that needs nothing around it, and of an image with a digest of its own."""
+"""Image archives made here: of a program that needs nothing around it, and of an image with a digest of its own.
+
+And what images any archive holds.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 
 PAUSE_IMAGE = "docker.io/tinsmith/test-pause:1"
 _MEDIA = "application/vnd.oci.image"
+_NAME = "io.containerd.image.name"
 
 
 def write_archive(file: Path, image: str, program: Path) -> Path:
@@ -52,11 +56,20 @@ def write_variant(file: Path, image: str, original: Path, mark: str) -> Path:
     manifest, blobs = _blob(
         f"{_MEDIA}.manifest.v1+json", {"schemaVersion": 2, "config": config, "layers": layers}, blobs
     )
-    named = {**manifest, "annotations": {"io.containerd.image.name": image}}
+    named = {**manifest, "annotations": {_NAME: image}}
     index = json.dumps({"schemaVersion": 2, "manifests": [named]}).encode()
     contents = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}', "index.json": index, **blobs}
     file.write_bytes(_tar({path: (content, 0o644) for path, content in contents.items()}))
     return file
+
+
+def image_names(file: Path) -> list[str]:
+    """The tags in a docker archive, or an OCI archive's annotations of the same meaning; empty where there is none."""
+    with tarfile.open(file) as archive:
+        if "manifest.json" in archive.getnames():
+            return [name for image in json.loads(_read(archive, "manifest.json")) for name in image["RepoTags"] or ()]
+        named = [image.get("annotations", {}) for image in json.loads(_read(archive, "index.json"))["manifests"]]
+    return [annotations[_NAME] for annotations in named if _NAME in annotations]
 
 
 def _read(archive: tarfile.TarFile, name: str) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +13,11 @@ from string import Template
 import httpx
 import pytest
 from support.kubernetes.fixtures import Cluster
+from support.kubernetes.hello import hello_pod
+from support.requirements import require
+from testcluster.cluster import CONTEXT_VARIABLE, given
 from testcluster.errors import ClusterError
+from testcluster.loading import COMMAND_VARIABLE
 from testcluster.programs.archives import write_archive
 from testcluster.programs.builds import HELLO, built
 
@@ -57,6 +63,28 @@ def hello(node_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
 def test_a_pod_names_its_image_by_digest_and_its_status_says_the_same(hello: Hello) -> None:
     status = "--output=jsonpath={.status.containerStatuses[0].imageID}"
     assert hello.kubectl("get", "pod", "hello-0", status) == hello.image
+
+
+def test_a_pod_runs_an_image_that_a_named_command_brought_into_a_given_cluster(
+    node_cluster: Cluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a cluster of somebody's: all that is known of it is a kubeconfig and the command."""
+    require(len(node_cluster.runtimes) == 1, "The command here is containerd's, of a cluster of our own.")
+    containerd = shlex.join(node_cluster.runtimes[0].command)
+    monkeypatch.setenv("KUBECONFIG", str(node_cluster.kubeconfig))
+    context = node_cluster.kubectl("config", "current-context").strip()
+    monkeypatch.setenv(CONTEXT_VARIABLE, context)
+    monkeypatch.setenv(COMMAND_VARIABLE, f"{containerd} --namespace=k8s.io images import - < {{archive}}")
+    cluster = given()
+    assert cluster is not None
+    assert cluster.nodes == node_cluster.nodes
+    name = "docker.io/tinsmith/test-hello:brought"
+    [image] = cluster.load_image(write_archive(tmp_path / "hello.tar", name, built(HELLO) / "hello"))
+    pod = hello_pod("brought")
+    pod["spec"]["containers"][0]["image"] = image.name
+    cluster.kubectl(f"--namespace={namespace}", "apply", "--filename=-", stdin=json.dumps(pod))
+    ready = ("wait", "pod/brought", "--for=condition=Ready", "--timeout=120s")
+    cluster.kubectl(f"--namespace={namespace}", *ready)
 
 
 def test_pods_reach_services_and_each_other_by_name(hello: Hello) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.requirements import require
-from testcluster.cluster import Cluster, given, recorded
+from testcluster.cluster import CONTEXT_VARIABLE, Cluster, given, recorded
 from testcluster.errors import ClusterError
 from testcluster.lifecycle import bring_down, missing
 from testcluster.places import Places
@@ -118,7 +118,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if own.missing(tier) is None:
             with capture.global_and_fixture_disabled():
                 own.build(tier)
-    if any(_runs_images(item) for item in session.items) and own.missing("node") is None:
+    has_nodes = own.missing("node") is None or CONTEXT_VARIABLE in os.environ
+    if any(_runs_images(item) for item in session.items) and has_nodes:
         with capture.global_and_fixture_disabled(), suppress(ImagesNotBuilt):
             # Those who need them say so again, as their own failure.
             build_images()

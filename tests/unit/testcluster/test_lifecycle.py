@@ -158,10 +158,11 @@ def test_a_kubeconfig_with_another_context_is_refused(kubectl: Path, monkeypatch
         given()
 
 
-def test_nodes_of_a_given_cluster_are_out_of_reach(tmp_path: Path) -> None:
-    cluster = Cluster("", Path("/their/kubeconfig"), Path("kubectl"), ("only",))
+def test_nodes_of_a_given_cluster_are_out_of_reach(kubectl: Path) -> None:
+    kubectl.write_text("#!/bin/sh\necho containerd://abc\n")
+    cluster = Cluster("", Path("/their/kubeconfig"), kubectl, ("only",))
     with pytest.raises(ClusterError, match="out of reach"):
-        cluster.load_image(tmp_path / "image.tar")
+        cluster.kill_container("tin", "tiny-0", "worker")
     with pytest.raises(ClusterError, match="no node to lose"):
         cluster.power_off("only")
 

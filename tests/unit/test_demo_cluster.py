@@ -1,0 +1,102 @@
+"""What `make demo-cluster` makes of the cluster and the images that it finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import demo_cluster
+import pytest
+import yaml
+from demo_cluster import Shell, chart_values, clean_up, find_cluster, tiny_model, way_in
+from testcluster.cluster import Cluster
+from testcluster.errors import ClusterError
+from testcluster.kubernetes.containerd import LoadedImage
+from testcluster.loading import COMMAND_VARIABLE
+
+ARCHIVES = {part: Path(f"/cache/{part}_0.1.0-abc.tar") for part in ("trainer", "api-server", "operator")}
+KUBECTL = """#!/bin/sh
+case "$*" in
+*port-forward*) exec sleep 60 ;;
+*"config view"*) echo "kind: Config" ;;
+esac
+"""
+
+
+@pytest.fixture(autouse=True)
+def out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the demo's own files go: not into a checkout."""
+    monkeypatch.setattr(demo_cluster, "OUT", tmp_path / "out")
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Cluster:
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL)
+    program.chmod(0o755)
+    return Cluster("", tmp_path / "theirs", program, ("one", "two"))
+
+
+def images(registry: str, digest: str | None) -> dict[str, LoadedImage]:
+    return {part: LoadedImage(f"{registry}/tinsmith/{part}:0.1.0", digest) for part in ARCHIVES}
+
+
+def test_images_are_named_by_digest_where_it_is_known() -> None:
+    values = chart_values(images("docker.io", "sha256:1"), ARCHIVES)
+    assert values == {part: {"image": {"digest": "sha256:1"}} for part in ("operator", "apiServer", "worker")}
+
+
+def test_elsewhere_another_build_makes_new_pods() -> None:
+    values = chart_values(images("docker.io", None), ARCHIVES)
+    assert values == {
+        "operator": {"podAnnotations": {"tinsmith.dev/demo-build": "operator_0.1.0-abc"}},
+        "apiServer": {"podAnnotations": {"tinsmith.dev/demo-build": "api-server_0.1.0-abc"}},
+    }
+
+
+def test_pods_pull_from_the_registry_that_images_were_pushed_to() -> None:
+    values = chart_values(images("registry.example:5000/team", None), ARCHIVES)
+    assert values["image"] == {"registry": "registry.example:5000/team", "pullPolicy": "Always"}
+
+
+def test_the_tiny_model_is_made_by_the_image_that_was_brought(out: Path) -> None:
+    assert tiny_model("docker.io/tinsmith/trainer:0.1.0") == "examples/tiny-model.yaml"
+    copy = Path(tiny_model("registry.example/tinsmith/trainer:0.1.0"))
+    assert copy.parent == out
+    [_, job] = yaml.safe_load_all(copy.read_text())
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/tinsmith/trainer:0.1.0"
+
+
+def test_a_given_cluster_is_used_by_a_kubeconfig_of_the_demos_own(
+    theirs: Cluster, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sets a namespace there."""
+    monkeypatch.setattr(demo_cluster, "given", lambda: theirs)
+    monkeypatch.setenv(COMMAND_VARIABLE, "kind load image-archive {archive} --name dev")
+    found = find_cluster()
+    assert found == replace(theirs, kubeconfig=out / "kubeconfig")
+    assert found.kubeconfig.read_text() == "kind: Config\n"
+    assert found.kubeconfig.stat().st_mode & 0o077 == 0, "it may hold a key"
+
+
+def test_a_given_cluster_without_a_way_for_images_is_refused_before_they_are_built(
+    theirs: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_cluster, "given", lambda: theirs)
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
+    with pytest.raises(ClusterError, match=COMMAND_VARIABLE):
+        find_cluster()
+
+
+def test_the_server_is_reached_by_the_ingress_or_else_by_a_port_of_this_machine(theirs: Cluster) -> None:
+    with way_in(Shell(replace(theirs, ingress_address="10.0.0.1"))) as url:
+        assert url == "http://10.0.0.1"
+    with way_in(Shell(theirs)) as url:
+        assert url.startswith("http://127.0.0.1:")
+
+
+def test_cleaning_up_leaves_a_cluster_that_was_given(theirs: Cluster) -> None:
+    assert clean_up(replace(theirs, name="demo")) == "make cluster-down NAME=demo"
+    assert "helm uninstall tinsmith" in clean_up(theirs)

@@ -1,0 +1,100 @@
+"""Images come into a cluster that is not ours by the command that its owner names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from testcluster.cluster import Cluster
+from testcluster.errors import ClusterError
+from testcluster.kubernetes.containerd import LoadedImage
+from testcluster.loading import COMMAND_VARIABLE, REGISTRY_VARIABLE, LoadCommand, load_command
+from testcluster.programs.archives import image_names, write_archive, write_variant
+
+IMAGE = "docker.io/tinsmith/test-hello:1"
+THEIRS = Cluster("", Path("/their/kubeconfig"), Path("kubectl"), ("only",))
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (COMMAND_VARIABLE, REGISTRY_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """In a folder whose name a shell must not see bare."""
+    folder = tmp_path / "my images"
+    folder.mkdir()
+    program = folder / "hello"
+    program.write_bytes(bytes(64))
+    return write_archive(folder / "hello.tar", IMAGE, program)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where a program called `bring` writes down its arguments, one a line."""
+    program, file = tmp_path / "bring", tmp_path / "calls"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {file}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return file
+
+
+def test_an_archive_of_either_layout_says_which_images_it_holds(archive: Path, tmp_path: Path) -> None:
+    assert image_names(archive) == [IMAGE]
+    assert image_names(write_variant(tmp_path / "oci.tar", "docker.io/tinsmith/other:2", archive, "one")) == [
+        "docker.io/tinsmith/other:2"
+    ]
+
+
+def test_the_named_command_is_given_archive_and_image(
+    archive: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COMMAND_VARIABLE, "bring image-archive {archive} && bring --as {image}")
+    assert THEIRS.load_image(archive) == [LoadedImage(IMAGE)]
+    assert calls.read_text().splitlines() == ["image-archive", str(archive), "--as", IMAGE]
+
+
+def test_a_push_names_the_registry_that_pods_pull_from(
+    archive: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COMMAND_VARIABLE, "bring docker-archive:{archive} docker://{image}")
+    monkeypatch.setenv(REGISTRY_VARIABLE, "registry.example:5000/team/")
+    assert THEIRS.load_image(archive) == [LoadedImage("registry.example:5000/team/tinsmith/test-hello:1")]
+    assert calls.read_text().splitlines()[1] == "docker://registry.example:5000/team/tinsmith/test-hello:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "in_full"),
+    [
+        ("tinsmith/trainer:1", "docker.io/tinsmith/trainer:1"),
+        ("docker.io/tinsmith/trainer:1", "docker.io/tinsmith/trainer:1"),
+        ("localhost:5000/trainer:1", "localhost:5000/trainer:1"),
+        ("localhost/trainer:1", "localhost/trainer:1"),
+        ("trainer:1", "docker.io/trainer:1"),
+    ],
+)
+def test_pods_ask_for_an_image_by_its_name_in_full(name: str, in_full: str) -> None:
+    assert LoadCommand("").name_for_pods(name) == in_full
+
+
+def test_a_command_that_fails_is_told_in_its_own_words(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMAND_VARIABLE, "echo no nodes found for cluster dev: {archive} >&2; exit 1")
+    with pytest.raises(ClusterError, match="no nodes found for cluster dev"):
+        THEIRS.load_image(archive)
+
+
+@pytest.mark.parametrize("line", [None, "", "kind load image-archive"])
+def test_a_command_that_takes_no_archive_is_refused_with_an_example(
+    line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if line is not None:
+        monkeypatch.setenv(COMMAND_VARIABLE, line)
+    with pytest.raises(ClusterError, match=r"kind load image-archive \{archive\} --name dev"):
+        load_command()
+
+
+def test_an_image_whose_digest_nobody_told_is_not_pinned() -> None:
+    with pytest.raises(ClusterError, match="not known"):
+        _ = LoadedImage(IMAGE).pinned
