@@ -41,7 +41,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+.PHONY: help venv demo demo-cluster demo-kind test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
     test-nodes test-clusters test-elsewhere test-vllm vllm-environment zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -61,8 +61,11 @@ $(VENV)/.requirements: $(LOCK)
 demo: venv ## train a tiny model through a server on this machine, and draw what happened
 	$(BIN)/tinsmith demo --out demo-output
 
-demo-cluster: venv ## the same on a Kubernetes made here: images, chart, session, ingress (as root)
+demo-cluster: venv ## the same on a Kubernetes made here (as root) or on yours: images, chart, session, ingress
 	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py
+
+demo-kind: venv ## the same on a Kubernetes that kind makes, where Docker or podman runs
+	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py --kind
 
 test: venv ## every test this machine can run, on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.

@@ -1,11 +1,13 @@
 """From nothing to a cluster that trains: `make demo-cluster` shows the commands of docs/kubernetes.md as it runs them.
 
 The cluster is one of the tests' own, called `demo`; it stays up afterwards, to look at, and a second run finds it.
-It is a cluster of the user's where KUBECONFIG and TINSMITH_TEST_CONTEXT name one.
+It is a cluster of the user's where KUBECONFIG and TINSMITH_TEST_CONTEXT name one, and one that kind makes for
+`make demo-kind`.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
 import os
 import re
@@ -27,7 +29,7 @@ from rich.console import Console
 from testcluster.cluster import Cluster, given, recorded
 from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import LoadedImage, repository
-from testcluster.lifecycle import bring_up
+from testcluster.lifecycle import bring_up, bring_up_by_kind
 from testcluster.loading import load_command
 from testcluster.ports import free_port
 from testcluster.project_images import ImagesNotBuilt, build_images
@@ -35,7 +37,7 @@ from tinsmith.demo import MODEL, find_program
 
 ROOT = Path(__file__).parents[1]
 OUT = Path("demo-output") / "cluster"
-NAME = "demo"
+NAME, NAME_BY_KIND = "demo", "demo-kind"
 NAMESPACE = "tinsmith"
 SESSION = "tiny"
 CHART_PARTS = {"operator": "operator", "api-server": "apiServer", "trainer": "worker"}
@@ -50,11 +52,15 @@ console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="demo_cluster", description="From nothing to a cluster that trains.")
+    parser.add_argument("--kind", action="store_true", help="in a cluster that kind makes for it")
+    by_kind = parser.parse_args(arguments).kind
+    command = "make demo-kind" if by_kind else "make demo-cluster"
     started = time.monotonic()
     try:
         chapter("A Kubernetes")
-        cluster = find_cluster()
+        cluster = recorded(bring_up_by_kind(NAME_BY_KIND)) if by_kind else find_cluster()
         chapter("The images, built and brought into the cluster")
         archives = build_images()
         images = bring_images(cluster, archives)
@@ -67,10 +73,10 @@ def main() -> int:
         with way_in(shell) as base_url:
             train(shell, base_url)
     except KeyboardInterrupt:
-        errors.print("\nInterrupted. `make demo-cluster` goes on from here.")
+        errors.print(f"\nInterrupted. `{command}` goes on from here.")
         return INTERRUPTED
     except (ClusterError, ImagesNotBuilt, CommandFailed) as error:
-        errors.print(f"\nmake demo-cluster: {error}", markup=False)
+        errors.print(f"\n{command}: {error}", markup=False)
         return 1
     say_what_next(shell, time.monotonic() - started)
     return 0

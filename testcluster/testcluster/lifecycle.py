@@ -1,7 +1,7 @@
 """Brings clusters up and down; `up` and the tests' fixtures come through here.
 
 We make them ourselves, from Go modules and Debian packages, in seconds once built. Where something for that is missing
-and kind is there, kind makes the ones with a single node.
+and kind is there, kind makes the ones with a single node; it makes any of those that is asked of it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ from testcluster import kind, own
 from testcluster.cluster import find_kubectl
 from testcluster.errors import ClusterError
 from testcluster.places import Places, locked
-from testcluster.record import Record, Tier, read_record, write_record
+from testcluster.record import Maker, Record, Tier, read_record, write_record
 from testcluster.teardown import take_down
 
 
 def missing(tier: Tier, nodes: int = 1) -> str | None:
     """One sentence on what this machine lacks for such a cluster; None where it lacks nothing."""
-    return None if _is_for_kind(tier, nodes) else own.missing(tier)
+    return None if choose_maker(tier, nodes) == "kind" else own.missing(tier)
+
+
+def choose_maker(tier: Tier, nodes: int) -> Maker:
+    """Ours have an Ingress controller and the storage classes that tests ask for, so they go first."""
+    for_kind = tier == "node" and nodes == 1 and own.missing(tier) is not None and kind.missing() is None
+    return "kind" if for_kind else "ourselves"
 
 
 def bring_up(name: str, tier: Tier, nodes: int = 1) -> Record:
@@ -27,6 +33,15 @@ def bring_up(name: str, tier: Tier, nodes: int = 1) -> Record:
     Raises ClusterError with the reason when it does not come up, or when it is up with another tier or number of
     nodes; what had started is stopped then, and the logs stay.
     """
+    return _bring_up(name, tier, nodes, choose_maker(tier, nodes))
+
+
+def bring_up_by_kind(name: str) -> Record:
+    """Likewise one of a single node, by kind, also where one of our own could be had."""
+    return _bring_up(name, "node", 1, "kind")
+
+
+def _bring_up(name: str, tier: Tier, nodes: int, maker: Maker) -> Record:
     places = Places(name)
     with locked(places.lock):
         if (record := read_record(places)) is not None:
@@ -36,9 +51,9 @@ def bring_up(name: str, tier: Tier, nodes: int = 1) -> Record:
                 )
             print(f"cluster {name} is up already", flush=True)
             return record
-        if (lack := missing(tier, nodes)) is not None:
+        if (lack := kind.missing() if maker == "kind" else own.missing(tier)) is not None:
             raise ClusterError(lack)
-        return _start(places, tier, nodes)
+        return _start(places, tier, nodes, maker)
 
 
 def bring_down(name: str) -> bool:
@@ -50,25 +65,19 @@ def bring_down(name: str) -> bool:
     return existed
 
 
-def _start(places: Places, tier: Tier, nodes: int) -> Record:
-    by_kind = _is_for_kind(tier, nodes)
-    if not by_kind:
+def _start(places: Places, tier: Tier, nodes: int, maker: Maker) -> Record:
+    if maker == "ourselves":
         own.build(tier)
     _remove(places)
     started = time.monotonic()
     try:
-        record = _start_by_kind(places) if by_kind else own.start(places, tier, nodes)
+        record = _start_by_kind(places) if maker == "kind" else own.start(places, tier, nodes)
     except BaseException:
         _remove(places, keep_logs=True)
         raise
     write_record(record)
     print(f"cluster {places.name} came up in {time.monotonic() - started:.0f} s", flush=True)
     return record
-
-
-def _is_for_kind(tier: Tier, nodes: int) -> bool:
-    """Ours have an Ingress controller and the storage classes that tests ask for, so they go first."""
-    return tier == "node" and nodes == 1 and own.missing(tier) is not None and kind.usable()
 
 
 def _start_by_kind(places: Places) -> Record:

@@ -97,6 +97,15 @@ def test_the_server_is_reached_by_the_ingress_or_else_by_a_port_of_this_machine(
         assert url.startswith("http://127.0.0.1:")
 
 
+def test_what_kind_lacks_is_the_last_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("testcluster.places.clusters_directory", lambda: tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert demo_cluster.main(["--kind"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("make demo-kind: kind is not installed: ")
+
+
 def test_cleaning_up_leaves_a_cluster_that_was_given(theirs: Cluster) -> None:
     assert clean_up(replace(theirs, name="demo")) == "make cluster-down NAME=demo"
     assert "helm uninstall tinsmith" in clean_up(theirs)

@@ -86,7 +86,6 @@ WHY_SHORT = {
     "operator/tinsmith_operator/session/restart.py": SHARED,
     "testcluster/testcluster/commands.py": SHARED,
     "testcluster/testcluster/errors.py": SHARED,
-    "testcluster/testcluster/kind.py": SHARED,
     "testcluster/testcluster/policies/plugin.py": PROGRAM,
     "testcluster/testcluster/ports.py": FOR_TESTS,
     "testcluster/testcluster/project_images.py": FOR_TESTS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from testcluster.cluster import Cluster, given
 from testcluster.errors import ClusterError
-from testcluster.lifecycle import bring_down, bring_up, missing
+from testcluster.lifecycle import bring_down, bring_up, bring_up_by_kind, missing
 from testcluster.places import Places
 from testcluster.processes import ProcessTable, end, marked
 from testcluster.record import Record, read_record, write_record
@@ -26,7 +26,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 def clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr("testcluster.places.clusters_directory", lambda: tmp_path)
     monkeypatch.setattr(record, "clusters_directory", lambda: tmp_path)
-    monkeypatch.setattr(kind, "usable", lambda: False)
+    monkeypatch.setattr(kind, "missing", lambda: "kind is not installed.")
     for variable in ("KUBECONFIG", cluster_handle.CONTEXT_VARIABLE, cluster_handle.INGRESS_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path
@@ -103,10 +103,8 @@ def test_nodes_need_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kind_helps_out_where_a_cluster_of_our_own_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kind, "usable", lambda: True)
+    by_kind(monkeypatch)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr(kind, "create", lambda places: places.directory.mkdir())
-    monkeypatch.setattr(lifecycle, "find_kubectl", lambda: Path("kubectl"))
     assert missing("node") is None
     assert missing("node", nodes=2) is not None
     assert bring_up("unit", "node").maker == "kind"
@@ -114,11 +112,30 @@ def test_kind_helps_out_where_a_cluster_of_our_own_is_not_to_be_had(monkeypatch:
 
 def test_a_cluster_of_our_own_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has an Ingress controller and our storage classes."""
-    monkeypatch.setattr(kind, "usable", lambda: True)
+    by_kind(monkeypatch)
     monkeypatch.setattr(own, "missing", lambda tier: None)
     monkeypatch.setattr(own, "build", lambda tier: None)
     monkeypatch.setattr(own, "start", lambda places, tier, nodes: own_record(places))
     assert bring_up("unit", "node").maker == "ourselves"
+
+
+def test_kind_makes_a_cluster_that_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_kind(monkeypatch)
+    monkeypatch.setattr(own, "missing", lambda tier: None)
+    assert bring_up_by_kind("unit").maker == "kind"
+
+
+def test_what_kind_lacks_is_said_to_those_who_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "missing", lambda tier: None)
+    with pytest.raises(ClusterError, match="kind is not installed"):
+        bring_up_by_kind("unit")
+
+
+def by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kind is there, and makes clusters that are nothing."""
+    monkeypatch.setattr(kind, "missing", lambda: None)
+    monkeypatch.setattr(kind, "create", lambda places: places.directory.mkdir())
+    monkeypatch.setattr(lifecycle, "find_kubectl", lambda: Path("kubectl"))
 
 
 def own_record(places: Places) -> Record:
