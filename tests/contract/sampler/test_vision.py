@@ -28,6 +28,8 @@ from tinsmith_trainer.engines.base import Image
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.base import SampleJob, Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.torch_model.lora import Route
 from torch.nn.functional import log_softmax
 
 PROMPT = "What is {} and what is {}? Noise:"
@@ -81,6 +83,23 @@ def test_logprobs_of_prompt_and_sample_are_those_of_one_plain_forward(sampler: S
     found = [*scored.prompt_logprobs[1:], *scored.sequences[0].logprobs]
     np.testing.assert_allclose(found, expected, atol=TOLERANCE)
     np.testing.assert_allclose(unscored.sequences[0].logprobs, expected[-12:], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["qwen3-vl"])
+def test_a_scored_prompt_holds_logits_of_a_block_at_a_time(
+    sampler: Sampler, family: VisionFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    project = ForwardPass.project
+
+    def counting(self: ForwardPass, hidden: torch.Tensor, route: Route) -> torch.Tensor:
+        rows.append(len(hidden))
+        return project(self, hidden, route)
+
+    monkeypatch.setattr(ForwardPass, "project", counting)
+    scored = ask(sampler, job_of(family, *FILES, prompt_logprobs=True, max_tokens=1))
+    assert sum(rows) == len(scored.prompt_logprobs) - 1
+    assert max(rows) == SMALL_SETTINGS["prefill_block_tokens"]
 
 
 @pytest.mark.parametrize("family", ["qwen3-vl"])

@@ -37,9 +37,9 @@ KvView = BlockView | PromptsView | StepView
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of a prompt with images: logits as `block` returns them, and by how much angles behind it are off positions."""
+    """Of a prompt with images: last hidden states `[length, d]`, and by how much angles behind it are off positions."""
 
-    logits: Tensor
+    hidden: Tensor
     angle_shift: int
 
 
@@ -58,6 +58,7 @@ class ForwardPass:
     def __init__(self, torch_model: TorchModel) -> None:
         self._model = torch_model.model
         self._decoder = torch_model.decoder
+        self._torch_model = torch_model
         self._turn = torch_model.turn
         self.device: torch.device = torch_model.device
         self.modules = tuple(torch_model.layers)
@@ -86,20 +87,29 @@ class ForwardPass:
         return logits[0]
 
     @torch.inference_mode()
-    def seen(self, kv: Tensor, ids: Tensor, inputs: Mapping[str, Tensor], route: Route, *, all_logits: bool) -> Seen:
-        """Computes `ids` `[1, length]`, a whole prompt with the `inputs` of its images, by the model's own forward."""
+    def seen(self, kv: Tensor, ids: Tensor, inputs: Mapping[str, Tensor], route: Route) -> Seen:
+        """Computes `ids` `[1, length]`, a whole prompt with the `inputs` of its images, by the model's own forward.
+
+        No logits, which would be as many as the prompt is long: `project` makes those that are asked for.
+        """
         cache = DynamicCache()  # without a configuration, so that layers with a window keep all, as ours do
         with self._turn.taken(), routed(route):
             started = time.perf_counter()
-            keep = 0 if all_logits else 1
-            output = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep, **inputs)
-            shift = getattr(self._model.base_model, "rope_deltas", None)
+            whole = self._model.base_model
+            output = whole(input_ids=ids, past_key_values=cache, use_cache=True, **inputs)
+            shift = getattr(whole, "rope_deltas", None)
             self.busy_seconds += time.perf_counter() - started
         for layer, states in enumerate(cache.layers):
             kv[layer, 0, :, :, : ids.shape[1]] = states.keys
             kv[layer, 1, :, :, : ids.shape[1]] = states.values
-        logits: Tensor = output.logits.float()
-        return Seen(logits[0], 0 if shift is None else int(shift))
+        return Seen(output.last_hidden_state[0], 0 if shift is None else int(shift))
+
+    @torch.inference_mode()
+    def project(self, hidden: Tensor, route: Route) -> Tensor:
+        """Logits `[n, vocab]` in float32, of last hidden states `[n, d]`."""
+        with self._turn.taken(), routed(route):
+            logits = self._torch_model.logit_transform(self._torch_model.unembed(hidden[None]))
+        return logits[0].float()
 
     @torch.inference_mode()
     def prompts(self, parts: Sequence[PromptPart], ids: Tensor, route: Route) -> None:

@@ -142,6 +142,7 @@ class SeenPrefill(Prefill):
     ) -> None:
         super().__init__(run, forward, prefixes, plan)
         self._vision = vision
+        self._plan = plan
         self._route = plan.route_of_one(run.adapter, len(self._tokens), forward.modules)
 
     @property
@@ -163,13 +164,19 @@ class SeenPrefill(Prefill):
         """All of it. Raises UserError for an image that is damaged, too."""
         inputs = self._vision.inputs("The prompt", self._tokens, self.run.job.images)
         ids = torch.from_numpy(self._tokens.astype(np.int64)).unsqueeze(0).to(self._forward.device)
-        scores = self.run.first_scored is not None
-        seen = self._forward.seen(self.kv, ids, inputs, self._route, all_logits=scores)
+        seen = self._forward.seen(self.kv, ids, inputs, self._route)
         self.run.angle_shift = seen.angle_shift
-        if scores:
-            self._score(seen.logits, 0, len(self._tokens))
+        if self.run.first_scored is not None:
+            self._score_by_blocks(seen.hidden, self.run.first_scored)
         self._next_block = len(self._blocks)
         return len(self._tokens)
+
+    def _score_by_blocks(self, hidden: Tensor, first: int) -> None:
+        """So that nothing larger than a block times the vocabulary is held."""
+        for start in range(first - 1, len(self._tokens), self._block_tokens):
+            end = min(start + self._block_tokens, len(self._tokens))
+            route = self._plan.route_of_one(self.run.adapter, end - start, self._forward.modules)
+            self._score(self._forward.project(hidden[start:end], route), start, end)
 
 
 class PromptGroup:
