@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
 from tinsmith_trainer.sampling.builtin.draws import on_device
 from tinsmith_trainer.sampling.builtin.kv_cache import (
@@ -29,6 +30,7 @@ from tinsmith_trainer.sampling.builtin.kv_cache import (
 )
 from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan, SharedAttention
 from tinsmith_trainer.torch_model.attention import attending_by
+from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.lora import Route, routed
 
@@ -68,8 +70,7 @@ class ForwardPass:
         check_rotations(config)
         self._check_supported()
         self.geometry = self._probe()
-        weight_bytes = sum(weight.nbytes for weight in torch_model.model.parameters())
-        self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes)
+        self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes(self._model))
         self.busy_seconds = 0.0
 
     @torch.inference_mode()
@@ -148,14 +149,19 @@ class ForwardPass:
         logits: Tensor = output.logits.float()
         return logits[:, 0]
 
-    @functools.cached_property
     def shares_prefixes(self) -> bool:
-        """Whether the model's own attention is the one that rows with a shared prefix need; tried once."""
+        """Whether the model's own attention is the one that rows with a shared prefix need, which is tried.
+
+        Raises what says nothing of the model: that memory is out, say.
+        """
         if self.device.type != "cpu" or self._layer_types != (FULL,):
             return False
         try:
             return self._comes_out_alike()
         except Exception as error:  # whatever a model does with an attention that it does not expect
+            if is_out_of_memory(error):
+                raise
+            end_if_device_is_lost(error)
             log.info("prompts are not shared", model=type(self._model).__name__, error=str(error))
             return False
 
@@ -239,6 +245,11 @@ def check_rotations(config: Any) -> None:
     for rope in ropes.intersection(LENGTH_DEPENDENT_ROPE):
         # Such a model turns the whole batch by its longest row, and cached keys by the wrong angle.
         raise ServerError(f"The built-in sampler cannot run rotary embeddings of type {rope}.")
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """What a forward reads of the model; a quantized weight's codes are buffers."""
+    return sum(tensor.nbytes for tensor in itertools.chain(model.parameters(), model.buffers()))
 
 
 def _layer_types(config: Any) -> tuple[str, ...]:

@@ -58,6 +58,9 @@ class SamplingLoop:
         self._settings = settings
         self._intake = intake
         self._forward = forward
+        self._shares_prompts = (
+            not settings.deterministic and isinstance(forward, ForwardPass) and forward.shares_prefixes()
+        )
         context = torch_model.info.max_sequence_length
         self._plan = BatchPlan(self._forward.geometry, settings, min(context, settings.longest_row_tokens or context))
         self._serials = itertools.count()
@@ -232,9 +235,7 @@ class SamplingLoop:
         return self._plan.key(0 if shared else len(run.job.prompt) - 1, run.adapter)
 
     def _shares(self, run: Run) -> bool:
-        if self._settings.deterministic or not isinstance(self._forward, ForwardPass):
-            return False
-        return self._shared.shares(run) and self._forward.shares_prefixes
+        return self._shares_prompts and self._shared.shares(run)
 
     def _known(self, run: Run) -> SharedPrefix | None:
         """What is shared already of a prompt that is not to be scored."""

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.sampler.jobs import job, prompt_of, random_adapter, submit
+from support.sampler.jobs import Answer, job, prompt_of, random_adapter, submit
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, DecodeBatch
-from tinsmith_trainer.sampling.builtin.forward import ForwardPass
+from tinsmith_trainer.sampling.builtin.batches import Batches
+from tinsmith_trainer.sampling.builtin.forward import ForwardPass, weight_bytes
 from tinsmith_trainer.sampling.builtin.kv_cache import SharedPrefix
 from tinsmith_trainer.sampling.builtin.prefixes import shared as module
 from tinsmith_trainer.sampling.builtin.prefixes.attention import PrefixSpan, prefix_spans
@@ -53,7 +54,7 @@ def answers(
     """Of jobs that are there before the first can run."""
     sampler = BuiltinSampler(model, settings)
     sampler.load_adapter("tuned", random_adapter(model))
-    assert sampler._loop._forward.shares_prefixes
+    assert sampler._loop._shares_prompts is not settings.deterministic
     with model.turn.taken():
         waiting = [submit(sampler, each) for each in jobs]
     outcomes = [answer.get() for answer in waiting]
@@ -138,6 +139,30 @@ def test_shared_prompts_are_within_the_memory_for_keys_and_values(
     assert max(kept) <= 3
 
 
+def test_a_prompt_that_others_join_while_it_is_computed_is_kept_only_where_there_is_room(
+    model: TorchModel, monkeypatch: pytest.MonkeyPatch, steps: list[list[tuple[int, int]]]
+) -> None:
+    """It takes two forwards."""
+    prompt = prompt_of(100)
+    sampler = BuiltinSampler(model, SETTINGS)
+    others: list[Answer] = []
+    prompts = ForwardPass.prompts
+
+    def joined(self: ForwardPass, *rest: Any) -> None:
+        if not others:
+            others.extend(submit(sampler, job(prompt, seed=seed, max_tokens=3)) for seed in range(2, GROUP + 1))
+        prompts(self, *rest)
+
+    assert sampler._loop._shares_prompts
+    steps.clear()
+    monkeypatch.setattr(ForwardPass, "prompts", joined)
+    monkeypatch.setattr(Batches, "has_room_beside_rows", lambda self, nbytes: False)
+    assert submit(sampler, job(prompt, max_tokens=3)).get().error is None
+    assert [other.get().error for other in others] == [None] * (GROUP - 1)
+    sampler.close()
+    assert not any(steps)
+
+
 def test_a_tenant_does_not_wait_for_the_end_of_anothers_shared_prompt(
     model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +187,7 @@ def test_a_tenant_does_not_wait_for_the_end_of_anothers_shared_prompt(
             ask(replace(job(prompt_of(30, seed=1), num_samples=4, max_tokens=1), tenant="later"))
         return step(self, *rest, **named)
 
-    assert sampler._loop._forward.shares_prefixes
+    assert sampler._loop._shares_prompts
     monkeypatch.setattr(ForwardPass, "step", followed)
     ask(replace(job(prompt_of(400), num_samples=4, max_tokens=28), tenant="first"))
     assert all(done.acquire(timeout=60) for _ in range(2))
@@ -187,3 +212,18 @@ def test_a_step_costs_what_it_reads_of_each_shared_prompt(model: TorchModel, mon
 def test_rows_beside_each_other_are_a_span() -> None:
     one, other = (SharedPrefix(torch.zeros(0), 5, serial) for serial in (1, 2))
     assert prefix_spans([None, one, one, other, None]) == [PrefixSpan(1, 3, one), PrefixSpan(3, 4, other)]
+
+
+def test_a_lack_of_memory_says_nothing_of_the_model(model: TorchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(self: ForwardPass) -> bool:
+        raise MemoryError("a made-up lack of memory")
+
+    monkeypatch.setattr(ForwardPass, "_comes_out_alike", lacking)
+    with pytest.raises(MemoryError):
+        BuiltinSampler(model, SETTINGS)
+
+
+def test_codes_of_a_quantized_weight_count_among_what_a_forward_reads() -> None:
+    layer = torch.nn.Linear(4, 8, bias=False)
+    layer.register_buffer("codes", torch.zeros(100, dtype=torch.uint8))
+    assert weight_bytes(layer) == 4 * 8 * 4 + 100

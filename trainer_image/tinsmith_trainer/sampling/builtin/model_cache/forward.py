@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.sampling.builtin.claims import ForwardCost
-from tinsmith_trainer.sampling.builtin.forward import check_rotations
+from tinsmith_trainer.sampling.builtin.forward import check_rotations, weight_bytes
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates, StateGeometry, UnlikeStates, together
 from tinsmith_trainer.sampling.builtin.model_cache.trial import AT_ONCE, PARTS, Trial, in_parts
 from tinsmith_trainer.torch_model.loading import TorchModel
@@ -59,8 +59,7 @@ class CacheForward:
         self.in_blocks = self._find_parts()
         self.geometry = self._measure()
         self.in_rows = self._try_rows()
-        weight_bytes = sum(weight.nbytes for weight in self._model.parameters())
-        self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes)
+        self.cost = ForwardCost.on(self.device.type, self.geometry.bytes_per_token / weight_bytes(self._model))
 
     @property
     def memory(self) -> str:
