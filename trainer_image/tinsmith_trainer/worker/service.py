@@ -265,9 +265,15 @@ class WorkerService:
         """One at a time, since each has its files in memory. Raises TrainerError, Draining."""
         if unknown := unknown_fields_of(request):
             raise ServerError(unknown)
-        async with self._importing:
-            self._check_stays()
-            return await asyncio.to_thread(self.executor.import_adapter, request)
+        await self._importing.acquire()
+        # A caller may give up, and the thread has its files all the same: its end lets the next one in.
+        reading = asyncio.ensure_future(asyncio.to_thread(self._import, request))
+        reading.add_done_callback(lambda _: self._importing.release())
+        return await asyncio.shield(reading)
+
+    def _import(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
+        self._check_stays()
+        return self.executor.import_adapter(request)
 
     def _check_epoch(self, epoch: int) -> None:
         if self._draining:
