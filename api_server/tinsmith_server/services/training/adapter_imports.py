@@ -37,6 +37,8 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 MOST_CONFIG_BYTES = 2**20
 NAME = "imported"
 CONNECT_SECONDS = 25.0
+WRITERS = 2
+"""Parts of uploads that are written at a time: everybody's bodies are read in the same few threads."""
 OVER = "there is no such upload of yours, or its time is over; start another one"
 
 
@@ -90,6 +92,7 @@ class AdapterImports:
         self._most_bytes = settings.max_upload_bytes
         self._clock = clock
         self._arriving: set[tuple[str, str]] = set()
+        self._writing = asyncio.Semaphore(WRITERS)
 
     async def start(self, tenant: str, request: UploadStartRequest, base_url: str) -> StartedUpload:
         """Raises Unprocessable for a base model that is not trained here, and where no checkpoint may be added."""
@@ -156,8 +159,10 @@ class AdapterImports:
         file = await asyncio.to_thread(self._files.open, upload.directory, name)
         try:
             async for part in parts:
-                await asyncio.to_thread(file.write, part)
-            await asyncio.to_thread(file.finish)
+                async with self._writing:
+                    await asyncio.to_thread(file.write, part)
+            async with self._writing:
+                await asyncio.to_thread(file.finish)
         except BaseException:
             await asyncio.to_thread(file.give_up)
             raise

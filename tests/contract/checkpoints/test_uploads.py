@@ -1,0 +1,58 @@
+"""Files of adapters on their way in: whole or not at all, and gone with their upload, on each kind of root."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tinsmith_server.services.checkpoints.files import FETCH_BYTES
+from tinsmith_server.services.checkpoints.upload_files import UploadFiles
+
+NAME = "adapter_model.safetensors"
+LATER = datetime(2030, 1, 1, tzinfo=UTC)
+# An object store gets it in several requests.
+PARTS = [bytes([number]) * (FETCH_BYTES // 2) for number in range(5)]
+
+
+@pytest.fixture
+def files(root: str) -> UploadFiles:
+    return UploadFiles(root)
+
+
+@pytest.fixture
+def directory(files: UploadFiles) -> str:
+    return files.new_directory("tenant", LATER)
+
+
+def send(files: UploadFiles, directory: str, parts: list[bytes]) -> None:
+    file = files.open(directory, NAME)
+    for part in parts:
+        file.write(part)
+    file.finish()
+
+
+def test_a_file_is_there_as_a_whole_when_it_is_finished(files: UploadFiles, directory: str) -> None:
+    send(files, directory, PARTS)
+    assert files.list(directory) == {NAME: sum(map(len, PARTS))}
+    assert b"".join(files.read(directory, NAME)) == b"".join(PARTS)
+    send(files, directory, [b"better"])
+    assert b"".join(files.read(directory, NAME)) == b"better"
+
+
+def test_what_is_given_up_leaves_nothing(files: UploadFiles, directory: str) -> None:
+    file = files.open(directory, NAME)
+    for part in PARTS:
+        file.write(part)
+    file.give_up()
+    assert files.list(directory) == {}
+    assert files.others_of("tenant", "") == set()
+
+
+def test_an_upload_whose_time_is_over_is_swept_and_others_stay(files: UploadFiles, directory: str) -> None:
+    living = files.new_directory("tenant", LATER + timedelta(hours=1))
+    for one in (directory, living):
+        send(files, one, [b"weights"])
+    assert files.others_of("tenant", living) == {directory}
+    files.sweep(LATER)
+    assert files.others_of("tenant", "") == {living}
+    assert files.others_of("stranger", "") == set()
