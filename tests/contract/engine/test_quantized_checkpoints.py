@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,37 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.tiny_models import tiny_directory
+from support.zoo.families import family_directory
 from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.loading import load_torch_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "moe_intermediate_size": 64,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "tie_word_embeddings": False,
-}
+# Each a multiple of what a block takes.
+SIZES = {"moe_intermediate_size": 64, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "head_dim": 16}
 TOKENS = torch.tensor([[5, 9, 2, 14, 7, 11, 3, 8]])
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 FP8_BLOCK = 32
@@ -91,14 +70,11 @@ FORMATS: dict[str, tuple[str, Callable[[Tensors], tuple[Tensors, Tensors]], dict
 def make(method: str, folder: Path) -> tuple[Path, Path]:
     """A checkpoint in that format, and one of the weights that it stands for."""
     family, encode, options = FORMATS[method]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES)).float()
+    made = family_directory(family, **SIZES)
     directories = (folder / "stored", folder / "dense")
     for directory in directories:
-        model.save_pretrained(directory)
-        AutoTokenizer.from_pretrained(tiny_directory()).save_pretrained(directory)
-    for directory, tensors in zip(directories, encode(load_file(directories[0] / "model.safetensors")), strict=True):
+        shutil.copytree(made, directory)
+    for directory, tensors in zip(directories, encode(load_file(made / "model.safetensors")), strict=True):
         save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     say_format(directories[0], {"quant_method": method, **options})
     return directories

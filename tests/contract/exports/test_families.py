@@ -12,49 +12,19 @@ import torch
 from peft import PeftModel
 from support.engine.contract import forward
 from support.engine.datums import sft_datum
-from support.tiny_models import tiny_directory
+from support.zoo.families import family_directory
 from tinker_cookbook.weights import build_hf_model, build_lora_adapter
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, Engine, LoraSpec
 from tinsmith_trainer.engines.peft import build_peft_engine
-from tinsmith_trainer.torch_model.loading import load_tokenizer, load_torch_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from tinsmith_trainer.torch_model.loading import load_torch_model
+from transformers import AutoModelForCausalLM
 
 RANK = 4
 ANNOUNCED = AnnouncedAdapter(RANK, seed=0)
 DATUM = sft_datum(12, seed=0)
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "moe_intermediate_size": 16,
-    "num_experts": 4,
-    "n_routed_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "tie_word_embeddings": False,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {},
-    "gpt_oss": {},
-    "glm4_moe": {},
-    "deepseek_v3": {"num_key_value_heads": 4},
-}
+FAMILIES = ("qwen3_moe", "gpt_oss", "glm4_moe", "deepseek_v3")
 NOT_SERVED = {"deepseek_v3"}
 """The cookbook makes no adapter for servers of these, which have none either."""
 
@@ -80,20 +50,11 @@ class Left:
 @pytest.fixture(scope="module", params=FAMILIES)
 def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Left:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    base = _make_model(request.param, folder / "base")
+    base = family_directory(request.param)
     engine = build_peft_engine(load_torch_model(str(base)))
     state = _with_random_weights(engine)
     written = CheckpointRoot(folder.as_uri()).write("run", 1, 1, "sampler", state, engine.base_model(), "weights")
     return Left(request.param, base, engine, state, folder / written.directory, _logprobs_of_engine(engine))
-
-
-def _make_model(family: str, directory: Path) -> Path:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family]})).float()
-    model.save_pretrained(directory)
-    load_tokenizer(tiny_directory()).save_pretrained(directory)
-    return directory
 
 
 def _with_random_weights(engine: Engine) -> AdapterState:

@@ -169,12 +169,13 @@ IN_EVERY_RUN = (
 
 
 @functools.cache
-def family_directory(model_type: str) -> Path:
-    """A model directory that is removed when the run ends."""
-    config = AutoConfig.for_model(model_type, **{**SIZES, **FAMILIES[model_type]})
-    torch.manual_seed(0)
+def family_directory(model_type: str, **sizes: int) -> Path:
+    """A model directory that is removed when the run ends; `sizes` stand for the family's own."""
+    config = AutoConfig.for_model(model_type, **{**SIZES, **FAMILIES[model_type], **sizes})
     directory = folder_of_whole_run(f"{model_type}-")
-    AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).float().save_pretrained(directory)
     AutoTokenizer.from_pretrained(tiny_directory()).save_pretrained(directory)
     return directory
 

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.engine.expert_adapters import HIDDEN, NAME, RANK, expert_adapter
 from tinsmith_trainer.engines.expert_layouts import fused, one_by_one
 from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
-
-EXPERTS, RANK, WIDTH, HIDDEN = 3, 2, 5, 4
-NAME = "model.layers.0.mlp.experts"
-
-
-def adapter(*, gated: bool = True) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(0)
-    shapes = {"w1": ((1, RANK, HIDDEN), (EXPERTS, WIDTH, RANK)), "w2": ((EXPERTS, RANK, WIDTH), (1, HIDDEN, RANK))}
-    if gated:
-        shapes["w3"] = shapes["w1"]
-    return {
-        f"{NAME}.{part}.lora_{letter}": draw.normal(size=shape).astype(np.float32)
-        for part, both in shapes.items()
-        for letter, shape in zip("AB", both, strict=True)
-    }
 
 
 def came_back(given: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> bool:
@@ -32,13 +18,13 @@ def came_back(given: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> b
 @pytest.mark.parametrize("by_turns", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 def test_fused_parameters_come_apart(gated: bool, by_turns: bool) -> None:
-    given = adapter(gated=gated)
+    given = expert_adapter(gated=gated)
     assert came_back(given, fused(given, RANK, 8.0, {NAME} if by_turns else ()).tensors)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_experts_one_by_one_come_together(gated: bool) -> None:
-    given = adapter(gated=gated)
+    given = expert_adapter(gated=gated)
     assert came_back(given, one_by_one(given))
 
 
@@ -48,14 +34,14 @@ def test_other_tensors_pass() -> None:
 
 
 def test_an_adapter_that_mixes_gate_and_up_is_refused() -> None:
-    tensors = fused(adapter(), RANK, 8.0, ()).tensors
+    tensors = fused(expert_adapter(), RANK, 8.0, ()).tensors
     tensors[f"{NAME}.base_layer.lora_B"][:] = 1
     with pytest.raises(ValueError, match="mixes gate and up"):
         experts_of_tinker(tensors, RANK)
 
 
 def test_an_expert_that_is_missing_is_named() -> None:
-    tensors = one_by_one(adapter())
+    tensors = one_by_one(expert_adapter())
     del tensors[f"{NAME}.1.up_proj.lora_A"]
     with pytest.raises(ValueError, match=r"lacks up_proj\.lora_A of an expert"):
         experts_of_tinker(tensors, RANK)
