@@ -88,7 +88,9 @@ FAMILIES: Mapping[str, Config] = {
     "gemma2": {**HEADS, "sliding_window": 24, "final_logit_softcapping": 3.0},
     "gemma3_text": {**HEADS, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
     "gemma4_text": {
-        **HEADS,
+        # Its scores are not scaled down: with heads of 16 a gradient is what large terms leave of each other.
+        "head_dim": 32,
+        "global_head_dim": 64,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 304,
         "initializer_range": 0.2,
