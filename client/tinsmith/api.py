@@ -23,6 +23,9 @@ RETRY_SECONDS = 1.0
 REFUSALS = (408, 413, 422, 429, 503, 507)
 """Whose `detail` is for people; without one, the answer is not of this protocol."""
 
+FROM_PROXIES = (502, 504)
+"""Between this program and the server, which goes on."""
+
 
 class ApiError(Exception):
     """No usable answer. `str(error)` says from where, and what came instead."""
@@ -181,6 +184,8 @@ class Api:
             if not self._has_key:
                 raise KeyRefused(f"{self.base_url} wants a key, and {API_KEY_VARIABLE} is not set")
             raise KeyRefused(f"{self.base_url} refuses the key: {_sentence(response)}")
+        if response.status_code in FROM_PROXIES:
+            raise NotYet(f"{self.base_url} has not answered in time: {_summary(response)}")
         if response.status_code in REFUSALS and (detail := _detail(response)) is not None:
             refusal = NotYet if response.status_code == httpx.codes.SERVICE_UNAVAILABLE else RequestRefused
             raise refusal(f"{self.base_url} refuses: {detail}")

@@ -32,9 +32,10 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "RETRY_SECONDS", 0.0)
 
 
-def test_a_base_model_that_is_still_loading_is_waited_for() -> None:
+@pytest.mark.parametrize("answer", [LOADING, (504, "<html>A proxy</html>")], ids=["loading", "a proxy's"])
+def test_what_takes_long_is_waited_for(answer: Answer) -> None:
     made = (200, {"tinker_path": "tinker://run/weights/adapter"})
-    with stub_server(InTurn(LOADING, LOADING, made)) as url, Api(url, GOOD_KEY) as server:
+    with stub_server(InTurn(answer, answer, made)) as url, Api(url, GOOD_KEY) as server:
         assert server.finish_upload("upload") == "tinker://run/weights/adapter"
 
 
