@@ -10,6 +10,8 @@ NAME := dev
 NODES := 1
 SEED := 1
 KILLS := 200
+# Of the tree that a run on GPUs is of, where git cannot say it.
+COMMIT :=
 # Targets that are to run beside the tests.
 ALSO :=
 CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
@@ -41,7 +43,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster demo-kind test test-unit test-gpu test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+.PHONY: help venv demo demo-cluster demo-kind test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
     test-nodes test-clusters test-elsewhere test-vllm vllm-environment zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -96,6 +98,9 @@ vllm-environment: venv ## install vLLM's build for CPUs, once, in an environment
 
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
+
+gpu-run: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## those and a benchmark in ten minutes, written to docs/gpu-runs.toml; PYTHON=python3 and COMMIT=… if you like
+	PYTHONPATH=scripts $(PYTHON) scripts/gpu_run.py $(COMMIT:%=--commit %)
 
 test-other-pythons: venv ## imports on each other Python that is installed; on the newest the units without PyTorch
 	@for version in $(OTHER_PYTHONS); do \

@@ -128,6 +128,17 @@ def gpu_runs_table() -> str:
     return table(("Promise", "Needs", "Last run"), gpu_reference.run_rows())
 
 
+def gpu_benchmarks_table() -> str:
+    header = (
+        "Model and step",
+        "Tokens per second",
+        "Beside a bare PEFT loop",
+        "Peak of memory",
+        "Sampled tokens per second",
+    )
+    return table((*header, "Run"), gpu_reference.benchmark_rows())
+
+
 def conditions_table() -> str:
     return table(("Condition", "When it is True"), resource_reference.condition_rows())
 
@@ -162,6 +173,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "pool-spec": ("sampler-pool.md", lambda: spec_table(chart_reference.POOL_CRD)),
     "pool-status": ("sampler-pool.md", lambda: status_table(chart_reference.POOL_CRD)),
     "gpu-runs": ("gpu.md", gpu_runs_table),
+    "gpu-benchmarks": ("gpu.md", gpu_benchmarks_table),
     "nemo-rl-sizing": ("nemo-rl.md", lambda: table(nemo_rl_sizing.HEADER, nemo_rl_sizing.rows())),
     "conditions": ("conditions.md", conditions_table),
     "stuck": ("conditions.md", lambda: reasons_table(Progress.STUCK)),

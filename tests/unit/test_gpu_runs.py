@@ -71,3 +71,11 @@ def test_what_never_ran_is_said_not_to_have_run(tmp_path: Path, monkeypatch: pyt
         ("[b c](../a)", "x", "not yet run"),
         ("[d](../a)", "y", "run on H100 at commit 0123abc, 2026-11-30"),
     ]
+
+
+def test_writing_what_was_read_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = gpu_reference.RUNS.read_text()
+    tests, benchmarks = gpu_reference.entries(), gpu_reference.entries("benchmark")
+    monkeypatch.setattr(gpu_reference, "RUNS", tmp_path / "runs.toml")
+    gpu_reference.write(tests, benchmarks)
+    assert gpu_reference.RUNS.read_text() == text
