@@ -791,6 +791,7 @@ class SaveWeights(_message.Message):
     NAME_TAKEN_FIELD_NUMBER: _builtins.int
     SEEN_EVENT_ID_FIELD_NUMBER: _builtins.int
     SAMPLING_SESSION_ID_FIELD_NUMBER: _builtins.int
+    AGE_RECIPIENTS_FIELD_NUMBER: _builtins.int
     kind: Global___CheckpointKind.ValueType
     name: _builtins.str
     """empty for EPHEMERAL"""
@@ -804,6 +805,10 @@ class SaveWeights(_message.Message):
     """EPHEMERAL: the sampling session this save opens."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def age_recipients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """EXTERNAL: files are encrypted for these age recipients; none: they are not."""
+
     def __init__(
         self,
         *,
@@ -816,10 +821,11 @@ class SaveWeights(_message.Message):
         name_taken: _builtins.bool = ...,
         seen_event_id: _builtins.int = ...,
         sampling_session_id: _builtins.str = ...,
+        age_recipients: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds", "has_user_metadata", b"has_user_metadata", "kind", b"kind", "name", b"name", "name_taken", b"name_taken", "overwrite", b"overwrite", "sampling_session_id", b"sampling_session_id", "seen_event_id", b"seen_event_id", "ttl_seconds", b"ttl_seconds", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds", "age_recipients", b"age_recipients", "has_user_metadata", b"has_user_metadata", "kind", b"kind", "name", b"name", "name_taken", b"name_taken", "overwrite", b"overwrite", "sampling_session_id", b"sampling_session_id", "seen_event_id", b"seen_event_id", "ttl_seconds", b"ttl_seconds", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ttl_seconds: _TypeAlias = _typing.Literal["ttl_seconds"]  # noqa: Y015
     _WhichOneofArgType__ttl_seconds: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds"]  # noqa: Y015

@@ -28,6 +28,7 @@ TTL_MAX_SECONDS = 10 * 365 * 24 * 3600
 MAX_SAMPLES = 1024
 MAX_STOPS = 1024
 MAX_TAGS = 64
+MAX_AGE_RECIPIENTS = 10
 # Pages hold a thousand rows, and each row is read by many requests.
 METADATA_BYTES = 8192
 METADATA_KEYS = 128
@@ -214,7 +215,7 @@ class SaveWeightsExternalRequest(Request):
     seq_id: int
     path: Name
     ttl_seconds: TtlSeconds | None = None
-    age_encryption_recipients: Words | None = None
+    age_encryption_recipients: Annotated[Words, Field(max_length=MAX_AGE_RECIPIENTS)] | None = None
 
 
 class LoadWeightsRequest(Request):
