@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 
 import pyrage
+from typing_extensions import Buffer, override
 
 from tinsmith_trainer.durable_files import Pieces
 from tinsmith_trainer.errors import UserError
@@ -41,15 +42,18 @@ class _Reader(io.RawIOBase):
     def __init__(self, content: Pieces) -> None:
         self._pieces = [memoryview(piece) for piece in content]
 
+    @override
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    @override
+    def readinto(self, buffer: Buffer, /) -> int:
         while self._pieces and not self._pieces[0]:
             del self._pieces[0]
         if not self._pieces:
             return 0
-        size = min(len(buffer), len(self._pieces[0]))
-        buffer[:size] = self._pieces[0][:size]
+        target = memoryview(buffer)
+        size = min(len(target), len(self._pieces[0]))
+        target[:size] = self._pieces[0][:size]
         self._pieces[0] = self._pieces[0][size:]
         return size
