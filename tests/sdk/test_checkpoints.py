@@ -208,6 +208,18 @@ def test_an_external_export_loads_in_plain_peft_with_the_same_logprobs(
     )
 
 
+def test_a_copy_goes_on_as_what_it_was_made_of(
+    client: tinker.ServiceClient, model: tinker.TrainingClient, rest: tinker.RestClient
+) -> None:
+    source = model.save_state("to-copy").result().path
+    copy = rest.copy_weights(source, "another-project").result()
+    rest.delete_checkpoint_from_tinker_path(source).result()
+    resumed = client.create_training_client_from_state_with_optimizer(copy).result()
+    for run in (model, resumed):
+        train(run, rounds=1)
+    assert logprobs(resumed) == logprobs(model)
+
+
 def test_the_cookbook_downloads_a_training_checkpoint_that_only_it_can_read(
     server: ServedInstallation, model: tinker.TrainingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

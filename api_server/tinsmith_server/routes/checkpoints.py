@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, cast
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import StreamingResponse
 
 from tinsmith_server.routes.bodies import body_as
@@ -13,10 +13,11 @@ from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.checkpoints.checkpoints import TrainingRun
 from tinsmith_server.store.records import Checkpoint
 from tinsmith_server.wire.ids import KIND_OF_TYPE, CheckpointType, PathKind, TinkerPath
-from tinsmith_server.wire.requests import TtlRequest, WeightsInfoRequest
+from tinsmith_server.wire.requests import CopyWeightsRequest, TtlRequest, WeightsInfoRequest
 from tinsmith_server.wire.responses import (
     CheckpointResponse,
     CheckpointsResponse,
+    CopyWeightsResponse,
     Cursor,
     Empty,
     ExternalUrlsResponse,
@@ -116,6 +117,18 @@ async def download(token: str, path: str, services: ServicesDep) -> StreamingRes
     return StreamingResponse(
         found.parts, media_type="application/octet-stream", headers={"content-length": str(found.size_bytes)}
     )
+
+
+@router.post("/copy_weights", openapi_extra=takes(CopyWeightsRequest))
+async def copy_weights(
+    body: Annotated[CopyWeightsRequest, Depends(body_as(CopyWeightsRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+    x_tinker_weights_access_token: Annotated[str | None, Header()] = None,
+    x_idempotency_key: Annotated[str | None, Header()] = None,
+) -> CopyWeightsResponse:
+    copy = services.copies.copy(tenant, body, x_tinker_weights_access_token, x_idempotency_key)
+    return CopyWeightsResponse(tinker_path=await copy)
 
 
 @router.post("/weights_info", openapi_extra=takes(WeightsInfoRequest), response_model_exclude_none=True)

@@ -43,6 +43,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/retrieve_future": SMALL_BYTES,
     "/cancel_future": SMALL_BYTES,
     "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
+    "/copy_weights": SMALL_BYTES,
     "/weights_info": SMALL_BYTES,
     "/external_weights_upload_start": SMALL_BYTES,
     "/external_weights_upload_finish": SMALL_BYTES,

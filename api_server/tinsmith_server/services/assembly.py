@@ -14,6 +14,7 @@ from tinsmith_server.services.background.leases import Leases
 from tinsmith_server.services.background.reaper import LostWorkers, Reaper
 from tinsmith_server.services.background.tasks import Background
 from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
+from tinsmith_server.services.checkpoints.copies import Copies
 from tinsmith_server.services.checkpoints.download_links import DownloadLinks
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
@@ -50,6 +51,7 @@ class Services:
     dispatch: Dispatch
     futures: Futures
     checkpoints: Checkpoints
+    copies: Copies
     exports: DownloadLinks
     imports: AdapterImports
     capabilities: Capabilities
@@ -67,7 +69,9 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
     delivery = Delivery(store, fleet)
     freed = Changes()
     events = Events(store, fleet, retention, delivery, freed)
-    lookup = CheckpointLookup(store, events, clock)
+    static_key = settings.api_key.get_secret_value() if settings.api_key else None
+    keys = Keys(store, static_key, clock)
+    lookup = CheckpointLookup(store, events, keys, clock)
     sessions = Sessions(store, clock)
     holdings = Holdings(store, settings)
     placement = Placement(store, fleet, freed, settings.places_for_others, clock)
@@ -103,10 +107,9 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
     imports = AdapterImports(store, fleet, uploads, holdings.checkpoints, settings, clock)
     long_polls = LongPolls()
     leases = Leases(store, fleet)
-    static_key = settings.api_key.get_secret_value() if settings.api_key else None
     return Services(
         settings=settings,
-        keys=Keys(store, static_key, clock),
+        keys=keys,
         sessions=sessions,
         models=models,
         operations=Operations(sessions, models, binding, delivery, fleet, requests, holdings.queued),
@@ -115,6 +118,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         futures=Futures(models, sampling, binding, fleet, events, long_polls, settings.poll_hold_seconds),
         checkpoints=checkpoints,
         imports=imports,
+        copies=Copies(store, files, lookup, holdings.checkpoints, clock),
         exports=DownloadLinks(store, checkpoints, files, settings.external_url_seconds, clock),
         capabilities=Capabilities(fleet, inspection),
         inspection=inspection,

@@ -334,6 +334,16 @@ class UploadFinishRequest(Request):
     upload_id: str
 
 
+class CopyWeightsRequest(Request):
+    """Into a run of its own, in a project or in none; what says another place is refused (the SDK does not)."""
+
+    source_path: str
+    destination_project_id: str | None = Field(None, max_length=256)
+    ttl_seconds: TtlSeconds | None = None
+    session_id: None = None
+    model_seq_id: None = None
+
+
 class WeightsInfoRequest(Request):
     tinker_path: str
 

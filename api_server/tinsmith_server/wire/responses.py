@@ -188,6 +188,10 @@ class UploadFinishResponse(Response):
     tinker_path: str
 
 
+class CopyWeightsResponse(Response):
+    tinker_path: str
+
+
 class WeightsInfoResponse(Response):
     base_model: str
     is_lora: bool = True

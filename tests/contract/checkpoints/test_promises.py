@@ -148,6 +148,18 @@ def test_a_server_reads_what_a_worker_wrote(root: str) -> None:
         files.read(written.directory, "never")
 
 
+def test_a_copy_that_a_server_makes_is_the_same_checkpoint_elsewhere(root: str) -> None:
+    state = trained_state()
+    written = write(root, state=state)
+    files = CheckpointFiles(root)
+    files.copy(written.directory, "weights/copy/0-0")
+    files.remove(written.directory)
+    copy = replace(written, directory="weights/copy/0-0")
+    assert read(root, copy).tensors.keys() == state.tensors.keys()
+    with pytest.raises(FileNotFoundError):
+        files.copy(written.directory, "weights/other/0-0")
+
+
 def test_removing_is_repeatable_and_takes_no_neighbour_along(root: str) -> None:
     files = CheckpointFiles(root)
     one, ten = write(root, seq_id=1, epoch=1), write(root, seq_id=1, epoch=10, state=trained_state(seed=2))

@@ -110,7 +110,9 @@ class SubmitRequests:
     async def load_weights(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:
         try:
             request = LoadWeightsRequest.model_validate(body)
-            checkpoint = await self._lookup.readable(model.tenant, request.path, "training")
+            checkpoint = await self._lookup.readable(
+                model.tenant, request.path, "training", request.weights_access_token
+            )
         except ValidationError as error:
             return _rejected(model, seq_id, worker_pb2.LOAD_WEIGHTS, sentence(error))
         except CheckpointRefused as error:
