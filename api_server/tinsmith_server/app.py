@@ -15,6 +15,7 @@ from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
 from tinsmith_server.metrics.workers import DescribedWorker
 from tinsmith_server.routes import (
     adapter_imports,
+    auth,
     checkpoints,
     futures,
     sampling,
@@ -44,6 +45,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     service.router,
     checkpoints.router,
     adapter_imports.router,
+    auth.router,
     unsupported.router,
 )
 

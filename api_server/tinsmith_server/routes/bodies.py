@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import BodyTooLarge, TooBusy, Unprocessable
-from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, key_name, path_of
+from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, path_of
 from tinsmith_server.routes.uploads import AccountDep, Body, limit_of, over, receive
 from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.services.assembly import Services
@@ -96,7 +96,7 @@ async def read_sample(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
 ) -> SampleSubmission:
     """The sample as a sampler is given it. Raises Unprocessable where its ids, or its JSON, cannot be read."""
-    services.admission.rates.sampled.admit(key_name(key))
+    services.admission.rates.sampled.admit(services.keys.counted_as(key))
     body = await _whole(request, services, account)
 
     def submission() -> SampleSubmission:
@@ -135,7 +135,7 @@ async def read_forward_backward(
         account.give_back(limit - len(operation.payload))
     else:
         operation.payload, operation.zstd = body.content, encoding == "zstd"
-    await _charge(services, tenant, key_name(key), operation)
+    await _charge(services, tenant, services.keys.counted_as(key), operation)
     if head.loss_fn == "stable_reinforce" and services.settings.map_stable_reinforce:
         response.headers["x-deprecation-note"] = STABLE_REINFORCE_NOTE
     return operation

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import Depends, Query, Request, Security
 from fastapi.security import APIKeyHeader
 
-from tinsmith_server.services.accounts.keys import hash_key
 from tinsmith_server.services.assembly import Services
 
 # What the SDK sends by itself, and however often it likes.
@@ -22,11 +21,6 @@ async def get_services(request: Request) -> Services:
     return services
 
 
-def key_name(key: str | None) -> str:
-    """What a key is called where things are counted by keys."""
-    return hash_key(key or "")
-
-
 async def authenticate(
     request: Request,
     services: Annotated[Services, Depends(get_services)],
@@ -35,7 +29,7 @@ async def authenticate(
     """The tenant. Raises AuthenticationFailed, and TooBusy for a key that asks for too much in a minute."""
     tenant = await services.keys.authenticate(key)
     if path_of(request) not in UNCOUNTED:
-        services.admission.rates.admit_request(key_name(key))
+        services.admission.rates.admit_request(services.keys.counted_as(key))
     return tenant
 
 

@@ -10,9 +10,6 @@ from tinsmith_server.errors import NotSupportedYet
 from tinsmith_server.routes.dependencies import Tenant
 
 UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
-    ("POST", "/auth/token", "exchanging keys for tokens"),
-    ("GET", "/auth/apikey/me", "looking up one's own key"),
-    ("DELETE", "/auth/apikey/me", "revoking one's own key"),
     ("POST", "/join_sampling_session", "numbering sampling clients on the server"),
     ("POST", "/retrieve_futures", "polling many samples at once"),
     ("POST", "/create_custom_loss", "running custom losses on the server"),

@@ -23,10 +23,36 @@ class HealthResponse(Response):
 class ClientConfigResponse(Response):
     """Feature flags of the SDK; those left out keep its defaults."""
 
-    pjwt_auth_enabled: bool = False
+    pjwt_auth_enabled: bool
     proto_compress_fwdbwd: bool
     sample_use_retrieve_futures: bool = False
     custom_loss_server_side: bool = False
+
+
+class TokenResponse(Response):
+    jwt: str
+
+
+class OrganizationName(Response):
+    name: str
+
+
+class UserAddress(Response):
+    email: str
+
+
+class KeyDetails(Response):
+    """Of the vendor's accounts; here there are tenants."""
+
+    org_details: OrganizationName
+    user_details: UserAddress
+
+
+class KeyResponse(Response):
+    key_id: int
+    name: str
+    note: str
+    details: KeyDetails
 
 
 class DynamicConfigResponse(Response):
