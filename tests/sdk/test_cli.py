@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinker
 from click.testing import CliRunner, Result
 from support.server.attacked_server import PROGRAM
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinker.cli.__main__ import main_cli
+from tinker.types import SessionSearchRequest
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
 from .conftest import MODEL
@@ -85,3 +87,13 @@ def test_models_runs_and_checkpoints_are_listed(shell: Shell, installation: Serv
     assert shell.run("checkpoint", "set-ttl", path, "--ttl", "7200").exit_code == 0
     assert shell.run("checkpoint", "delete", path, "--yes").exit_code == 0
     assert path not in json.dumps(shell.read("checkpoint", "list", "--run-id", run))
+
+
+@pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
+def test_sessions_are_searched_and_moved_by_the_sdk(installation: ServedInstallation) -> None:
+    body = {"tags": [], "user_metadata": {}, "sdk_version": "0", "display_name": "to be found"}
+    session_id = installation.post("/api/v1/create_session", body).json()["session_id"]
+    rest = tinker.RestClient(base_url=installation.url, api_key=API_KEY)
+    rest.assign_session_project(session_id, "there").result()
+    (found,) = rest.search_sessions(SessionSearchRequest(display_name="found", project_ids=["there"])).result().sessions
+    assert (found.session_id, found.project_id, found.checkpoints_count) == (session_id, "there", 0)

@@ -30,6 +30,8 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/create_session": LARGER_BYTES,
     "/session_heartbeat": SMALL_BYTES,
     "/sessions/{session_id}/finish": SMALL_BYTES,
+    "/sessions/{session_id}/project": SMALL_BYTES,
+    "/sessions/search": LARGER_BYTES,
     "/create_model": LARGER_BYTES,
     "/get_info": SMALL_BYTES,
     "/forward_backward": "max_body_bytes",

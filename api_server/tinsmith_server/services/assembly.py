@@ -8,6 +8,7 @@ from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.services.accounts.admission import Admission
 from tinsmith_server.services.accounts.holdings import Holdings
 from tinsmith_server.services.accounts.keys import Keys
+from tinsmith_server.services.accounts.session_search import SessionSearch
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.background.inspection import Capabilities, Inspection, Readiness
 from tinsmith_server.services.background.leases import Leases
@@ -45,6 +46,7 @@ class Services:
     settings: Settings
     keys: Keys
     sessions: Sessions
+    session_search: SessionSearch
     models: Models
     operations: Operations
     sampling: Sampling
@@ -111,6 +113,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         settings=settings,
         keys=keys,
         sessions=sessions,
+        session_search=SessionSearch(store),
         models=models,
         operations=Operations(sessions, models, binding, delivery, fleet, requests, holdings.queued),
         sampling=sampling,

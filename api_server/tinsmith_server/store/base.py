@@ -12,6 +12,7 @@ from tinsmith_server.store.records import (
     CheckpointType,
     FinalState,
     FinishType,
+    Kept,
     Line,
     Model,
     ModelState,
@@ -52,6 +53,14 @@ class Store(Protocol):
 
     async def get_session(self, session_id: str) -> Session | None: ...
     async def list_sessions(self, tenant: str, limit: int, offset: int) -> Page[Session]: ...
+    async def sessions_behind(
+        self, tenant: str, position: tuple[datetime, str] | None, limit: int
+    ) -> Sequence[Session]:
+        """Newest first, those that come after the one with this time of creation and id; None: from the newest on."""
+
+    async def assign_project(self, tenant: str, session_id: str, project_id: str) -> bool:
+        """False when the tenant has no such session."""
+
     async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
         """Notes a sign of life unless the session is finished; returns the session as it is then."""
 
@@ -170,6 +179,9 @@ class Store(Protocol):
 
     async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
         """Newest first, without ephemeral ones."""
+
+    async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:
+        """Named checkpoints of each session's models; sessions without any are missing."""
 
     async def checkpoint_bytes(self, tenant: str) -> int:
         """Of all that it has, without ephemeral ones."""

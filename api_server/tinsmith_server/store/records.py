@@ -174,6 +174,14 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Named checkpoints: how many there are, and their bytes."""
+
+    checkpoints: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
     """Some rows of a longer list, newest first."""
 

@@ -28,6 +28,11 @@ class Token:
     expires: float
 
 
+def tenant_urn(tenant: str) -> str:
+    """What a tenant is called where the vendor's have users."""
+    return f"{ISSUER}:tenant:{tenant}"
+
+
 class Tokens:
     """Signed with a secret of the store, so that any replica reads what another has issued."""
 
@@ -41,7 +46,7 @@ class Tokens:
         now = self._clock()
         claims = {
             "iss": ISSUER,
-            "sub": f"{ISSUER}:tenant:{tenant}",
+            "sub": tenant_urn(tenant),
             "org_id": tenant,
             "email": "",
             "key": key_hash,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from tinsmith_server.store.queries.base import (
     to_record,
     values,
 )
-from tinsmith_server.store.records import LIVE, Checkpoint, CheckpointType, Page
+from tinsmith_server.store.records import LIVE, Checkpoint, CheckpointType, Kept, Page
 from tinsmith_server.store.tables import (
     TOMBSTONE,
     UNNAMED,
@@ -54,6 +54,19 @@ class CheckpointQueries(Queries):
     async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
         query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
         return await self._read_page(Checkpoint, query, limit, offset)
+
+    async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:
+        query = (
+            select(models.c.session_id, func.count(), func.sum(checkpoints.c.size_bytes))
+            .join_from(checkpoints, models, checkpoints.c.run_id == models.c.model_id)
+            .where(models.c.session_id.in_(session_ids), _NOT_DELETED, ~_EPHEMERAL)
+            .group_by(models.c.session_id)
+        )
+
+        async def read(connection: AsyncConnection) -> Mapping[str, Kept]:
+            return {row[0]: Kept(row[1], int(row[2])) for row in await connection.execute(query)}
+
+        return await self._database.read(read)
 
     async def checkpoint_bytes(self, tenant: str) -> int:
         held = (checkpoints.c.tenant == tenant) & _NOT_DELETED & ~_EPHEMERAL
