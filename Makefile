@@ -43,7 +43,7 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster demo-kind test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
     test-nodes test-clusters test-elsewhere test-vllm vllm-environment zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
@@ -68,6 +68,9 @@ demo-cluster: venv ## the same on a Kubernetes made here (as root) or on yours: 
 
 demo-kind: venv ## the same on a Kubernetes that kind makes, where Docker or podman runs
 	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py --kind
+
+kind-node-image: venv ## where no registry can be reached: build kind, and make the image of its nodes (as root, on Debian)
+	PYTHONPATH=testcluster:scripts $(BIN)/python scripts/kind_node_image.py
 
 test: venv ## every test this machine can run, on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
