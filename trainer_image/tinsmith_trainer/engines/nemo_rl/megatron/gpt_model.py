@@ -157,6 +157,9 @@ def _transformer_config(architecture: Architecture, parallelism: Parallelism, dt
         perform_initialization=False,
         params_dtype=dtype,
         pipeline_dtype=dtype,
+        # Microbatches are as long as their own datums: stages tell each other the shape of each.
+        variable_seq_lengths=parallelism.pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # asked even without experts: the default has one shape for all
         bf16=dtype == torch.bfloat16,
         cuda_graph_scope=[],  # its default is deprecated, and says so at every start
         calculate_per_token_loss=True,

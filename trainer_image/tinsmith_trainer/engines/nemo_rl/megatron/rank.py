@@ -38,7 +38,7 @@ class Step(Protocol):
 
 class Schedule(Protocol):
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Results on the last pipeline stage, nothing on the others. Where there are stages, all are of one shape."""
+        """Results on the last pipeline stage, nothing on the others. Microbatches may be of several shapes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class MegatronSchedule:
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
         """One result a microbatch on the last stage, none on the others."""
         collected: list[RowResults] = []
-        rows, length = microbatches[0][INPUT_IDS].shape
+        rows, length = microbatches[0][INPUT_IDS].shape  # stages ask each other for those of the others
         with torch.set_grad_enabled(not forward_only):
             get_forward_backward_func()(
                 forward_step_func=partial(self._forward, loss=loss, collected=collected),
