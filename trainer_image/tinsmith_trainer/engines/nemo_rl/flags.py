@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
@@ -14,18 +15,23 @@ DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 """The flags whose product is how many ranks hold one copy of a model."""
 
 
+RankRecompute = Literal["none", "mlp", "layers"]
+"""What of each layer ranks compute again in backward, not to keep it till then: nothing, its feed-forward, or all."""
+
+
 @dataclass(frozen=True, slots=True)
 class NemoRlSettings:
     """Limits in adapters, ranks of LoRA and tokens.
 
     Every adapter takes the memory of one of `max_rank` on all modules. `token_budget`: tokens of a microbatch on one
     data-parallel copy of the model; longer datums go alone. It decides how sums are rounded: changing it between
-    a crash and its replay changes bits.
+    a crash and its replay changes bits. `recompute` changes none.
     """
 
     adapter_slots: int = 64
     max_rank: int = 128
     token_budget: int = DEFAULT_TOKEN_BUDGET
+    recompute: RankRecompute = "none"
     map_stable_reinforce: bool = True
 
 
@@ -125,6 +131,13 @@ def ranks_wanted(flags: RankFlags) -> RanksWanted:
     if parallelism.world_size % nodes:
         raise ValueError(f"--ranks {ranks} cannot be spread evenly over --nodes {nodes}: {_multiples(ranks, nodes)}")
     return RanksWanted(parallelism, in_process, nodes, gpus_per_node, flags.ray_address)
+
+
+def rank_recompute(given: Literal["auto"] | RankRecompute | None, *, on_gpus: bool) -> RankRecompute:
+    """What `--recompute` comes to; by itself layers on GPUs, whose memory is dear, and nothing on CPUs."""
+    if given is None or given == "auto":
+        return "layers" if on_gpus else "none"
+    return given
 
 
 def _ranks(flags: RankFlags, nodes: int, gpus_per_node: int) -> int:

@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.engines.nemo_rl.flags import RanksWanted, ranks_wanted
+from tinsmith_trainer.engines.nemo_rl.flags import RanksWanted, rank_recompute, ranks_wanted
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.options import UsageError, WorkerOptions, parse_options
 
@@ -40,6 +40,14 @@ def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> Non
     assert wanted(*flags, "--ray-address=head:6379").described()["where"] == "Ray at head:6379"
     assert wanted().described()["where"] == "this process"
     assert wanted("--nodes=2", "--gpus-per-node=8", "--no-sampling").described()["gpus_per_node"] == 8
+
+
+def test_layers_are_computed_again_on_gpus_and_nothing_on_cpus_unless_it_is_said() -> None:
+    by_itself = [rank_recompute(None, on_gpus=on_gpus) for on_gpus in (True, False)]
+    assert by_itself == ["layers", "none"]
+    assert [rank_recompute("auto", on_gpus=on_gpus) for on_gpus in (True, False)] == by_itself
+    said = parsed("--engine=nemo-rl", "--recompute=mlp").recompute
+    assert rank_recompute(said, on_gpus=True) == rank_recompute(said, on_gpus=False) == "mlp"
 
 
 @pytest.mark.parametrize("ranks", [(), ("--ranks=16",)], ids=["implied", "said"])

@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer  # noqa: F401
     from megatron.core import __version__ as installed_version
+    from megatron.core.tensor_parallel import random
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
 WRITTEN_FOR = "0.16."
@@ -114,10 +115,17 @@ def _no_random_states(*_: Any, **__: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def _no_random_state(*_: Any, **__: Any) -> Tensor:
+    """What a layer is computed again with."""
+    return torch.empty(0, dtype=torch.uint8)
+
+
 _STAND_INS: Mapping[tuple[object, str], _Answer] = {
     (torch.cuda, "current_device"): _current_device,
     (torch.cuda, "synchronize"): _nothing,
     (CudaRNGStatesTracker, "fork"): _no_random_states,
+    (random, "_get_cuda_rng_state"): _no_random_state,
+    (random, "_set_cuda_rng_state"): _nothing,
 }
 
 

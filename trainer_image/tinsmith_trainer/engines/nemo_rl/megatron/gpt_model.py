@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from typing_extensions import override
 
+from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
 from tinsmith_trainer.engines.nemo_rl.megatron.architecture import (
     Architecture,
     check_cpu_dimensions,
@@ -81,7 +83,12 @@ def initialise_parallel(parallelism: Parallelism, rank: int) -> None:
 
 
 def build_megatron_model(
-    directory: Path, parallelism: Parallelism, *, max_rank: int, dtype: torch.dtype = torch.float32
+    directory: Path,
+    parallelism: Parallelism,
+    *,
+    max_rank: int,
+    dtype: torch.dtype = torch.float32,
+    recompute: RankRecompute = "none",
 ) -> MegatronModel:
     """This rank's part, after `initialise_parallel`. The adapter's tensors are float32 whatever `dtype` the base has.
 
@@ -94,7 +101,7 @@ def build_megatron_model(
     check_divisible(directory, architecture, parallelism)
     part = Part(parallel_state.get_tensor_model_parallel_rank(), parallelism.tensor)
     with cpu_megatron():
-        chunk = _build_chunk(architecture, parallelism, dtype)
+        chunk = _build_chunk(architecture, parallelism, dtype, recompute)
         with Checkpoint(directory) as checkpoint:
             Loader(checkpoint, architecture, part).load(chunk)
         _set_rotary_frequencies(chunk, config)
@@ -103,11 +110,13 @@ def build_megatron_model(
     return MegatronModel(chunk, lora)
 
 
-def _build_chunk(architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype) -> Any:
+def _build_chunk(
+    architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype, recompute: RankRecompute
+) -> Any:
     is_first = parallel_state.is_pipeline_first_stage()
     is_last = parallel_state.is_pipeline_last_stage()
     model = GPTModel(
-        config=_transformer_config(architecture, parallelism, dtype),
+        config=_transformer_config(architecture, parallelism, dtype, recompute),
         transformer_layer_spec=_layer_spec(architecture),
         vocab_size=Part(0, parallelism.tensor).width(architecture.vocab_size) * parallelism.tensor,
         max_sequence_length=architecture.max_sequence_length,
@@ -119,7 +128,14 @@ def _build_chunk(architecture: Architecture, parallelism: Parallelism, dtype: to
     )
     if architecture.tied_embeddings and is_first and is_last:
         model.output_layer.weight = model.embedding.word_embeddings.weight
+    if recompute == "layers" and is_first:
+        model.embedding.register_forward_hook(_with_gradient)
     return model.to(dtype)  # its norms are float32 whatever the config says
+
+
+def _with_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+    """Where nothing that goes into a layer has a gradient, it would not be computed again, and its LoRA get none."""
+    return embedded.detach().requires_grad_() if torch.is_grad_enabled() else embedded
 
 
 def _layer_spec(architecture: Architecture) -> Any:
@@ -128,7 +144,16 @@ def _layer_spec(architecture: Architecture) -> Any:
     return spec
 
 
-def _transformer_config(architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype) -> TransformerConfig:
+_RECOMPUTE: Mapping[RankRecompute, Mapping[str, Any]] = {
+    "none": {},
+    "mlp": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    "layers": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+def _transformer_config(
+    architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype, recompute: RankRecompute
+) -> TransformerConfig:
     """Sums everywhere, nothing fused (that is CUDA's), nothing drawn at random."""
     return TransformerConfig(
         num_layers=architecture.layers,
@@ -163,6 +188,7 @@ def _transformer_config(architecture: Architecture, parallelism: Parallelism, dt
         bf16=dtype == torch.bfloat16,
         cuda_graph_scope=[],  # its default is deprecated, and says so at every start
         calculate_per_token_loss=True,
+        **_RECOMPUTE[recompute],
     )
 
 

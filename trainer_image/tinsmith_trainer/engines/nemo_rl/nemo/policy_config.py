@@ -12,6 +12,7 @@ from typing import Any
 
 from tinsmith_trainer.engines.nemo_rl.batches.alignment import EXTRA_COLUMNS
 from tinsmith_trainer.engines.nemo_rl.batches.sharding import length_multiple
+from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
@@ -27,7 +28,8 @@ class NemoModel:
     """What ranks are made for.
 
     `max_tokens` is the longest datum's, `max_rank` the highest rank of an adapter, `token_budget` how many tokens a
-    packed microbatch may have, or those of a longest datum if that is more.
+    packed microbatch may have, or those of a longest datum if that is more, `recompute` what of each layer is
+    computed again in backward.
     """
 
     directory: Path
@@ -37,6 +39,7 @@ class NemoModel:
     max_rank: int
     max_tokens: int
     token_budget: int
+    recompute: RankRecompute = "layers"
 
 
 def policy_config(model: NemoModel, parallelism: Parallelism) -> Config:
@@ -124,9 +127,9 @@ def _megatron(model: NemoModel, parallelism: Parallelism) -> Config:
         "fused_linear_logprobs_chunk_size": 256,
         "force_reconvert_from_hf": False,
         "empty_unused_memory_level": 0,  # no sampling engine shares these GPUs
-        "activation_checkpointing": True,
-        "recompute_granularity": "full",
-        "recompute_modules": None,
+        "activation_checkpointing": model.recompute != "none",
+        "recompute_granularity": "full" if model.recompute == "layers" else "selective",
+        "recompute_modules": None if model.recompute == "layers" else ["mlp"],
         "cuda_graph_impl": "none",
         "cuda_graph_modules": [],
         "cuda_graph_warmup_steps": 3,
