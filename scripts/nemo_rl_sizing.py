@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import get_args
 
+from tinsmith_trainer.engines.nemo_rl.batches.sharding import LOGPROB_CHUNK_TOKENS
 from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
-from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import LOGPROB_CHUNK_TOKENS
 
 GIB = 1024**3
 GPU_GIB = 80
@@ -96,8 +96,8 @@ class Layout:
         kept = 2 * tokens * sizes.kept_values(recompute) * sizes.layers / self.tensor
         # One layer computed anew, and its gradients: two values for each of the projections' inputs and outputs.
         working = 2 * 2 * tokens * sum(sizes.values()) / self.tensor
-        # bfloat16 logits and their gradient, and float32 ones of a chunk with what softmax needs.
-        logits = (2 * 2 * tokens + 3 * 4 * min(tokens, LOGPROB_CHUNK_TOKENS)) * sizes.vocab / self.tensor
+        # Of a chunk of tokens: bfloat16 logits and their gradient, and float32 ones with what softmax needs.
+        logits = (2 * 2 + 3 * 4) * min(tokens, LOGPROB_CHUNK_TOKENS) * sizes.vocab / self.tensor
         return base + adapter + kept + max(working, logits) + OTHERS_GIB * GIB
 
 

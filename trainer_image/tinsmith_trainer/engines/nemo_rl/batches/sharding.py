@@ -20,6 +20,8 @@ from tinsmith_trainer.engines.nemo_rl.batches.batch import INPUT_LENGTHS, NO_ROW
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 
 MAX_ROWS = 8
+LOGPROB_CHUNK_TOKENS = 1024
+"""Tokens whose logits are there at a time: a whole sequence's would not fit beside the model."""
 
 SHORTEST_BESIDE = 0.5
 """A datum joins a microbatch of longer ones unless more than half of its row would be padding."""

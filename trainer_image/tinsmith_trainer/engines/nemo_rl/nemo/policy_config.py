@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tinsmith_trainer.engines.nemo_rl.batches.alignment import EXTRA_COLUMNS
-from tinsmith_trainer.engines.nemo_rl.batches.sharding import length_multiple
+from tinsmith_trainer.engines.nemo_rl.batches.sharding import LOGPROB_CHUNK_TOKENS, length_multiple
 from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 PRECISION = "bfloat16"
-LOGPROB_CHUNK_TOKENS = 1024
-"""Logits become float32 so many tokens at a time: a whole sequence's would not fit beside the model."""
 
 Config = dict[str, Any]
 
@@ -123,7 +121,7 @@ def _megatron(model: NemoModel, parallelism: Parallelism) -> Config:
         "enabled": True,
         "model_overrides": {},
         "checkpoint": {"async_save": False, "ckpt_assume_constant_structure": True},
-        "use_fused_linear_logprobs": False,
+        "use_fused_linear_logprobs": False,  # it knows no targets but the tokens after; see `NemoSchedule`
         "fused_linear_logprobs_chunk_size": 256,
         "force_reconvert_from_hf": False,
         "empty_unused_memory_level": 0,  # no sampling engine shares these GPUs

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tinsmith_trainer.engines.losses import PreparedLoss
+from tinsmith_trainer.engines.nemo_rl.batches.alignment import EXTRA_COLUMNS
 from tinsmith_trainer.engines.nemo_rl.batches.batch import INPUT_IDS, INPUT_LENGTHS, TARGET_IDS, Batch, rows_in
 from tinsmith_trainer.engines.nemo_rl.batches.row_results import RowResults
 from tinsmith_trainer.engines.nemo_rl.nemo.loss import ROWS, TinkerLoss, parallel_logprobs
@@ -33,10 +34,16 @@ class _Cut:
 
 
 class NemoSchedule:
-    """`worker` is a constructed `MegatronPolicyWorkerImpl`."""
+    """`worker` is a constructed `MegatronPolicyWorkerImpl`, whose model's output layer is called from here on.
+
+    But with packing, where NeMo RL cuts sequences out of what the model gave: tensor ranks would have pieces of them.
+    """
 
     def __init__(self, worker: Any) -> None:
+        from tinsmith_trainer.engines.nemo_rl.megatron.unembedding import defer_unembedding
+
         self._worker = worker
+        self._unembedding = None if worker.cfg["sequence_packing"]["enabled"] else defer_unembedding(worker.model)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
         """Every rank of a data index gets the same. The rows' results on the last pipeline stage, else none.
@@ -49,7 +56,7 @@ class NemoSchedule:
         worker = self._worker
         cuts = [self._cut(list(of_one)) for _, of_one in groupby(microbatches, _shapes)]
         count = sum(cut.count for cut in cuts)
-        tinker = TinkerLoss(loss, general=TARGET_IDS in microbatches[0], logprobs=parallel_logprobs)
+        tinker = self._loss(loss, general=TARGET_IDS in microbatches[0])
         metrics = megatron_forward_backward(
             model=worker.model,
             data_iterator=chain.from_iterable(cut.microbatches for cut in cuts),
@@ -62,6 +69,16 @@ class NemoSchedule:
             straggler_timer=worker.mcore_state.straggler_timer,
         )
         return [result for metric in metrics or [] for result in metric[ROWS]]
+
+    def _loss(self, loss: PreparedLoss, *, general: bool) -> TinkerLoss:
+        unembedding = self._unembedding
+        if unembedding is None:
+            return TinkerLoss(loss, by_itself=general, logprobs=parallel_logprobs)
+        return TinkerLoss(
+            loss,
+            by_itself=True,
+            logprobs=lambda hidden, targets: unembedding.logprobs(hidden, targets[:, EXTRA_COLUMNS:]),
+        )
 
     def _cut(self, microbatches: Sequence[Batch]) -> _Cut:
         from nemo_rl.models.megatron.data import get_microbatch_iterator
