@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.moe.experts import SequentialMLP
 from support.engine.contract import IMPORTANCE_SAMPLING, bits, forward_backward, spec, state_bits
 from support.engine.datums import policy_datum, sft_datum
 from support.nemo_rl.engines import engine_over
@@ -17,6 +18,7 @@ from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
 from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import CausalAttention
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.engines.nemo_rl.ranks.in_process import InProcessRank
+from tinsmith_trainer.torch_model.tiny_model import Family
 
 SETTINGS = NemoRlSettings(max_rank=8, token_budget=64)
 SFT = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
@@ -27,11 +29,20 @@ TIMES: dict[RankRecompute, dict[str, int]] = {
 }
 
 
+FEED_FORWARDS: dict[Family, Any] = {"qwen3": MLP, "qwen3-moe": SequentialMLP}
+
+
+@pytest.fixture(params=list(FEED_FORWARDS))
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def calls(family: Family, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Of each layer's two halves, over all layers."""
     counted: Counter[str] = Counter()
-    for half, owner in (("attention", CausalAttention), ("mlp", MLP)):
+    for half, owner in (("attention", CausalAttention), ("mlp", FEED_FORWARDS[family])):
         monkeypatch.setattr(owner, "forward", _counting(owner.forward, counted, half))
     return counted
 
@@ -44,9 +55,9 @@ def _counting(forward: Any, counted: Counter[str], half: str) -> Any:
     return count
 
 
-def trained(recompute: RankRecompute) -> object:
+def trained(family: Family, recompute: RankRecompute) -> object:
     """Every bit of a step, on layers of which the first has frozen embeddings before it."""
-    model = tiny_model()
+    model = tiny_model(family)
     rank = InProcessRank(RankModel(model.directory, Parallelism(), SETTINGS.max_rank, recompute))
     engine = engine_over(rank, model, SETTINGS)
     engine.create_adapter("a", spec(engine))
@@ -56,10 +67,10 @@ def trained(recompute: RankRecompute) -> object:
     return outcomes, state_bits(engine.state("a"))
 
 
-def test_a_step_is_the_same_to_the_bit(calls: Counter[str]) -> None:
-    kept = trained("none")
+def test_a_step_is_the_same_to_the_bit(family: Family, calls: Counter[str]) -> None:
+    kept = trained(family, "none")
     once = Counter(calls)
     for recompute, times in TIMES.items():
         calls.clear()
-        assert trained(recompute) == kept
+        assert trained(family, recompute) == kept
         assert calls == {half: times[half] * once[half] for half in once}

@@ -80,7 +80,7 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--tensor-parallel", type=int, metavar="RANKS", help="ranks that share each matrix")
     flags.add_argument("--pipeline-parallel", type=int, metavar="RANKS", help="ranks that share the layers")
     flags.add_argument("--context-parallel", type=int, metavar="RANKS", help="ranks that share a sequence; GPUs only")
-    flags.add_argument("--expert-parallel", type=int, metavar="RANKS", help="ranks that share experts; GPUs only")
+    flags.add_argument("--expert-parallel", type=int, metavar="RANKS", help="ranks that share experts; CPUs only")
     flags.add_argument(
         "--distributed-optimizer",
         action="store_true",
@@ -113,8 +113,8 @@ def ranks_wanted(flags: RankFlags) -> RanksWanted:
     nodes, gpus_per_node = _or(flags.nodes, 1), _or(flags.gpus_per_node, 0)
     if nodes < 1 or gpus_per_node < 0 or _or(flags.ranks, 0) < 0:
         raise ValueError("--nodes must be positive, --ranks and --gpus-per-node cannot be negative")
-    if not gpus_per_node and max(_or(flags.context_parallel, 1), _or(flags.expert_parallel, 1)) > 1:
-        raise ValueError("--context-parallel and --expert-parallel need GPUs: give --gpus-per-node")
+    if not gpus_per_node and _or(flags.context_parallel, 1) > 1:
+        raise ValueError("--context-parallel needs GPUs: give --gpus-per-node")
     ranks = _ranks(flags, nodes, gpus_per_node)
     in_process = ranks == 0
     _check_division(flags, ranks)

@@ -33,6 +33,10 @@ def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:
     assert (found.in_process, found.nodes, found.gpus_per_node) == (False, 2, 0)
 
 
+def test_ranks_on_cpus_can_share_experts() -> None:
+    assert wanted("--ranks=4", "--expert-parallel=2").parallelism == Parallelism(4, expert=2)
+
+
 def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> None:
     division = {"tensor": 2, "pipeline": 1, "context": 1, "data": 2, "nodes": 1}
     flags = ("--ranks=4", "--tensor-parallel=2")
@@ -69,8 +73,9 @@ def test_every_gpu_has_one_rank(ranks: tuple[str, ...]) -> None:
         (("--engine=nemo-rl", "--ranks=2", "--tensor-parallel=0"), "^--tensor-parallel 0: it must be at least 1$"),
         (("--engine=nemo-rl", "--ranks=-1"), "cannot be negative"),
         (("--engine=nemo-rl", "--ray-address=h:6379"), "for several ranks"),
-        (("--engine=nemo-rl", "--ranks=4", "--context-parallel=2"), "need GPUs"),
-        (("--engine=nemo-rl", "--context-parallel=2"), "need GPUs"),
+        (("--engine=nemo-rl", "--ranks=4", "--context-parallel=2"), "needs GPUs"),
+        (("--engine=nemo-rl", "--context-parallel=2"), "needs GPUs"),
+        (("--engine=nemo-rl", "--expert-parallel=2"), "Experts cannot be spread over 2 ranks"),
         (("--engine=nemo-rl", "--rank=2"), "unrecognized arguments: --rank=2"),
         (
             ("--engine=nemo-rl", "--ranks=3", "--nodes=2"),

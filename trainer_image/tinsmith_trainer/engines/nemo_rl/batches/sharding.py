@@ -68,7 +68,10 @@ def close_shards(
     # A rank that has no datum must take part in the sum of gradients all the same.
     idle = filling(batch(by_length[-1:]), 1)
     dealt = (by_length[rank :: layout.data] for rank in range(layout.data))
-    return [[batch(rows) for rows in cut_by_length(own, lengths, token_budget)] or [idle] for own in dealt]
+    shards = [[batch(rows) for rows in cut_by_length(own, lengths, token_budget)] for own in dealt]
+    # Copies that share experts send each other tokens in each of their microbatches, and so have as many.
+    least = max(map(len, shards)) if layout.expert > 1 else 1
+    return [shard + [idle] * (least - len(shard)) for shard in shards]
 
 
 def row_count(length: int, token_budget: int) -> int:

@@ -55,5 +55,4 @@ def build_cpu_rank(model: RankModel, rank: int) -> Rank:
 
 
 def _described(tensor: LoraTensor) -> TensorPart:
-    rows, columns = tensor.parameter.shape
-    return TensorPart(tensor.name, (rows, columns), tensor.split, tensor.full_shape)
+    return TensorPart(tensor.name, tuple(tensor.parameter.shape), tensor.split, tensor.full_shape, tensor.among)

@@ -93,8 +93,8 @@ def starting_from(config: Config, converted: Path) -> Config:
 def _check(model: NemoModel, parallelism: Parallelism) -> None:
     if parallelism.expert > 1:
         raise ModelDirectoryInvalid(
-            f"Expert parallelism of {parallelism.expert} needs a mixture-of-experts model, and adapters of those "
-            f"cannot be kept in the PEFT layout yet. Use expert parallelism 1 and a dense model."
+            f"Expert parallelism of {parallelism.expert} needs a mixture-of-experts model, and on GPUs adapters of "
+            f"those cannot be kept in the PEFT layout yet. Use expert parallelism 1 and a dense model."
         )
     shared = {
         "key and value heads": model.kv_heads,

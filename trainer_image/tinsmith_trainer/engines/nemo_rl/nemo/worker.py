@@ -90,5 +90,4 @@ def rank_of(worker: Any, parallelism: Parallelism) -> Rank:
 
 def described(tensor: LoraTensor) -> TensorPart:
     """What the engine must know to cut this rank's part out of an adapter, and to join it to the others'."""
-    rows, columns = tensor.parameter.shape
-    return TensorPart(tensor.name, (rows, columns), tensor.split, tensor.full_shape)
+    return TensorPart(tensor.name, tuple(tensor.parameter.shape), tensor.split, tensor.full_shape, tensor.among)

@@ -149,6 +149,17 @@ def test_short_datums_are_computed_together_and_never_too_many_at_a_time() -> No
     assert [len(part) for part in cut_by_length(range(20), [4] * 20, 1024)] == [MAX_ROWS, MAX_ROWS, 4]
 
 
+@settings(deadline=None)
+@given(lengths_of_calls, st.sampled_from([2, 4]))
+def test_copies_that_share_experts_have_equally_many_microbatches(lengths: list[int], data_parallel: int) -> None:
+    """Each waits in every layer for tokens of the others; what fills up counts for nothing."""
+    apart, together = (sharded(lengths, Parallelism(data_parallel, expert=expert)) for expert in (1, 2))
+    assert {len(shard) for shard in together} == {max(map(len, apart))}
+    for alone, shard in zip(apart, together, strict=True):
+        assert [batch[ROW_ID].tolist() for batch in shard[: len(alone)]] == [b[ROW_ID].tolist() for b in alone]
+        assert all(batch[ROW_ID].tolist() == [NO_ROW] for batch in shard[len(alone) :])
+
+
 def test_a_copy_without_a_datum_computes_one_row_that_counts_for_nothing() -> None:
     [_, [idle]] = sharded([9], Parallelism(2))
     assert (idle[ROW_ID].tolist(), idle[SAMPLE_MASK].tolist(), idle[INPUT_LENGTHS].tolist()) == ([NO_ROW], [0], [1])
