@@ -80,6 +80,7 @@ ADDED_COLUMNS = {
     "operations": {
         "event_id": "INTEGER",  # of a result: up to which event the store must know all; 0: none; NULL: not told
         "forward_only": "INTEGER",  # of a forward_backward that was read; NULL: it was not, or not told
+        "started_at": "REAL",  # of an operation with a result; NULL: its turn never came, or not told
     },
 }
 """What releases after the first one keep, in files of theirs and in those of the ones before, whose rows have NULL."""
