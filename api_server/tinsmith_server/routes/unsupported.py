@@ -15,10 +15,6 @@ UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
     ("POST", "/create_custom_loss", "running custom losses on the server"),
     ("POST", "/sessions/search", "searching sessions"),
     ("PUT", "/sessions/{session_id}/project", "assigning sessions to projects"),
-    ("GET", "/sessions/{session_id}/trace_export", "exporting traces"),
-    ("GET", "/billing/usage/events", "reporting usage"),
-    ("GET", "/billing/usage/checkpoints/current", "reporting stored checkpoints"),
-    ("GET", "/audit", "reading the audit log"),
 )
 
 router = APIRouter(tags=["not supported yet"])

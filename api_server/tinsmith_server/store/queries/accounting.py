@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, delete, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -132,7 +133,7 @@ async def _last_round(connection: AsyncConnection, now: datetime) -> datetime | 
     return last_at
 
 
-def _held_bytes(now: datetime) -> Select[tuple[str, str, int]]:
+def _held_bytes(now: datetime) -> Select[Any]:
     held = select(checkpoints.c.tenant, checkpoints.c.base_model, func.sum(checkpoints.c.size_bytes))
     return held.where(_is_stored(now)).group_by(checkpoints.c.tenant, checkpoints.c.base_model)
 
