@@ -168,7 +168,8 @@ class WorkerServicer(SamplingServicer):
 
     @override
     async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
-        return await self._service.accounting.timeline(request.session_id, self._service.samples)
+        service = self._service
+        return await service.accounting.timeline(request.session_id, service.queues.all(), service.samples)
 
     @override
     async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:
