@@ -23,6 +23,7 @@ from tinsmith_server.routes import (
     sessions,
     training,
     unsupported,
+    usage,
 )
 from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress
 from tinsmith_server.routes.middleware import Observing
@@ -46,6 +47,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     adapter_imports.router,
     auth.router,
+    usage.router,
     unsupported.router,
 )
 

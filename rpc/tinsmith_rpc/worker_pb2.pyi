@@ -28,6 +28,33 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _UsageKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UsageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsageKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    USAGE_KIND_UNSPECIFIED: _UsageKind.ValueType  # 0
+    TRAINING_TOKENS: _UsageKind.ValueType  # 1
+    """of inputs, images included, forward passes alone too"""
+    PREFILLED_TOKENS: _UsageKind.ValueType  # 2
+    """of prompts, images included, once for all samples of one"""
+    CACHED_PREFILL_TOKENS: _UsageKind.ValueType  # 3
+    """of prompts, whose computation was there already"""
+    SAMPLED_TOKENS: _UsageKind.ValueType  # 4
+
+class UsageKind(_UsageKind, metaclass=_UsageKindEnumTypeWrapper): ...
+
+USAGE_KIND_UNSPECIFIED: UsageKind.ValueType  # 0
+TRAINING_TOKENS: UsageKind.ValueType  # 1
+"""of inputs, images included, forward passes alone too"""
+PREFILLED_TOKENS: UsageKind.ValueType  # 2
+"""of prompts, images included, once for all samples of one"""
+CACHED_PREFILL_TOKENS: UsageKind.ValueType  # 3
+"""of prompts, whose computation was there already"""
+SAMPLED_TOKENS: UsageKind.ValueType  # 4
+Global___UsageKind: _TypeAlias = UsageKind  # noqa: Y015
+
 class _OperationKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -300,6 +327,160 @@ class ImportAdapterReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImportAdapterReply: _TypeAlias = ImportAdapterReply  # noqa: Y015
+
+@_typing.final
+class TakeUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeUsageRequest: _TypeAlias = TakeUsageRequest  # noqa: Y015
+
+@_typing.final
+class TakeUsageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]: ...
+    def __init__(
+        self,
+        *,
+        usage: _abc.Iterable[Global___Usage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeUsageReply: _TypeAlias = TakeUsageReply  # noqa: Y015
+
+@_typing.final
+class Usage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USED_BY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    HOUR_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    used_by: _builtins.str
+    """the model or sampling session; empty: of some of which nobody took the usage in time"""
+    tenant: _builtins.str
+    hour: _builtins.int
+    """Unix seconds of its start"""
+    kind: Global___UsageKind.ValueType
+    amount: _builtins.int
+    def __init__(
+        self,
+        *,
+        used_by: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        hour: _builtins.int = ...,
+        kind: Global___UsageKind.ValueType = ...,
+        amount: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "hour", b"hour", "kind", b"kind", "tenant", b"tenant", "used_by", b"used_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class TimelineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineRequest: _TypeAlias = TimelineRequest  # noqa: Y015
+
+@_typing.final
+class TimelineReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]: ...
+    def __init__(
+        self,
+        *,
+        spans: _abc.Iterable[Global___Span] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineReply: _TypeAlias = TimelineReply  # noqa: Y015
+
+@_typing.final
+class Span(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    SEQ_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SUBMITTED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """the model or sampling session"""
+    seq_id: _builtins.int
+    """of an operation"""
+    name: _builtins.str
+    """forward_backward, forward, optim_step, save_weights, sample, ..."""
+    submitted: _builtins.float
+    """Unix seconds, as the others"""
+    started: _builtins.float
+    """0: it has not begun, or nobody told"""
+    ended: _builtins.float
+    """0: not yet"""
+    failed: _builtins.bool
+    request_id: _builtins.str
+    """of a sample, as it came"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        seq_id: _builtins.int = ...,
+        name: _builtins.str = ...,
+        submitted: _builtins.float = ...,
+        started: _builtins.float = ...,
+        ended: _builtins.float = ...,
+        failed: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "failed", b"failed", "name", b"name", "owner", b"owner", "request_id", b"request_id", "seq_id", b"seq_id", "started", b"started", "submitted", b"submitted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Span: _TypeAlias = Span  # noqa: Y015
 
 @_typing.final
 class BaseModel(_message.Message):

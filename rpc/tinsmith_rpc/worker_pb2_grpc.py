@@ -84,6 +84,16 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.SnapshotReply.FromString,
                 _registered_method=True)
+        self.TakeUsage = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/TakeUsage',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.TakeUsageRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.TakeUsageReply.FromString,
+                _registered_method=True)
+        self.Timeline = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/Timeline',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.TimelineRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.TimelineReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -177,6 +187,22 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeUsage(self, request, context):
+        """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
+        has; a replay counts nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Timeline(self, request, context):
+        """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
+        and the newest samples that ended here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -229,6 +255,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.SnapshotRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.SnapshotReply.SerializeToString,
+            ),
+            'TakeUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeUsage,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.TakeUsageRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.TakeUsageReply.SerializeToString,
+            ),
+            'Timeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.Timeline,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.TimelineRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.TimelineReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -501,6 +537,60 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/Snapshot',
             tinsmith__rpc_dot_worker__pb2.SnapshotRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.SnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/TakeUsage',
+            tinsmith__rpc_dot_worker__pb2.TakeUsageRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.TakeUsageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Timeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/Timeline',
+            tinsmith__rpc_dot_worker__pb2.TimelineRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.TimelineReply.FromString,
             options,
             channel_credentials,
             insecure,

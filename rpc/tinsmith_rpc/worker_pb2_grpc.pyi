@@ -83,6 +83,14 @@ class WorkerStub:
     RESOURCE_EXHAUSTED: the volume has no room.
     UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
     """
+    TakeUsage: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TakeUsageRequest, _worker_pb2.TakeUsageReply]
+    """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
+    has; a replay counts nothing.
+    """
+    Timeline: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TimelineRequest, _worker_pb2.TimelineReply]
+    """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
+    and the newest samples that ended here.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -130,6 +138,14 @@ class WorkerAsyncStub(WorkerStub):
     FAILED_PRECONDITION: not activated yet. UNAVAILABLE: draining, which saves them, too.
     RESOURCE_EXHAUSTED: the volume has no room.
     UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
+    """
+    TakeUsage: _aio.UnaryUnaryMultiCallable[_worker_pb2.TakeUsageRequest, _worker_pb2.TakeUsageReply]  # type: ignore[assignment]
+    """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
+    has; a replay counts nothing.
+    """
+    Timeline: _aio.UnaryUnaryMultiCallable[_worker_pb2.TimelineRequest, _worker_pb2.TimelineReply]  # type: ignore[assignment]
+    """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
+    and the newest samples that ended here.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -235,6 +251,26 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION: not activated yet. UNAVAILABLE: draining, which saves them, too.
         RESOURCE_EXHAUSTED: the volume has no room.
         UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
+        """
+
+    @_abc_1.abstractmethod
+    def TakeUsage(
+        self,
+        request: _worker_pb2.TakeUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.TakeUsageReply, _abc.Awaitable[_worker_pb2.TakeUsageReply]]:
+        """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
+        has; a replay counts nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def Timeline(
+        self,
+        request: _worker_pb2.TimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.TimelineReply, _abc.Awaitable[_worker_pb2.TimelineReply]]:
+        """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
+        and the newest samples that ended here.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

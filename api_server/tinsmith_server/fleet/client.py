@@ -131,6 +131,15 @@ class GrpcWorkerClient(WorkerClient):
             ) from error
 
     @override
+    async def take_usage(self) -> worker_pb2.TakeUsageReply:
+        return await _call(self._stub.TakeUsage, worker_pb2.TakeUsageRequest(), QUICK_TIMEOUT_SECONDS)
+
+    @override
+    async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:
+        request = worker_pb2.TimelineRequest(session_id=session_id)
+        return await _call(self._stub.Timeline, request, QUICK_TIMEOUT_SECONDS)
+
+    @override
     async def describe(self) -> worker_pb2.DescribeReply:
         return await _call(self._stub.Describe, worker_pb2.DescribeRequest(), QUICK_TIMEOUT_SECONDS)
 

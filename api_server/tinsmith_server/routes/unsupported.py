@@ -13,10 +13,6 @@ UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
     ("POST", "/join_sampling_session", "numbering sampling clients on the server"),
     ("POST", "/retrieve_futures", "polling many samples at once"),
     ("POST", "/create_custom_loss", "running custom losses on the server"),
-    ("GET", "/sessions/{session_id}/trace_export", "exporting traces"),
-    ("GET", "/billing/usage/events", "reporting usage"),
-    ("GET", "/billing/usage/checkpoints/current", "reporting stored checkpoints"),
-    ("GET", "/audit", "reading the audit log"),
 )
 
 router = APIRouter(tags=["not supported yet"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.services.accounts.admission import Admission
+from tinsmith_server.services.accounts.audit import AuditLog
 from tinsmith_server.services.accounts.holdings import Holdings
 from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.accounts.session_search import SessionSearch
@@ -34,6 +35,9 @@ from tinsmith_server.services.training.models import Models
 from tinsmith_server.services.training.operations import Operations
 from tinsmith_server.services.training.placement import Placement
 from tinsmith_server.services.training.submit_requests import SubmitRequests
+from tinsmith_server.services.usage.collection import UsageCollection
+from tinsmith_server.services.usage.reports import UsageReports
+from tinsmith_server.services.usage.traces import Traces
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, utc_now
@@ -63,6 +67,9 @@ class Services:
     background: Background
     long_polls: LongPolls
     admission: Admission
+    usage: UsageReports
+    audit: AuditLog
+    traces: Traces
 
 
 def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock = utc_now) -> Services:
@@ -139,7 +146,11 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
             retention=retention,
             imports=imports,
             inspection=inspection,
+            usage=UsageCollection(store, fleet, clock),
         ),
         long_polls=long_polls,
         admission=Admission.of(settings),
+        usage=UsageReports(store, clock),
+        audit=AuditLog(store, clock),
+        traces=Traces(store, fleet, settings.external_url_seconds, clock),
     )

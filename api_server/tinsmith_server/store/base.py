@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tinsmith_server.store.records import (
+    Along,
     ApiKey,
+    AuditEntry,
     Checkpoint,
     CheckpointType,
     FinalState,
@@ -19,6 +21,8 @@ from tinsmith_server.store.records import (
     Page,
     SamplingSession,
     Session,
+    StoredCheckpoints,
+    Usage,
     Worker,
 )
 
@@ -168,7 +172,7 @@ class Store(Protocol):
     async def newest_inflight(self, model_id: str) -> SamplingSession | None: ...
 
     # ---- checkpoints
-    async def put_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint | None:
+    async def put_checkpoint(self, checkpoint: Checkpoint, along: Along = ()) -> Checkpoint | None:
         """Points the name at a new directory unless the present or deleted one is as new or newer
         by (epoch, event_id). Returns the record that it replaced, whose files are garbage now; None
         where nothing was replaced, or both point to the same directory."""
@@ -186,7 +190,9 @@ class Store(Protocol):
     async def checkpoint_bytes(self, tenant: str) -> int:
         """Of all that it has, without ephemeral ones."""
 
-    async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
+    async def delete_checkpoint(
+        self, run_id: str, type: CheckpointType, name: str, now: datetime, along: Along = ()
+    ) -> Checkpoint | None:
         """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was."""
 
     async def delete_expired_checkpoint(
@@ -194,9 +200,11 @@ class Store(Protocol):
     ) -> Checkpoint | None:
         """The same, but only if its time is over at `now`: whoever looked earlier may have seen another one."""
 
-    async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None: ...
+    async def set_checkpoint_public(
+        self, run_id: str, type: CheckpointType, name: str, public: bool, along: Along = ()
+    ) -> None: ...
     async def set_checkpoint_expiry(
-        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None
+        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None, along: Along = ()
     ) -> None: ...
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
         """Those with `expires_at` at or before `now`, of every type."""
@@ -214,6 +222,33 @@ class Store(Protocol):
     # ---- files that no name points to any more
     async def list_garbage(self) -> Sequence[str]: ...
     async def remove_garbage(self, directory: str) -> None: ...
+
+    # ---- who used what, and who did what
+    async def add_usage(self, rows: Collection[Usage]) -> None:
+        """Adds to what is there, of any replica. No two of `rows` have the same key."""
+
+    async def add_storage_usage(self, now: datetime, least: timedelta, longest: timedelta) -> None:
+        """Adds what checkpoints with a name take now, for the time since the last round: not before that is `least`,
+        and for `longest` at most."""
+
+    async def usage_between(self, tenant: str, start: datetime, end: datetime, most: int) -> Sequence[Usage]:
+        """Of hours from `start` until before `end`, in their order, the largest amounts of each first."""
+
+    async def sessions_named(self, tenant: str, session_ids: Collection[str]) -> Sequence[Session]:
+        """Those of them that are the tenant's. Some hundred ids at most."""
+
+    async def stored_checkpoints(
+        self, tenant: str, now: datetime, project_id: str | None = None
+    ) -> Sequence[StoredCheckpoints]:
+        """By project, the largest first; with `project_id` of this one alone."""
+
+    async def list_audit(
+        self, tenant: str, start: datetime, end: datetime, after: AuditEntry | None, limit: int
+    ) -> Sequence[AuditEntry]:
+        """Oldest first, from `start` until before `end`, those behind `after`."""
+
+    async def forget_accounts(self, before: datetime) -> None:
+        """Removes usage and audit entries that are older."""
 
     # ---- replicas and their shares of the work; the database's clock says when their time is over
     async def attend(self, replica: str, seconds: float) -> Sequence[str]:

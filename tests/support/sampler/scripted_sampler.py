@@ -9,7 +9,11 @@ from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplerStats, Sequence
 
-SEVEN = SampleOutcome((Sequence(np.array([7], np.int32), np.array([-0.5], np.float32), stopped=True),))
+SEVEN = SampleOutcome(
+    (Sequence(np.array([7], np.int32), np.array([-0.5], np.float32), stopped=True),),
+    prompt_cache_hit_tokens=1,
+    prompt_tokens=3,
+)
 
 
 class ScriptedSampler:

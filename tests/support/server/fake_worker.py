@@ -58,6 +58,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.create_failure: str | None = None
         self.imports: list[worker_pb2.ImportAdapterRequest] = []
         self.import_failure: tuple[grpc.StatusCode, str] | None = None
+        self.used: list[worker_pb2.Usage] = []  # given away once
+        self.spans: list[worker_pb2.Span] = []
         self.before_ack: Callable[[], Awaitable[None]] | None = None
         self._changed = asyncio.Condition()
         self._awaiting = asyncio.Event()
@@ -180,6 +182,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.CancelSampleReply:
         self.cancelled.append(request.request_id)
         return worker_pb2.CancelSampleReply()
+
+    @override
+    async def TakeUsage(self, request: worker_pb2.TakeUsageRequest, context: Context) -> worker_pb2.TakeUsageReply:
+        used, self.used = self.used, []
+        return worker_pb2.TakeUsageReply(usage=used)
+
+    @override
+    async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
+        return worker_pb2.TimelineReply(spans=self.spans)
 
     @override
     async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:

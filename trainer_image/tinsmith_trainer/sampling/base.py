@@ -110,7 +110,8 @@ class SampleOutcome:
     """Either `error`, or `num_samples` sequences and whatever else the job asked for.
 
     `prompt_logprobs` is `[len(prompt)]`, NaN at 0 and where unscored, `topk_prompt_logprobs` `[len(prompt), K]`, empty
-    likewise; `target_prompt_logprobs` has the shape of what was asked, 0 where that is `NO_TARGET`.
+    likewise; `target_prompt_logprobs` has the shape of what was asked, 0 where that is `NO_TARGET`. `prompt_tokens` are
+    those of the job, images included; `started_at`, in Unix seconds, is when the sampler began with it, 0 for never.
     """
 
     sequences: tuple[Sequence, ...] = ()
@@ -120,6 +121,8 @@ class SampleOutcome:
     topk_prompt_logprobs: TopkLogprobs | None = None
     target_prompt_logprobs: NDArray[np.float32] | None = None
     prompt_alt_tokens: AltTokens | None = None
+    prompt_tokens: int = 0
+    started_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,11 +18,15 @@ from tinsmith_trainer.sampling.base import SampleOutcome, Sampler
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
 from tinsmith_trainer.sampling.tenant_limits import KeptResults, SharedRoom
+from tinsmith_trainer.usage_meter import UsageMeter
 
 log = structlog.get_logger(__name__)
 
 STORAGE_PAUSE_SECONDS = 2.0
 """How long a sample is kept whose adapter cannot be read now: its client submits it again at once."""
+
+SPANS_KEPT = 10_000
+"""Of samples that have ended, for those who ask when that was: some megabytes."""
 
 UNFETCHED_SECONDS = 60.0
 """How long results wait for somebody to fetch them. A client that lives asks again every 25 s."""
@@ -54,15 +59,25 @@ class _Sample:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     adapter: AdapterInUse | None = None
     cancelled: bool = False
+    submitted_at: float = field(default_factory=time.time)  # Unix seconds
 
 
 class Samples:
     """Takes sample requests, gets the adapters they name, keeps the results for an hour. One event loop's."""
 
-    def __init__(self, sampler: Sampler, adapters: SamplerAdapters, limits: QueueLimits | None = None) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        adapters: SamplerAdapters,
+        limits: QueueLimits | None = None,
+        usage: UsageMeter | None = None,
+    ) -> None:
+        """`usage`: where what samples take is counted beside other things."""
         limits = limits or QueueLimits()
         self.adapters = adapters
         self.sampler = sampler
+        self.usage = usage or UsageMeter()
+        self._timeline: deque[worker_pb2.Span] = deque(maxlen=SPANS_KEPT)
         self._samples: dict[str, _Sample] = {}
         self._kept = KeptResults(limits.result_bytes, limits.result_seconds)
         self._places = SharedRoom(limits.waiting_samples)
@@ -160,8 +175,37 @@ class Samples:
     def _end(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
         if isinstance(outcome.error, SamplerClosed):
             self._lose(request.request_id)
-        else:
-            self._finish(request.request_id, _as_result(outcome, request))
+            return
+        self._note(request, outcome)
+        self._finish(request.request_id, _as_result(outcome, request))
+
+    def timeline(self, session_id: str) -> list[worker_pb2.Span]:
+        """The newest samples that the sampler has ended, of one session."""
+        return [span for span in self._timeline if span.owner.startswith(f"{session_id}:")]
+
+    def _note(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
+        """Who used what, and when. One that failed has used nothing."""
+        sample = self._samples[request.request_id]
+        self._timeline.append(
+            worker_pb2.Span(
+                owner=request.sampling_session_id,
+                request_id=request.request_id,
+                name="sample",
+                submitted=sample.submitted_at,
+                started=outcome.started_at,
+                ended=time.time(),
+                failed=outcome.error is not None,
+            )
+        )
+        if outcome.error is not None:
+            return
+        cached = min(outcome.prompt_cache_hit_tokens, outcome.prompt_tokens)
+        for kind, tokens in (
+            (worker_pb2.PREFILLED_TOKENS, outcome.prompt_tokens - cached),
+            (worker_pb2.CACHED_PREFILL_TOKENS, cached),
+            (worker_pb2.SAMPLED_TOKENS, sum(len(sequence.tokens) for sequence in outcome.sequences)),
+        ):
+            self.usage.add(request.sampling_session_id, sample.tenant, kind, tokens)
 
     def _finish(self, request_id: str, result: bytes | Failure) -> None:
         sample = self._samples[request_id]

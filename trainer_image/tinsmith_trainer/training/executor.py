@@ -209,6 +209,7 @@ class Executor:
             encode_forward_backward(outcome),
             protobuf=True,
             trained_tokens=outcome.trained_tokens,
+            input_tokens=outcome.input_tokens,
             forward_only=training.request.forward_only,
         )
 

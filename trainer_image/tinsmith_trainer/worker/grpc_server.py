@@ -114,6 +114,14 @@ class SamplerServicer(SamplingServicer):
         return describe_sampler(self._instance_id, self._name, self._base, self._capabilities, self._taken)
 
     @override
+    async def TakeUsage(self, request: worker_pb2.TakeUsageRequest, context: Context) -> worker_pb2.TakeUsageReply:
+        return self._taken.usage.take()
+
+    @override
+    async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
+        return worker_pb2.TimelineReply(spans=self._taken.timeline(request.session_id))
+
+    @override
     async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:
         return await _refuse(context, TRAINS_NOTHING)
 
@@ -153,6 +161,15 @@ class WorkerServicer(SamplingServicer):
         if not is_operator(context):  # gaps close in time in which clients could reach us, and the operator is no way
             self._service.heard_from_server()
         return describe(self._service, self._name)
+
+    @override
+    async def TakeUsage(self, request: worker_pb2.TakeUsageRequest, context: Context) -> worker_pb2.TakeUsageReply:
+        return self._service.accounting.meter.take()
+
+    @override
+    async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
+        service = self._service
+        return await service.accounting.timeline(request.session_id, service.queues.all(), service.samples)
 
     @override
     async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from tinsmith_server.errors import CheckpointRootUnavailable, NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.audit import CheckpointEvent
 from tinsmith_server.services.accounts.holdings import Checkpointed
 from tinsmith_server.services.checkpoints.ended_runs import add_ended_run
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
@@ -62,7 +63,9 @@ class Copies:
             if (refusal := await self._checkpoints.refusal(tenant)) is not None:
                 raise Unprocessable(refusal)
             await self._copy_files(source, copy)
-            await add_ended_run(self._store, session_id, copy, tag=TAG, project_id=request.destination_project_id)
+            project_id = request.destination_project_id
+            event: CheckpointEvent = "checkpoint_copied"
+            await add_ended_run(self._store, session_id, copy, tag=TAG, event=event, project_id=project_id)
             log.info("checkpoint copied", model_id=copy.run_id, tenant=tenant, source=request.source_path)
         return str(_path(copy))
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from tinsmith_server.services.accounts.audit import CheckpointEvent, of_new
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Model, Session
 
 
 async def add_ended_run(
-    store: Store, session_id: str, checkpoint: Checkpoint, *, tag: str, project_id: str | None, worker_id: str = ""
+    store: Store,
+    session_id: str,
+    checkpoint: Checkpoint,
+    *,
+    tag: str,
+    event: CheckpointEvent,
+    project_id: str | None,
+    worker_id: str = "",
 ) -> None:
     """A finished session, its released model, and the checkpoint. What is there already stays as it is."""
     await store.create_session(_session(session_id, checkpoint, tag, project_id), None)
     await store.add_model(_model(session_id, checkpoint, worker_id))
-    await store.put_checkpoint(checkpoint)
+    await store.put_checkpoint(checkpoint, of_new(checkpoint, event))
 
 
 def _session(session_id: str, checkpoint: Checkpoint, tag: str, project_id: str | None) -> Session:

@@ -200,6 +200,7 @@ class AdapterImports:
             upload.session_id,
             _checkpoint(upload, made, self._clock()),
             tag=NAME,
+            event="checkpoint_imported",
             project_id=upload.project_id,
             worker_id=handle.worker_id,
         )

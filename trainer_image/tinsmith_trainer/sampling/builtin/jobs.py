@@ -36,6 +36,7 @@ class Run:
     seed: int = field(init=False)
     finished: bool = field(init=False, default=False)
     hit_tokens: int = field(init=False, default=0)
+    started_at: float = field(init=False, default=0.0)
     angle_shift: int = field(init=False, default=0)
     """What rotary embeddings behind the prompt count beyond its tokens: for some models an image takes fewer."""
     first_scored: int | None = field(init=False)
@@ -72,6 +73,8 @@ class Run:
             topk_prompt_logprobs=self.scores.topk,
             target_prompt_logprobs=self.scores.targets,
             prompt_alt_tokens=self.scores.alternatives,
+            prompt_tokens=len(self.job.prompt),
+            started_at=self.started_at,
         )
 
 

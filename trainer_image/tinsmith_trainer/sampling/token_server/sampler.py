@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Items
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -189,8 +190,9 @@ class TokenServerSampler(Sampler):
             head=head,
             scored_by_prefixes=head and not self._server.scores_heads,
         )
+        started_at = time.time()
         drawn, behind = await self._draw_all(plan, job.tenant)
-        outcome = outcome_of(plan, drawn, behind, self._model)
+        outcome = replace(outcome_of(plan, drawn, behind, self._model), started_at=started_at)
         self._counters.drew(plan, outcome)
         return outcome
 
