@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Query, Request, Security
-from fastapi.security import APIKeyHeader
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 
 from tinsmith_server.services.assembly import Services
 
 # What the SDK sends by itself, and however often it likes.
 UNCOUNTED = frozenset({"/client/config", "/client/dynamic_config", "/session_heartbeat", "/retrieve_future"})
 
-_api_key = APIKeyHeader(name="X-API-Key", auto_error=False, description="A key that starts with `tml-`.")
+_header = APIKeyHeader(name="X-API-Key", auto_error=False, description="A key that starts with `tml-`.")
+_bearer = HTTPBearer(auto_error=False, description="The same key, as other makers' clients send it.")
 
 
 async def get_services(request: Request) -> Services:
@@ -21,11 +22,18 @@ async def get_services(request: Request) -> Services:
     return services
 
 
-async def authenticate(
-    request: Request,
-    services: Annotated[Services, Depends(get_services)],
-    key: Annotated[str | None, Security(_api_key)],
-) -> str:
+async def api_key(
+    key: Annotated[str | None, Security(_header)],
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+) -> str | None:
+    """In either header."""
+    return key or (bearer.credentials if bearer is not None else None)
+
+
+ApiKey = Annotated[str | None, Depends(api_key)]
+
+
+async def authenticate(request: Request, services: Annotated[Services, Depends(get_services)], key: ApiKey) -> str:
     """The tenant. Raises AuthenticationFailed, and TooBusy for a key that asks for too much in a minute."""
     tenant = await services.keys.authenticate(key)
     if path_of(request) not in UNCOUNTED:
@@ -38,7 +46,6 @@ def path_of(request: Request) -> str:
     return str(request.scope["route"].path).removeprefix("/api/v1")
 
 
-ApiKey = Annotated[str | None, Security(_api_key)]
 ServicesDep = Annotated[Services, Depends(get_services)]
 Tenant = Annotated[str, Depends(authenticate)]
 Limit = Annotated[int, Query(ge=1, le=1000)]

@@ -70,8 +70,12 @@ def _say_problems(document: dict[str, Any]) -> None:
         operation["responses"] |= dict.fromkeys(_PROBLEMS, _PROBLEM)
 
 
+def _all_below(model: type[BaseModel]) -> list[type[BaseModel]]:
+    return [found for one in model.__subclasses__() for found in (one, *_all_below(one))]
+
+
 def _request_schemas() -> dict[str, Any]:
-    bodies = [(model, "validation") for model in requests.Request.__subclasses__()]
+    bodies = [(model, "validation") for model in _all_below(requests.Request)]
     _, definitions = models_json_schema(bodies, ref_template=_REFERENCE)  # type: ignore[arg-type]
     schemas: dict[str, Any] = definitions["$defs"]
     return schemas
