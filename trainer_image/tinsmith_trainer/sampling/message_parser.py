@@ -59,6 +59,7 @@ class MessageParser(TextParser):
         self._edges: dict[str, _Edges] = {}
         # What was fed and not shown yet; None once the parser has given up.
         self._raw: str | None = ""
+        self._body = ""  # of the region that is read only when it is whole
 
     @override
     def feed(self, text: str) -> list[Delta]:
@@ -92,10 +93,14 @@ class MessageParser(TextParser):
                 case "region_chunk" if not event["dirty"]:
                     self._raw = (self._raw or "").partition(event["text"])[2]
                     deltas.append(_text(field, self._edges.setdefault(field, _Edges()).push(event["text"])))
+                case "region_open":
+                    self._body = ""
+                case "region_chunk":
+                    self._body += event["text"]
                 case "region_close" if field != "content":  # which a call may just have closed, that is still open
                     self._raw = ""
                     if field == "tool_calls":
-                        deltas.extend(_calls(event["value"]))
+                        deltas.extend(_calls(event["value"]) or [Delta(content=self._body)])
         return [delta for delta in deltas if delta != Delta()]
 
 
@@ -124,14 +129,13 @@ def _text(field: str, text: str) -> Delta:
 
 
 def _calls(value: Any) -> list[Delta]:
-    """Raises ValueError for what is no call: a template leaves a JSON object as the model wrote it."""
+    """None at all where one of them is no call: templates leave a JSON object as the model wrote it."""
     deltas = []
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError("a call without a function's name")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(name, str) or not name:
+            return []
         arguments = function.get("arguments", {})
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        json.loads(text)
-        deltas.append(Delta(name=function["name"], arguments=text))
+        deltas.append(Delta(name=name, arguments=json.dumps(arguments, ensure_ascii=False)))
     return deltas

@@ -83,10 +83,10 @@ class Texts:
         sampler = await self._sampling.once(tenant, request.model)
         begun: list[Generation] = []
         try:
-            for prompt in request.prompts:
+            for number, prompt in enumerate(request.prompts):
                 rendered = await self._rendered(sampler, prompt)
                 wanted = _sample_request(request, rendered)
-                sample = await _patiently(partial(self._sampling.submit_once, sampler, wanted))
+                sample = await _patiently(partial(self._sampling.submit_once, sampler, number, wanted))
                 begun.append(Generation(self, tenant, sample, len(rendered.tokens) // TOKEN_BYTES))
         except BaseException:
             await asyncio.shield(stop_all(begun))

@@ -142,10 +142,10 @@ class Sampling:
         self._check_served(session.base_model)
         return await self._with_worker(session)
 
-    async def submit_once(self, sampler: Sampler, request: worker_pb2.SampleRequest) -> SampleId:
-        """Raises as `submit` does."""
+    async def submit_once(self, sampler: Sampler, number: int, request: worker_pb2.SampleRequest) -> SampleId:
+        """The numbered sample of that request. Raises as `submit` does."""
         request.sampling_session_id = sampler.session.sampling_session_id
-        return (await self._submit(sampler, SampleSubmission(0, request))).sample
+        return (await self._submit(sampler, SampleSubmission(number, request))).sample
 
     def note_ended(self, tenant: str, sample: SampleId) -> None:
         """Of one that was read as text."""

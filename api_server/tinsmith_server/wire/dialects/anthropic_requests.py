@@ -24,11 +24,14 @@ class CountTokensRequest(Request):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _is_a_plain_conversation(self) -> CountTokensRequest:
         if self.tool_choice is not None and self.tool_choice.get("type") not in ("auto", "none"):
             raise ValueError("tool_choice: this server lets the model choose (auto), or shows it no tools (none)")
+        if (self.output_config or {}).get("format") is not None:
+            raise ValueError("output_config.format: this server does not bind the answer to a form; leave it out")
         self.conversation()
         self.functions()
         return self
@@ -62,8 +65,9 @@ class CountTokensRequest(Request):
 
     def _variables(self) -> dict[str, Any]:
         """As chat templates that can be told whether to think are told; others have no ear for it."""
-        kind = (self.thinking or {}).get("type")
-        return {} if kind is None else {"enable_thinking": kind != "disabled"}
+        kind, effort = (self.thinking or {}).get("type"), (self.output_config or {}).get("effort")
+        thinking = {} if kind is None else {"enable_thinking": kind != "disabled"}
+        return thinking if effort is None else {**thinking, "reasoning_effort": effort}
 
 
 class MessagesRequest(CountTokensRequest):
@@ -147,10 +151,8 @@ def _function(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     name, schema = tool.get("name"), tool.get("input_schema")
     if not isinstance(name, str) or not isinstance(schema, dict):
         raise ValueError(f"{where}: a tool has a name and an input_schema; tools of the server's own are not here")
-    return {
-        "type": "function",
-        "function": {"name": name, "description": tool.get("description") or "", "parameters": schema},
-    }
+    described = {"description": tool["description"]} if tool.get("description") else {}
+    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 
 
 def _text(where: str, content: Any) -> str:
