@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tinsmith_trainer.engines.base import AdapterState, Image
 from tinsmith_trainer.errors import TrainerError
-from tinsmith_trainer.sampling.language import ModelLanguage
+from tinsmith_trainer.sampling.language import Language
 
 EMPTY_TOKEN = 0
 EMPTY_LOGPROB = -99999.0
@@ -154,7 +154,7 @@ class Sampler(Protocol):
         return False
 
     @property
-    def language(self) -> ModelLanguage | None:
+    def language(self) -> Language | None:
         """Of its base model; None for a sampler that knows tokens alone."""
         return None
 

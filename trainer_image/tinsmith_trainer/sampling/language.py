@@ -1,104 +1,67 @@
-"""A base model's language: from texts and conversations to its tokens, by the files that it came with."""
+"""What samples need to know of a base model's language, whoever knows it."""
 
 from __future__ import annotations
 
-import inspect
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from tinsmith_rpc import worker_pb2
-
-from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.unknown_fields import unknown_fields_of
+from typing_extensions import override
 
 
-@dataclass(frozen=True)
-class ModelLanguage:
-    """`eos_token_ids` are all ids at which generation ends by default; `directory` is that of the model's files.
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a message has grown by. Either text, or one whole call: a function's `name` with `arguments` in JSON."""
 
-    Methods may be called from any thread.
-    """
+    content: str = ""
+    reasoning: str = ""
+    name: str = ""
+    arguments: str = ""
 
-    tokenizer: Any
-    eos_token_ids: tuple[int, ...]
-    directory: Path
+
+class TextParser(Protocol):
+    """Takes the text of one sequence piece by piece."""
+
+    def feed(self, text: str) -> list[Delta]: ...
+
+    def finish(self) -> list[Delta]:
+        """What was held back."""
+
+
+class PlainText(TextParser):
+    """Of what is no message, or of a model of which nobody says how its messages are read."""
+
+    @override
+    def feed(self, text: str) -> list[Delta]:
+        return [Delta(content=text)] if text else []
+
+    @override
+    def finish(self) -> list[Delta]:
+        return []
+
+
+class Language(Protocol):
+    """Of one base model. Methods may be called from any thread."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' own."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All ids at which generation ends by default."""
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Those that stand for no text."""
 
     def render(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
         """The prompt's tokens. Raises UserError with the chat template's own words where it refuses."""
-        if reason := unknown_fields_of(request):
-            raise UserError(reason)
-        if request.WhichOneof("prompt") == "text":
-            tokens: list[int] = self.tokenizer(request.text)["input_ids"]
-            return tokens
-        return self._conversation(
-            _read("messages", request.conversation, list),
-            _read("tools", request.tools or "[]", list),
-            _read("chat_template_kwargs", request.variables or "{}", dict),
-            continue_last=request.continue_last,
-        )
 
-    @cached_property
-    def response_template(self) -> Mapping[str, Any] | None:
-        """How an assistant's message is read, in transformers' form: as the model's files say, else as transformers
-        knows it of the model's type; None: nobody says."""
-        own: Mapping[str, Any] | None = getattr(self.tokenizer, "response_template", None)
-        return own if own is not None else _known_template(self._model_type)
+    def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
+        """Of an answer to this prompt; None where nobody says how this model's answers are read.
 
-    @cached_property
-    def special_tokens(self) -> frozenset[int]:
-        """Those that stand for no text."""
-        return frozenset(token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special)
-
-    @property
-    def _model_type(self) -> str:
-        return str(json.loads((self.directory / "config.json").read_text()).get("model_type", ""))
-
-    def _conversation(
-        self, messages: list[Any], tools: list[Any], variables: dict[str, Any], *, continue_last: bool
-    ) -> list[int]:
-        if self.tokenizer.chat_template is None:
-            raise UserError(
-                "This model has no chat template, so a conversation cannot be put to it. Send a text as a completion."
-            )
-        if taken := sorted(_parameters(self.tokenizer.apply_chat_template) & variables.keys()):
-            raise UserError(f"chat_template_kwargs: {', '.join(taken)} cannot be set by a request.")
-        try:
-            tokens: list[int] = self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools or None,
-                add_generation_prompt=not continue_last,
-                continue_final_message=continue_last,
-                return_dict=False,
-                **variables,
-            )
-        except Exception as error:  # templates are programs: jinja2's own errors, and any that Python has
-            raise UserError(
-                f"The model's chat template refused the conversation: {error or type(error).__name__}."
-            ) from error
-        return tokens
-
-
-def _parameters(function: Any) -> set[str]:
-    return set(inspect.signature(function).parameters)
-
-
-def _read(what: str, text: str, kind: type[Any]) -> Any:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{what}: {error}.") from error
-    if not isinstance(content, kind):
-        raise UserError(f"{what} is no {kind.__name__}.")
-    return content
-
-
-def _known_template(model_type: str) -> Mapping[str, Any] | None:
-    """transformers has them for its own server, under no public name: a test says that they are found there."""
-    from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
-
-    templates: Mapping[Sequence[str], Mapping[str, Any]] = _RESPONSE_TEMPLATE_FALLBACKS
-    return next((template for types, template in templates.items() if model_type in types), None)
+        Raises ValueError for tools, or a response template, that are none.
+        """

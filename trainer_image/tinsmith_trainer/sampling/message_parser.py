@@ -8,43 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from typing_extensions import override
 
+from tinsmith_trainer.sampling.language import Delta, TextParser
+
 REASONING_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What a message has grown by. Either text, or one whole call: a function's `name` with `arguments` in JSON."""
-
-    content: str = ""
-    reasoning: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
-class TextParser(Protocol):
-    """Takes the text of one sequence piece by piece."""
-
-    def feed(self, text: str) -> list[Delta]: ...
-
-    def finish(self) -> list[Delta]:
-        """What was held back."""
-
-
-class PlainText(TextParser):
-    """Of what is no message, or of a model of which nobody says how its messages are read."""
-
-    @override
-    def feed(self, text: str) -> list[Delta]:
-        return [Delta(content=text)] if text else []
-
-    @override
-    def finish(self) -> list[Delta]:
-        return []
 
 
 class MessageParser(TextParser):

@@ -7,18 +7,13 @@ pieces are the same, but for their number.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence as Items
 
 from tinsmith_rpc import wire_pb2, worker_pb2
 
 from tinsmith_trainer.sampling.base import EMPTY_TOKEN, DrawnToken, SampleJob, SampleOutcome, Sequence, TopkLogprobs
-from tinsmith_trainer.sampling.language import ModelLanguage
-from tinsmith_trainer.sampling.message_parser import Delta, MessageParser, PlainText, TextParser
+from tinsmith_trainer.sampling.language import Delta, Language, PlainText, TextParser
 from tinsmith_trainer.sampling.stops import IncrementalText, StopRule
-
-PREFIX_TOKENS = 4096
-"""Of the prompt, which are enough to hold what a chat template begins an answer with."""
 
 
 class Reading:
@@ -30,7 +25,7 @@ class Reading:
         self._forgotten = 0
         self._grown = asyncio.Event()
 
-    def begin(self, language: ModelLanguage, job: SampleJob, request: worker_pb2.Reading) -> None:
+    def begin(self, language: Language, job: SampleJob, request: worker_pb2.Reading) -> None:
         """Before anything is drawn, in any thread. Raises ValueError for tools, or a template, that are none."""
         rule = StopRule.of(job.params, language.eos_token_ids)
         parsers = [_parser(language, job, request) for _ in range(job.num_samples)]
@@ -89,7 +84,7 @@ class Reading:
 class SequenceReading:
     """Of one sequence: from tokens to text, to what comes before a stop, to what the parser makes of it."""
 
-    def __init__(self, language: ModelLanguage, rule: StopRule, parser: TextParser, logprobs: bool) -> None:
+    def __init__(self, language: Language, rule: StopRule, parser: TextParser, logprobs: bool) -> None:
         self.tokens = 0
         self._language = language
         self._rule = rule
@@ -173,12 +168,9 @@ def drawn_tokens(sequence: Sequence) -> list[DrawnToken]:
     return [DrawnToken(*drawn) for drawn in zip(tokens, logprobs, rows, strict=True)]
 
 
-def _parser(language: ModelLanguage, job: SampleJob, request: worker_pb2.Reading) -> TextParser:
-    template = language.response_template if request.chat else None
-    if template is None:
-        return PlainText()
-    prefix = language.tokenizer.decode(job.prompt[-PREFIX_TOKENS:].tolist(), skip_special_tokens=False)
-    return MessageParser(template, prefix, json.loads(request.tools or "[]"))
+def _parser(language: Language, job: SampleJob, request: worker_pb2.Reading) -> TextParser:
+    parser = language.message_parser(job.prompt, request.tools) if request.chat else None
+    return PlainText() if parser is None else parser
 
 
 def _pieces(deltas: Items[Delta]) -> list[worker_pb2.TextPiece]:

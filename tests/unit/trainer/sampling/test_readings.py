@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, SamplingParams, Sequence, TopkLogprobs
-from tinsmith_trainer.sampling.language import ModelLanguage
+from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.readings import Reading, StopCut
 from tinsmith_trainer.torch_model.loading import TorchModel
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
-from tinsmith_trainer.sampling.language import ModelLanguage
+from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter, check_adapter
 from tinsmith_trainer.sampling.token_server.admission import Admission
 from tinsmith_trainer.sampling.token_server.base import MOST_DRAWS, Generation, GenerationRequest, TokenServer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.sampling import language as language_module
-from tinsmith_trainer.sampling.language import ModelLanguage
+from tinsmith_trainer.sampling import model_language as language_module
+from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.torch_model.loading import TorchModel
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {}}}}]
