@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
@@ -15,7 +16,7 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
-from tinsmith_server.routes.dialects.requests import DialectRoute, conversation_as, status_of
+from tinsmith_server.routes.dialects.requests import STREAMS, DialectRoute, conversation_as, problems_as, status_of
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.dialects.anthropic_answers import MessageEvents, message
 from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
@@ -30,19 +31,36 @@ TYPES = {
 }
 
 
+class AnthropicError(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicProblem(BaseModel):
+    """The form of every error."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicError
+
+
 def problem(status: int, detail: str) -> dict[str, Any]:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": detail}}
+    return AnthropicProblem(error=AnthropicError(type=kind, message=detail)).model_dump()
 
 
 class AnthropicRoute(DialectRoute):
     problem = staticmethod(problem)
 
 
-router = APIRouter(prefix="/anthropic/api/v1", tags=["Anthropic's dialect"], route_class=AnthropicRoute)
+router = APIRouter(
+    prefix="/anthropic/api/v1",
+    tags=["Anthropic's dialect"],
+    responses=problems_as(AnthropicProblem),
+    route_class=AnthropicRoute,
+)
 
 
-@router.post("/messages", summary="Answer a conversation", openapi_extra=takes(MessagesRequest))
+@router.post("/messages", summary="Answer a conversation", openapi_extra=takes(MessagesRequest), responses=STREAMS)
 async def messages(
     body: Annotated[MessagesRequest, Depends(conversation_as(MessagesRequest))],
     request: Request,

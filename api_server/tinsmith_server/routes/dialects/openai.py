@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
@@ -15,7 +16,7 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
-from tinsmith_server.routes.dialects.requests import DialectRoute, conversation_as, status_of
+from tinsmith_server.routes.dialects.requests import STREAMS, DialectRoute, conversation_as, problems_as, status_of
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.dialects.openai_answers import (
     ChatChunks,
@@ -33,16 +34,32 @@ TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_e
 CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
+class OpenAiError(BaseModel):
+    message: str
+    type: str
+    param: None = None
+    code: str | None = None
+
+
+class OpenAiProblem(BaseModel):
+    """The form of every error."""
+
+    error: OpenAiError
+
+
 def problem(status: int, detail: str) -> dict[str, Any]:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": detail, "type": kind, "param": None, "code": CODES.get(status)}}
+    error = OpenAiError(message=detail, type=kind, code=CODES.get(status))
+    return OpenAiProblem(error=error).model_dump()
 
 
 class OpenAiRoute(DialectRoute):
     problem = staticmethod(problem)
 
 
-router = APIRouter(prefix="/oai/api/v1", tags=["OpenAI's dialect"], route_class=OpenAiRoute)
+router = APIRouter(
+    prefix="/oai/api/v1", tags=["OpenAI's dialect"], responses=problems_as(OpenAiProblem), route_class=OpenAiRoute
+)
 
 
 @router.get("/models", summary="Base models and saved samplers")
@@ -57,7 +74,7 @@ async def get_model(name: str, tenant: Tenant, services: ServicesDep) -> Respons
     return JSONResponse(model(found.name, found.created))
 
 
-@router.post("/completions", summary="Go on with a text", openapi_extra=takes(CompletionRequest))
+@router.post("/completions", summary="Go on with a text", openapi_extra=takes(CompletionRequest), responses=STREAMS)
 async def completions(
     body: Annotated[CompletionRequest, Depends(conversation_as(CompletionRequest))],
     request: Request,
@@ -72,7 +89,9 @@ async def completions(
     return await whole_answer(request, drawing, tenant, lambda found, usage: completion(head, found, usage))
 
 
-@router.post("/chat/completions", summary="Answer a conversation", openapi_extra=takes(ChatCompletionRequest))
+@router.post(
+    "/chat/completions", summary="Answer a conversation", openapi_extra=takes(ChatCompletionRequest), responses=STREAMS
+)
 async def chat_completions(
     body: Annotated[ChatCompletionRequest, Depends(conversation_as(ChatCompletionRequest))],
     request: Request,

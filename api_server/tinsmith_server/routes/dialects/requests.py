@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from typing_extensions import override
 
@@ -16,6 +16,7 @@ from tinsmith_server.logs import get_logger, redact
 from tinsmith_server.routes.bodies import off_the_loop, whole_body
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
+from tinsmith_server.routes.openapi import PROBLEMS
 from tinsmith_server.routes.problems import http_status
 from tinsmith_server.routes.uploads import AccountDep
 from tinsmith_server.wire.dialects.texts import CONVERSATION
@@ -32,6 +33,17 @@ Problem = Callable[[int, str], dict[str, Any]]
 
 # Other clients take 422 for a fault of their own form, and show its words to nobody.
 BAD_REQUEST = 400
+
+
+STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}}}
+}
+"""`responses` of a route whose answer may be a stream."""
+
+
+def problems_as(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a dialect's router."""
+    return {status: {"model": model, "description": "What went wrong."} for status in PROBLEMS}
 
 
 class DialectRoute(DirectRoute):
