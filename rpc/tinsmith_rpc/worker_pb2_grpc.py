@@ -64,6 +64,16 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.AwaitSampleRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitReply.FromString,
                 _registered_method=True)
+        self.RenderPrompt = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/RenderPrompt',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.RenderPromptRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.RenderPromptReply.FromString,
+                _registered_method=True)
+        self.AwaitText = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/AwaitText',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.AwaitTextRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitTextReply.FromString,
+                _registered_method=True)
         self.CancelSample = channel.unary_unary(
                 '/tinsmith.rpc.v1.Worker/CancelSample',
                 request_serializer=tinsmith__rpc_dot_worker__pb2.CancelSampleRequest.SerializeToString,
@@ -146,6 +156,22 @@ class WorkerServicer(object):
 
     def AwaitSample(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenderPrompt(self, request, context):
+        """A text, or a conversation by the model's own chat template, as tokens.
+        INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
+        UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitText(self, request, context):
+        """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -235,6 +261,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.AwaitSample,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitSampleRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.AwaitReply.SerializeToString,
+            ),
+            'RenderPrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenderPrompt,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.RenderPromptRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.RenderPromptReply.SerializeToString,
+            ),
+            'AwaitText': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitText,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitTextRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.AwaitTextReply.SerializeToString,
             ),
             'CancelSample': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelSample,
@@ -429,6 +465,60 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/AwaitSample',
             tinsmith__rpc_dot_worker__pb2.AwaitSampleRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.AwaitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenderPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/RenderPrompt',
+            tinsmith__rpc_dot_worker__pb2.RenderPromptRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.RenderPromptReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitText(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/AwaitText',
+            tinsmith__rpc_dot_worker__pb2.AwaitTextRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.AwaitTextReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,13 @@ class WorkerStub:
     UNIMPLEMENTED: this worker has no sampler; no sample is known to it either.
     """
     AwaitSample: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitSampleRequest, _worker_pb2.AwaitReply]
+    RenderPrompt: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RenderPromptRequest, _worker_pb2.RenderPromptReply]
+    """A text, or a conversation by the model's own chat template, as tokens.
+    INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
+    UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+    """
+    AwaitText: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitTextRequest, _worker_pb2.AwaitTextReply]
+    """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten."""
     CancelSample: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CancelSampleRequest, _worker_pb2.CancelSampleReply]
     """Stops a sample that nobody waits for. Unknown ids are ignored."""
     Events: _grpc.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]
@@ -119,6 +126,13 @@ class WorkerAsyncStub(WorkerStub):
     UNIMPLEMENTED: this worker has no sampler; no sample is known to it either.
     """
     AwaitSample: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitSampleRequest, _worker_pb2.AwaitReply]  # type: ignore[assignment]
+    RenderPrompt: _aio.UnaryUnaryMultiCallable[_worker_pb2.RenderPromptRequest, _worker_pb2.RenderPromptReply]  # type: ignore[assignment]
+    """A text, or a conversation by the model's own chat template, as tokens.
+    INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
+    UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+    """
+    AwaitText: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitTextRequest, _worker_pb2.AwaitTextReply]  # type: ignore[assignment]
+    """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten."""
     CancelSample: _aio.UnaryUnaryMultiCallable[_worker_pb2.CancelSampleRequest, _worker_pb2.CancelSampleReply]  # type: ignore[assignment]
     """Stops a sample that nobody waits for. Unknown ids are ignored."""
     Events: _aio.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]  # type: ignore[assignment]
@@ -208,6 +222,25 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.AwaitSampleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AwaitReply, _abc.Awaitable[_worker_pb2.AwaitReply]]: ...
+
+    @_abc_1.abstractmethod
+    def RenderPrompt(
+        self,
+        request: _worker_pb2.RenderPromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.RenderPromptReply, _abc.Awaitable[_worker_pb2.RenderPromptReply]]:
+        """A text, or a conversation by the model's own chat template, as tokens.
+        INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
+        UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+        """
+
+    @_abc_1.abstractmethod
+    def AwaitText(
+        self,
+        request: _worker_pb2.AwaitTextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.AwaitTextReply, _abc.Awaitable[_worker_pb2.AwaitTextReply]]:
+        """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten."""
 
     @_abc_1.abstractmethod
     def CancelSample(

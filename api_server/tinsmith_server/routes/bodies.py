@@ -53,7 +53,8 @@ async def off_the_loop(services: Services, tenant: str, size: int, work: Callabl
         return await asyncio.to_thread(work)
 
 
-async def _whole(request: Request, services: Services, account: Account) -> bytes:
+async def whole_body(request: Request, services: Services, account: Account) -> bytes:
+    """Raises BodyTooLarge."""
     path = path_of(request)
     limit = limit_of(path, services.settings)
     body = await receive(request, limit, account)
@@ -66,7 +67,7 @@ async def read_json_object(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
 ) -> dict[str, Any]:
     """Raises BodyTooLarge, and Unprocessable for anything but a JSON object."""
-    body = await _whole(request, services, account)
+    body = await whole_body(request, services, account)
     try:
         return await off_the_loop(services, tenant, len(body), lambda: read_object(body))
     except BadJson as error:
@@ -97,7 +98,7 @@ async def read_sample(
 ) -> SampleSubmission:
     """The sample as a sampler is given it. Raises Unprocessable where its ids, or its JSON, cannot be read."""
     services.admission.rates.sampled.admit(services.keys.counted_as(key))
-    body = await _whole(request, services, account)
+    body = await whole_body(request, services, account)
 
     def submission() -> SampleSubmission:
         return sample_submission(read_object(body, PROMPT))

@@ -50,6 +50,10 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/external_weights_upload_start": SMALL_BYTES,
     "/external_weights_upload_finish": SMALL_BYTES,
     "/uploads/{token}/{name}": "max_upload_bytes",
+    "/oai/api/v1/completions": "max_sample_bytes",
+    "/oai/api/v1/chat/completions": "max_sample_bytes",
+    "/anthropic/api/v1/messages": "max_sample_bytes",
+    "/anthropic/api/v1/messages/count_tokens": "max_sample_bytes",
 }
 """By route: the number, or the setting that says it. Bodies of other routes are not read."""
 

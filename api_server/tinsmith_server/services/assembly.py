@@ -26,6 +26,7 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.polling.futures import Futures
 from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.polling.texts import Texts
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.sampling import Sampling
@@ -55,6 +56,7 @@ class Services:
     operations: Operations
     sampling: Sampling
     dispatch: Dispatch
+    texts: Texts
     futures: Futures
     checkpoints: Checkpoints
     copies: Copies
@@ -125,6 +127,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         operations=Operations(sessions, models, binding, delivery, fleet, requests, holdings.queued),
         sampling=sampling,
         dispatch=dispatch,
+        texts=Texts(fleet, checkpoints, sampling, dispatch, long_polls),
         futures=Futures(models, sampling, binding, fleet, events, long_polls, settings.poll_hold_seconds),
         checkpoints=checkpoints,
         imports=imports,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tinsmith_trainer.errors import TrainerError, UserError
-from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 from tinsmith_trainer.sampling.builtin.draws import Draw, uniform
 from tinsmith_trainer.sampling.builtin.intake import Submission
@@ -78,15 +78,6 @@ class Run:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnToken:
-    """What a step gave a row; `top_logprobs` is of one position, if the job asked for it."""
-
-    token: int
-    logprob: float
-    top_logprobs: TopkLogprobs | None = None
-
-
 @dataclass(slots=True, eq=False)
 class Sample:
     """One sequence being drawn. `next_token` is fed at `position`; the draw there is token `len(tokens)`.
@@ -119,6 +110,8 @@ class Sample:
 
     def push(self, drawn: DrawnToken) -> Sequence | None:
         """Takes a drawn token; the finished sequence if it was the last."""
+        if self.run.job.drawn is not None:
+            self.run.job.drawn(self.index, drawn)
         self.tokens.append(drawn.token)
         self.logprobs.append(drawn.logprob)
         if drawn.top_logprobs is not None:

@@ -17,6 +17,7 @@ from typing_extensions import override
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
+from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter, check_adapter
 from tinsmith_trainer.sampling.token_server.admission import Admission
 from tinsmith_trainer.sampling.token_server.base import MOST_DRAWS, Generation, GenerationRequest, TokenServer
@@ -43,6 +44,7 @@ class TokenServerSampler(Sampler):
     ) -> None:
         self._server = server
         self._model = model
+        self._language = ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory)
         self._folders = folders
         self._thread = thread
         self._on_close = on_close
@@ -54,6 +56,11 @@ class TokenServerSampler(Sampler):
         self._unloading: set[asyncio.Task[None]] = set()  # the thread's
         self._admission = Admission(most_draws)
         self._running: dict[asyncio.Task[SampleOutcome], str] = {}  # the thread's; request ids
+
+    @property
+    @override
+    def language(self) -> ModelLanguage:
+        return self._language
 
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
