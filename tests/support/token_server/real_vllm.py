@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +63,11 @@ def real_vllm_variables(folder: Path) -> dict[str, str]:
     return {
         **ENVIRONMENT,
         "PYTHONPATH": str(PLUGIN),
-        "LD_LIBRARY_PATH": os.pathsep.join(_nvidia_libraries()),
+        "LD_LIBRARY_PATH": os.pathsep.join(vllm_environment.lent_libraries()),
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "VLLM_CONFIG_ROOT": str(folder / "config"),
         "TMPDIR": str(folder),
     }
-
-
-def _nvidia_libraries() -> list[str]:
-    """Folders of those that came with the tests' own PyTorch: vLLM's is linked with them, and calls none."""
-    package = find_spec("nvidia")
-    roots = package.submodule_search_locations if package else None
-    return [str(folder) for root in roots or () for folder in sorted(Path(root).glob("*/lib"))]
 
 
 class RealHand:
