@@ -34,8 +34,8 @@ UNUSED_SECONDS = 14 * 24 * 3600.0
 class Packages:
     """What an environment has: `requirements/<name>.txt`, on the Python of the trainer's image.
 
-    `takes_another`: the one that runs this will do where the machine has not that. `imported`: statements by which what a
-    program of it imports is compiled once, for those that cannot write there.
+    `takes_another`: the one that runs this will do where the machine has not that. `imported`: statements by which what
+    a program of it imports is compiled once, for those that cannot write there.
     """
 
     name: str
@@ -71,7 +71,7 @@ def directory_for(name: str, lock: Path, python: str) -> Path:
 
 @cache
 def interpreter(packages: Packages) -> str:
-    """What the environment is made with. Raises CalledProcessError where there is no such Python, and no other will do."""
+    """What the environment is made with. Raises CalledProcessError where the machine has none that will do."""
     try:
         return _output(str(FIND_PYTHON), IMAGE_PYTHON)
     except subprocess.CalledProcessError:
