@@ -23,6 +23,7 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.polling.futures import Futures
 from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.sampling import Sampling
@@ -66,7 +67,9 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
     retention = Retention(store, files, settings, clock)
     delivery = Delivery(store, fleet)
     freed = Changes()
-    events = Events(store, fleet, retention, delivery, freed)
+    loads = SamplerLoads()
+    hints = AdapterHints(fleet, loads)
+    events = Events(store, fleet, retention, delivery, hints, freed)
     lookup = CheckpointLookup(store, events, clock)
     sessions = Sessions(store, clock)
     holdings = Holdings(store, settings)
@@ -83,9 +86,17 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         clock=clock,
     )
     requests = SubmitRequests(fleet, events, lookup, holdings.checkpoints)
-    loads = SamplerLoads()
     dispatch = Dispatch(fleet, loads)
-    sampling = Sampling(store, fleet, sessions, lookup, dispatch, holdings.samples, clock)
+    sampling = Sampling(
+        store=store,
+        fleet=fleet,
+        sessions=sessions,
+        lookup=lookup,
+        dispatch=dispatch,
+        hints=hints,
+        in_flight=holdings.samples,
+        clock=clock,
+    )
     checkpoints = Checkpoints(store, lookup, retention, clock)
     inspection = Inspection(store, fleet, loads, holdings.queued)
     reaper = Reaper(

@@ -43,6 +43,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.outcomes: dict[Key, worker_pb2.AwaitReply] = {}
         self.events: list[worker_pb2.Event] = []
         self.samples: dict[str, worker_pb2.SampleRequest] = {}
+        self.prepared: list[worker_pb2.AdapterRef] = []
         self.cancelled: list[str] = []
         self.withheld: set[Key | str] = set()
         self.disk_full = False
@@ -180,6 +181,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.CancelSampleReply:
         self.cancelled.append(request.request_id)
         return worker_pb2.CancelSampleReply()
+
+    @override
+    async def Prepare(self, request: worker_pb2.PrepareRequest, context: Context) -> worker_pb2.PrepareReply:
+        self.prepared.append(request.adapter)
+        return worker_pb2.PrepareReply()
 
     @override
     async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:

@@ -15,6 +15,7 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType, FinalState, Model, SamplingSession
 from tinsmith_server.wire.ids import parse_sampling_session_id
@@ -35,12 +36,21 @@ _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
 class Events:
     """Applying an event twice changes nothing, so any replica may drain at any time."""
 
-    def __init__(self, store: Store, fleet: Fleet, retention: Retention, delivery: Delivery, freed: Changes) -> None:
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet,
+        retention: Retention,
+        delivery: Delivery,
+        hints: AdapterHints,
+        freed: Changes,
+    ) -> None:
         """`freed` is noted when a model has ended, and left a place."""
         self._store = store
         self._fleet = fleet
         self._retention = retention
         self._delivery = delivery
+        self._hints = hints
         self._freed = freed
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -123,8 +133,10 @@ class Events:
         if model is None:
             log.error("checkpoint of an unknown model", model_id=saved.model_id, directory=saved.directory)
             return
-        await self._store.put_checkpoint(_checkpoint(event, model))
+        checkpoint = _checkpoint(event, model)
+        await self._store.put_checkpoint(checkpoint)
         if saved.kind == worker_pb2.EPHEMERAL:
+            self._hints.tell(checkpoint)
             await self._store.add_sampling_session(_sampling_session(event, model))
             await self._retention.enforce_ephemeral_cap(model.tenant)
 
