@@ -115,12 +115,13 @@ async def post(session: aiohttp.ClientSession, url: str, body: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Processes that run: a worker and its socket, and the replicas' addresses and ids."""
+    """Processes that run: a worker and its socket, the replicas' addresses and ids, and a sampler's id."""
 
     socket: Path
     worker_pid: int
     urls: Sequence[str]
     pids: Sequence[int]
+    sampler_pid: int | None = None
 
 
 @contextmanager
@@ -145,15 +146,17 @@ def installation(
     with ExitStack() as running:
         worker = running.enter_context(_process(*_trainer(socket), *root, *of_worker))
         _wait_for(socket)
+        sampler_pid = None
         if sampler is not None:
-            running.enter_context(_process(*_trainer(sampler_socket), *root, "--role", "sampler", *sampler))
+            beside = running.enter_context(_process(*_trainer(sampler_socket), *root, "--role", "sampler", *sampler))
             _wait_for(sampler_socket)
+            sampler_pid = beside.pid
             replica += ["--sampler", str(sampler_socket)]
         if database_url is not None:
             replica += ["--database-url", database_url]
         servers = [running.enter_context(_process(*replica)) for _ in range(replicas)]
         urls = [_printed(server) for server in servers]
-        yield Installation(socket, worker.pid, urls, [server.pid for server in servers])
+        yield Installation(socket, worker.pid, urls, [server.pid for server in servers], sampler_pid)
 
 
 def torch_worker(model: Path) -> list[str]:

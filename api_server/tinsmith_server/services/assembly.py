@@ -69,7 +69,7 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
     freed = Changes()
     loads = SamplerLoads()
     hints = AdapterHints(fleet, loads)
-    events = Events(store, fleet, retention, delivery, hints, freed)
+    events = Events(store, fleet, retention, delivery, freed, hints.tell)
     lookup = CheckpointLookup(store, events, clock)
     sessions = Sessions(store, clock)
     holdings = Holdings(store, settings)

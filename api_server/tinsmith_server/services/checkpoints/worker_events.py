@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from tinsmith_rpc import worker_pb2
@@ -15,7 +16,6 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
-from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType, FinalState, Model, SamplingSession
 from tinsmith_server.wire.ids import parse_sampling_session_id
@@ -42,16 +42,18 @@ class Events:
         fleet: Fleet,
         retention: Retention,
         delivery: Delivery,
-        hints: AdapterHints,
         freed: Changes,
+        to_be_sampled: Callable[[Checkpoint], None],
     ) -> None:
-        """`freed` is noted when a model has ended, and left a place."""
+        """`freed` is noted when a model has ended, and left a place; `to_be_sampled` hears of
+        weights that were saved to sample from them.
+        """
         self._store = store
         self._fleet = fleet
         self._retention = retention
         self._delivery = delivery
-        self._hints = hints
         self._freed = freed
+        self._to_be_sampled = to_be_sampled
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
@@ -136,7 +138,7 @@ class Events:
         checkpoint = _checkpoint(event, model)
         await self._store.put_checkpoint(checkpoint)
         if saved.kind == worker_pb2.EPHEMERAL:
-            self._hints.tell(checkpoint)
+            self._to_be_sampled(checkpoint)
             await self._store.add_sampling_session(_sampling_session(event, model))
             await self._retention.enforce_ephemeral_cap(model.tenant)
 
