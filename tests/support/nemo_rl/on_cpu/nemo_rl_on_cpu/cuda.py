@@ -20,7 +20,32 @@ GPUS = 8
 NOT_FOR_GLOO = ("device_id", "pg_options", "backend_options")
 """Arguments by which a process group of NCCL's knows its GPU."""
 
-_device = 0
+
+class _Here(str):
+    """The CPU to PyTorch, and to whoever compares or counts the GPU that was set.
+
+    In backward no mode is in force, and a number would be a GPU there.
+    """
+
+    def __new__(cls, gpu: int) -> Self:
+        here = super().__new__(cls, CPU)
+        here.gpu = gpu
+        return here
+
+    gpu: int
+
+    def __eq__(self, other: object) -> bool:
+        return other == self.gpu if isinstance(other, int) else super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+    def __index__(self) -> int:
+        return self.gpu
+
+    __int__ = __index__
+
+
+_device = _Here(0)
 
 
 def answer_for_cpu() -> None:
@@ -77,10 +102,10 @@ def _is_gpu(device: object) -> bool:
 
 def _set_device(device: int) -> None:
     global _device  # noqa: PLW0603
-    _device = int(device)
+    _device = _Here(int(device))
 
 
-def _current_device() -> int:
+def _current_device() -> _Here:
     return _device
 
 
