@@ -60,11 +60,12 @@ def test_forward_only_adds_nothing_and_answers_the_same(engine: Engine) -> None:
 
     assert state_bits(engine.state("a")) == before
     assert repr(only_forward.outputs) == repr(forward_backward(engine, DATUMS).outputs)
-    assert only_forward.trained_tokens == 0
+    assert (only_forward.trained_tokens, only_forward.input_tokens) == (0, 75)
 
 
 def test_trained_tokens_counts_all_tokens_of_the_call(engine: Engine) -> None:
-    assert forward_backward(engine, DATUMS).trained_tokens == 75
+    trained = forward_backward(engine, DATUMS)
+    assert (trained.trained_tokens, trained.input_tokens) == (75, 75)
 
 
 def test_cleared_gradients_are_gone_and_nothing_else(engine: Engine) -> None:

@@ -18,6 +18,8 @@ def test_an_equal_prompt_is_computed_once(sampler: Sampler) -> None:
     prompt = prompt_of(70, seed=9)
     outcomes = ask_all(sampler, [job(prompt, seed=seed) for seed in range(6)])
     assert [outcome.prompt_cache_hit_tokens for outcome in outcomes] == [0, 69, 69, 69, 69, 69]
+    assert {outcome.prompt_tokens for outcome in outcomes} == {70}
+    assert all(outcome.started_at > 0 for outcome in outcomes)
     assert sampler.stats().prefilled_tokens == 69
     assert sampler.stats().prefix_hit_tokens == 5 * 69
 

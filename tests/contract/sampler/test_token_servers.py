@@ -138,6 +138,8 @@ def test_what_the_server_had_of_a_prompt_is_counted(sampler: Sampler) -> None:
     prompt = prompt_of(70, seed=9)
     first, second = ask(sampler, job(prompt, num_samples=3, max_tokens=4)), ask(sampler, job(prompt, max_tokens=4))
     assert second.prompt_cache_hit_tokens == 64
+    assert [outcome.prompt_tokens for outcome in (first, second)] == [70, 70]
+    assert 0 < first.started_at <= second.started_at
     stats = sampler.stats()
     assert stats.sampled_tokens == 16
     assert stats.prefix_hit_tokens == first.prompt_cache_hit_tokens + 64

@@ -101,12 +101,12 @@ class Gate:
         self.opened, self._entered, self._lock = threading.Event(), 0, threading.Condition()
         write = CheckpointRoot.write
 
-        def wait(root: CheckpointRoot, *args: Any) -> WrittenCheckpoint:
+        def wait(root: CheckpointRoot, *args: Any, **options: Any) -> WrittenCheckpoint:
             with self._lock:
                 self._entered += 1
                 self._lock.notify_all()
             assert self.opened.wait(AWAIT_SECONDS)
-            return write(root, *args)
+            return write(root, *args, **options)
 
         monkeypatch.setattr(CheckpointRoot, "write", wait)
 
@@ -233,9 +233,9 @@ async def test_a_save_at_which_a_process_ended_is_written_by_itself(
     threads: list[str] = []
     write = CheckpointRoot.write
 
-    def note(root: CheckpointRoot, *args: Any) -> WrittenCheckpoint:
+    def note(root: CheckpointRoot, *args: Any, **options: Any) -> WrittenCheckpoint:
         threads.append(threading.current_thread().name)
-        return write(root, *args)
+        return write(root, *args, **options)
 
     monkeypatch.setattr(CheckpointRoot, "write", note)
     await worker.submit(save(1, "a"), save(2, "b"))
@@ -282,7 +282,7 @@ async def test_of_a_save_that_fails_no_copy_stays(
 ) -> None:
     copies: list[weakref.ref[Any]] = []
 
-    def refuse(_: CheckpointRoot, *args: Any) -> WrittenCheckpoint:
+    def refuse(_: CheckpointRoot, *args: Any, **_options: Any) -> WrittenCheckpoint:
         [state] = [arg for arg in args if isinstance(arg, AdapterState)]
         copies.extend(weakref.ref(tensor) for tensor in state.tensors.values())
         raise ServerError("the storage refuses")

@@ -19,6 +19,7 @@ IDS = {
     "request_id": "{session}:train:0:op:1",
     "tinker_path": "tinker://{session}:train:0/weights/saved",
     "path": "tinker://{session}:train:0/weights/saved",
+    "source_path": "tinker://{session}:train:0/weights/saved",
     "model_path": "tinker://{session}:train:0/sampler_weights/saved",
 }
 OTHERS: dict[str, Any] = {
@@ -33,6 +34,7 @@ OTHERS: dict[str, Any] = {
     "kind": "weights",
     "path": "new-name",
     "sessions": [],
+    "project_id": "project",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterable
+from typing import Any
 
 import structlog
 from tinsmith_rpc import worker_pb2
@@ -63,7 +64,9 @@ class Accounting:
         self, session_id: str, queues: Iterable[ModelQueue], samples: Samples | None
     ) -> worker_pb2.TimelineReply:
         """Of the session's operations and samples, the newest where there are more than a reply holds."""
-        spans = await asyncio.wrap_future(self._journal.read(lambda db: read_timeline(db, session_id)))
+        rows = await asyncio.wrap_future(self._journal.read(lambda db: read_timeline(db, session_id)))
+        # Not in the journal's thread, which submits wait for.
+        spans = await asyncio.to_thread(lambda: [_span(row) for row in rows])
         own = (queue for queue in queues if queue.model_id.startswith(f"{session_id}:"))
         spans += [_waiting(entry) for queue in own for entry in list(queue.entries.values()) if not entry.is_finished]
         if samples is not None:
@@ -87,15 +90,14 @@ def _take_left(db: journal_tables.Database) -> bytes:
     return base64.b64decode(left or "")
 
 
-def read_timeline(db: journal_tables.Database, session_id: str, most: int = MOST_SPANS) -> list[worker_pb2.Span]:
-    """Of those that have ended, oldest first. Models are told by their ids, `<session>:<...>`."""
-    rows = db.execute(
+def read_timeline(db: journal_tables.Database, session_id: str, most: int = MOST_SPANS) -> list[Any]:
+    """Rows of those that have ended, newest first. Models are told by their ids, `<session>:<...>`."""
+    return db.execute(
         "SELECT model_id, seq_id, kind, forward_only, accepted_at, started_at, finished_at, status FROM operations"
         " INDEXED BY timeline WHERE finished_at IS NOT NULL AND model_id >= ?1 AND model_id < ?2"
         " ORDER BY accepted_at DESC LIMIT ?3",
         (f"{session_id}:", f"{session_id};", most),
-    )
-    return [_span(row) for row in rows][::-1]
+    ).fetchall()
 
 
 def _waiting(entry: Entry) -> worker_pb2.Span:
@@ -110,7 +112,7 @@ def _waiting(entry: Entry) -> worker_pb2.Span:
     )
 
 
-def _span(row: tuple) -> worker_pb2.Span:  # type: ignore[type-arg]
+def _span(row: Any) -> worker_pb2.Span:
     model_id, seq_id, kind, forward_only, accepted_at, started_at, finished_at, status = row
     return worker_pb2.Span(
         owner=model_id,

@@ -119,6 +119,7 @@ def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iter
     category = "sampling" if span.request_id else "training"
     request_id = span.request_id or str(OperationId(span.owner, span.seq_id))
     state = "failed" if span.failed else "done" if span.ended else "running"
+    arguments = {"request_id": request_id, "state": state}
     parts = [(span.name, submitted, ended), ("waiting", submitted, started), ("computing", started, ended)]
     for name, begin, end in parts if span.started else parts[:1]:
         yield {
@@ -129,7 +130,7 @@ def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iter
             "tid": track,
             "ts": begin,
             "dur": end - begin,
-            "args": {"request_id": request_id, "state": state},
+            "args": arguments,
         }
 
 
