@@ -171,6 +171,14 @@ async def test_a_body_over_the_limit_is_told_in_the_dialects_form(server: Tested
     assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
 
 
+async def test_a_call_that_is_not_here_is_told_in_the_dialects_form(server: TestedServer) -> None:
+    refused = await asked(server, "/oai/api/v1/responses")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (404, "not_found_error")
+    assert message_of(refused).startswith("POST /oai/api/v1/responses is no call of this server")
+    theirs = await server.client.get("http://server/anthropic/api/v1/models")
+    assert (theirs.status_code, theirs.json()["type"]) == (404, "error")
+
+
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 async def test_a_client_that_goes_away_stops_its_sample_and_gives_its_place_back(

@@ -16,7 +16,14 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
-from tinsmith_server.routes.dialects.requests import STREAMS, DialectRoute, conversation_as, problems_as, status_of
+from tinsmith_server.routes.dialects.requests import (
+    STREAMS,
+    DialectRoute,
+    add_not_here,
+    conversation_as,
+    problems_as,
+    status_of,
+)
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.dialects.anthropic_answers import MessageEvents, message
 from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
@@ -81,6 +88,9 @@ async def count_tokens(
     services: ServicesDep,
 ) -> Response:
     return JSONResponse({"input_tokens": await services.texts.count(tenant, body.model, body.prompt())})
+
+
+add_not_here(router, "messages and messages/count_tokens here")
 
 
 class MessageWriter(EventWriter):

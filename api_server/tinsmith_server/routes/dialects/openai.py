@@ -16,7 +16,14 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import redact
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
 from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
-from tinsmith_server.routes.dialects.requests import STREAMS, DialectRoute, conversation_as, problems_as, status_of
+from tinsmith_server.routes.dialects.requests import (
+    STREAMS,
+    DialectRoute,
+    add_not_here,
+    conversation_as,
+    problems_as,
+    status_of,
+)
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.dialects.openai_answers import (
     ChatChunks,
@@ -104,6 +111,9 @@ async def chat_completions(
         writer = ChunkWriter(ChatChunks(head), with_usage=body.streams_usage)
         return await streamed_answer(request, drawing, tenant, writer)
     return await whole_answer(request, drawing, tenant, lambda found, usage: chat_completion(head, found, usage))
+
+
+add_not_here(router, "models, completions and chat/completions here")
 
 
 class ChunkWriter(EventWriter):
