@@ -6,11 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import ForwardBackward, JsonObject, body_as
+from tinsmith_server.routes.bodies import Forward, ForwardBackward, JsonObject, body_as
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
-from tinsmith_server.routes.openapi import PROTOBUF_BODY, takes
+from tinsmith_server.routes.openapi import TRAINING_BODY, takes
 from tinsmith_server.wire.ids import OperationId
+from tinsmith_server.wire.json_training import ForwardBody
 from tinsmith_server.wire.requests import (
     CreateModelRequest,
     GetInfoRequest,
@@ -57,8 +58,13 @@ async def get_info(
     )
 
 
-@router.post("/forward_backward", openapi_extra=PROTOBUF_BODY)
+@router.post("/forward_backward", openapi_extra=TRAINING_BODY)
 async def forward_backward(request: ForwardBackward, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.operations.forward_backward(tenant, request))
+
+
+@router.post("/forward", summary="Forward without gradients, of SDKs below 0.22", openapi_extra=takes(ForwardBody))
+async def forward(request: Forward, tenant: Tenant, services: ServicesDep) -> FutureResponse:
     return _future(await services.operations.forward_backward(tenant, request))
 
 

@@ -33,6 +33,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/create_model": LARGER_BYTES,
     "/get_info": SMALL_BYTES,
     "/forward_backward": "max_body_bytes",
+    "/forward": "max_body_bytes",
     "/optim_step": SMALL_BYTES,
     "/save_weights": LARGER_BYTES,
     "/save_weights_for_sampler": LARGER_BYTES,

@@ -168,8 +168,10 @@ class Store(Protocol):
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
         """Newest first, without ephemeral ones."""
 
-    async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
-        """Newest first, without ephemeral ones."""
+    async def list_checkpoints(
+        self, tenant: str, limit: int, offset: int, types: Collection[CheckpointType] | None = None
+    ) -> Page[Checkpoint]:
+        """Newest first, without ephemeral ones; those of these types alone, where some are given."""
 
     async def checkpoint_bytes(self, tenant: str) -> int:
         """Of all that it has, without ephemeral ones."""

@@ -1,4 +1,4 @@
-"""Download links of external checkpoints: signed, expiring, readable by a plain GET without a key."""
+"""Download links of checkpoints: signed, expiring, readable by a plain GET without a key."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from urllib.parse import quote
 import orjson
 
 from tinsmith_server.errors import NotFound
+from tinsmith_server.services.checkpoints.archives import archive_parts
 from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Clock, utc_now
+from tinsmith_server.store.records import Checkpoint, Clock, utc_now
 from tinsmith_server.wire.ids import TinkerPath
 
 SECRET_NAME = "external-urls"
 DOWNLOAD_PATH = "/api/v1/downloads"
+ARCHIVE_PATH = "/api/v1/archives"
+ARCHIVE = "archive"
+"""In what is signed: a link to an archive is none to single files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,14 @@ class Links:
     """URLs by the files' paths inside the checkpoint."""
 
     urls: dict[str, str]
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLink:
+    """To all files of a checkpoint at once."""
+
+    url: str
     expires: datetime
 
 
@@ -55,18 +67,34 @@ class DownloadLinks:
     async def links(self, tenant: str, run_id: str, name: str, base_url: str) -> Links:
         path = TinkerPath(run_id, "external_weights", name)
         checkpoint = await self._checkpoints.readable(tenant, str(path))
-        expires = self._clock() + self._ttl
-        if checkpoint.expires_at is not None:
-            expires = min(expires, checkpoint.expires_at)
+        expires = self._expiry(checkpoint)
         token = sign(await self._secret(), checkpoint.directory, expires)
         files = await asyncio.to_thread(self._files.list, checkpoint.directory)
         prefix = f"{base_url.rstrip('/')}{DOWNLOAD_PATH}/{token}"
         return Links({file: f"{prefix}/{quote(file)}" for file in sorted(files)}, expires)
 
+    async def archive_link(self, tenant: str, path: TinkerPath, base_url: str) -> ArchiveLink:
+        """Of a checkpoint of any kind. Raises NotFound."""
+        checkpoint = await self._checkpoints.readable(tenant, str(path))
+        expires = self._expiry(checkpoint)
+        token = sign(await self._secret(), [ARCHIVE, checkpoint.directory], expires)
+        return ArchiveLink(f"{base_url.rstrip('/')}{ARCHIVE_PATH}/{token}", expires)
+
+    async def archive(self, token: str) -> Iterator[bytes]:
+        """Raises NotFound for a forged or expired link, and once the checkpoint's files are gone."""
+        match verify(await self._secret(), token, self._clock()):
+            case [kind, directory] if kind == ARCHIVE and await asyncio.to_thread(self._files.list, directory):
+                return archive_parts(self._files, directory)
+        raise NotFound("this link to an archive is not valid, or no longer; ask for a new one")
+
+    def _expiry(self, checkpoint: Checkpoint) -> datetime:
+        expires = self._clock() + self._ttl
+        return expires if checkpoint.expires_at is None else min(expires, checkpoint.expires_at)
+
     async def download(self, token: str, path: str) -> Download:
         """Raises NotFound for a forged or expired link, and once the checkpoint's files are gone."""
         directory = verify(await self._secret(), token, self._clock())
-        if directory is None:
+        if not isinstance(directory, str):
             raise NotFound("this download link is not valid, or no longer; ask for a new one")
         try:
             size = (await asyncio.to_thread(self._files.list, directory))[path]

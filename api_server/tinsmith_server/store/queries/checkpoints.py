@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -51,8 +51,12 @@ class CheckpointQueries(Queries):
         query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
         return await self._read_all(Checkpoint, query.order_by(*newest_first(*_AGE)))
 
-    async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
+    async def list_checkpoints(
+        self, tenant: str, limit: int, offset: int, types: Collection[CheckpointType] | None = None
+    ) -> Page[Checkpoint]:
         query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
+        if types is not None:
+            query = query.where(checkpoints.c.type.in_(sorted(types)))
         return await self._read_page(Checkpoint, query, limit, offset)
 
     async def checkpoint_bytes(self, tenant: str) -> int:
