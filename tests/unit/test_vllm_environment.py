@@ -10,16 +10,8 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
-import vllm_environment
-from vllm_environment import (
-    COMPLETE,
-    LOCK,
-    UNUSED_SECONDS,
-    environment_directory,
-    main,
-    make_environment,
-    remove_unused,
-)
+from cached_environments import COMPLETE, UNUSED_SECONDS, is_made, make_environment, remove_unused
+from vllm_environment import LOCK, environment_directory, main
 
 METADATA = Path(__file__).parents[1] / "support" / "token_server" / "vllm_cpu" / "vllm.dist-info" / "METADATA"
 
@@ -64,7 +56,7 @@ def test_one_that_was_left_unfinished_is_made_anew(cache: Path) -> None:
     (cache / "a" / "lib").mkdir(parents=True)
     make_environment(cache / "a", install)
     assert install.found == [False]
-    assert vllm_environment.is_made(cache / "a")
+    assert is_made(cache / "a")
 
 
 def test_an_environment_that_nobody_uses_any_more_goes(cache: Path) -> None:
@@ -87,7 +79,7 @@ def test_a_machine_on_which_it_cannot_be_installed_is_told_so_and_its_tests_deci
 
     assert main(arguments, without_network) == status
     assert "vLLM for CPUs cannot be installed on this machine" in capsys.readouterr().err
-    assert not vllm_environment.is_made(environment_directory())
+    assert not is_made(environment_directory())
 
 
 def test_the_plugin_is_made_for_the_version_that_is_installed() -> None:

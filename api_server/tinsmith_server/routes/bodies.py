@@ -22,7 +22,7 @@ from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import rejection
 from tinsmith_server.services.sampling.sample_requests import SampleSubmission, sample_submission
-from tinsmith_server.services.training.json_operations import CallKey, JsonOperation, json_operation
+from tinsmith_server.services.training.submit_requests import CallKey, JsonOperation, json_operation
 from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
 from tinsmith_server.wire.ids import operation_number
 from tinsmith_server.wire.json_bodies import PROMPT, BadJson, read_object

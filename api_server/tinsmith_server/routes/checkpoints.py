@@ -13,7 +13,14 @@ from tinsmith_server.routes.dependencies import Limit, Offset, ServicesDep, Tena
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.checkpoints.checkpoints import TrainingRun, Types
 from tinsmith_server.store.records import Checkpoint
-from tinsmith_server.wire.ids import KIND_OF_TYPE, CheckpointType, PathKind, TinkerPath
+from tinsmith_server.wire.ids import (
+    KIND_OF_TYPE,
+    VERSION_HEADER,
+    CheckpointType,
+    PathKind,
+    TinkerPath,
+    known_checkpoint_types,
+)
 from tinsmith_server.wire.requests import TtlRequest, WeightsInfoRequest
 from tinsmith_server.wire.responses import (
     CheckpointResponse,
@@ -25,7 +32,6 @@ from tinsmith_server.wire.responses import (
     TrainingRunsResponse,
     WeightsInfoResponse,
 )
-from tinsmith_server.wire.sdk_versions import VERSION_HEADER, known_checkpoint_types
 
 router = APIRouter(tags=["checkpoints"])
 
@@ -61,7 +67,7 @@ async def get_training_run(run_id: str, tenant: Tenant, services: ServicesDep) -
     return _run(await services.checkpoints.run(tenant, run_id))
 
 
-# SDKs below 0.6 ask for the second one.
+# SDKs below 0.4 ask for the second one.
 @router.get("/training_runs/{run_id}/checkpoints", response_model_exclude_none=True)
 @router.get("/models/{run_id}/checkpoints", response_model_exclude_none=True)
 async def list_run_checkpoints(
@@ -132,7 +138,7 @@ async def download(token: str, path: str, services: ServicesDep) -> StreamingRes
 
 @router.get(CHECKPOINT + "/archive", status_code=302, response_class=RedirectResponse)
 async def archive_link(path: Path, request: Request, tenant: Tenant, services: ServicesDep) -> RedirectResponse:
-    """Where all files of a checkpoint are, as SDKs up to 0.34 ask for them: they read the address and do not follow."""
+    """Where all files of a checkpoint are, as SDKs up to 0.35 ask for them: they read the address and do not follow."""
     base_url = services.settings.public_url or str(request.base_url)
     link = await services.exports.archive_link(tenant, path, base_url)
     return RedirectResponse(link.url, 302, {"expires": format_datetime(link.expires, usegmt=True)})

@@ -20,6 +20,7 @@ from tinsmith_server.wire.requests import (
     SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
+    UnloadModelRequest,
 )
 from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData, WaitingModelsResponse
 
@@ -63,7 +64,7 @@ async def forward_backward(request: ForwardBackward, tenant: Tenant, services: S
     return _future(await services.operations.forward_backward(tenant, request))
 
 
-@router.post("/forward", summary="Forward without gradients, of SDKs below 0.22", openapi_extra=takes(ForwardBody))
+@router.post("/forward", summary="Forward without gradients, of SDKs below 0.22.3", openapi_extra=takes(ForwardBody))
 async def forward(request: Forward, tenant: Tenant, services: ServicesDep) -> FutureResponse:
     return _future(await services.operations.forward_backward(tenant, request))
 
@@ -91,3 +92,10 @@ async def save_weights_external(body: JsonObject, tenant: Tenant, services: Serv
 @router.post("/load_weights", openapi_extra=takes(LoadWeightsRequest))
 async def load_weights(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
     return _future(await services.operations.load_weights(tenant, body))
+
+
+@router.post("/unload_model", summary="End a model, of SDKs up to 0.25", openapi_extra=takes(UnloadModelRequest))
+async def unload_model(
+    body: Annotated[UnloadModelRequest, Depends(body_as(UnloadModelRequest))], tenant: Tenant, services: ServicesDep
+) -> FutureResponse:
+    return _future(await services.operations.unload(tenant, body.model_id))

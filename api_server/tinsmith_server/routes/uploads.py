@@ -32,6 +32,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/sessions/{session_id}/finish": SMALL_BYTES,
     "/create_model": LARGER_BYTES,
     "/get_info": SMALL_BYTES,
+    "/unload_model": SMALL_BYTES,
     "/forward_backward": "max_body_bytes",
     "/forward": "max_body_bytes",
     "/optim_step": SMALL_BYTES,

@@ -1,4 +1,4 @@
-"""Training requests in JSON, which SDKs below 0.22 send, as the protobuf message that later ones send.
+"""Training requests in JSON, which SDKs below 0.22.3 send, as the protobuf message that later ones send.
 
 Each datum is checked and packed by itself, so that others have their turn in between.
 """

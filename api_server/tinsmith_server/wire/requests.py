@@ -167,6 +167,10 @@ class GetInfoRequest(Request):
     model_id: str
 
 
+class UnloadModelRequest(Request):
+    model_id: str
+
+
 # ---- training operations
 
 

@@ -25,7 +25,7 @@ class ClientConfigResponse(Response):
 
     pjwt_auth_enabled: bool = False
     # SDKs from 0.25 on do both anyway: training data in protobuf (from 0.19 on), and `forward` as a call of
-    # forward_backward (from 0.22 on).
+    # forward_backward (from 0.22.3 on).
     proto_write_fwdbwd: bool = True
     fwd_via_fwdbwd: bool = True
     proto_compress_fwdbwd: bool

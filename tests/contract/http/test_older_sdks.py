@@ -81,6 +81,14 @@ async def test_a_load_without_a_word_about_the_optimizer_restores_it(server: Tes
     assert worker_pb2.LoadWeights.FromString(server.worker.payload(model_id, 2)).with_optimizer
 
 
+async def test_an_unloaded_model_is_over_and_says_so(server: TestedServer) -> None:
+    model_id = await server.model()
+    for _ in range(2):
+        submitted = await server.post("/unload_model", {"model_id": model_id, "type": "unload_model"})
+        assert await server.outcome(submitted) == {"model_id": model_id, "type": "unload_model"}
+    assert (await server.services.models.owned("default", model_id)).state == "released"
+
+
 @pytest.mark.parametrize("address", ["/training_runs/{}/checkpoints", "/models/{}/checkpoints", "/checkpoints"])
 async def test_a_list_holds_what_the_sdk_knows(server: TestedServer, address: str) -> None:
     """Those below 0.28 fail on the whole list for one type that they have never heard of."""

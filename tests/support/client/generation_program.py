@@ -1,7 +1,8 @@
 """A whole life of a program, in whichever SDK its Python has: what each step came to, as JSON on its last line.
 
 It runs in an environment that has that SDK and PyTorch, and nothing of ours: `generation_program.py URL KEY MODEL`.
-What an SDK does not have yet, or has no more, is left out, and the answer says so. The first step that fails is the last.
+What an SDK does not have yet, or has no more, is left out, and the answer says so. The first step that fails is the
+last.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import Any
 import tinker
 import torch
 from tinker import types
+from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 TOKENS = ([5, 9, 2, 14, 7, 11, 3, 8], [4, 4, 8, 15, 16, 23])
 PROMPT = [5, 9, 2, 14, 7]
+MANY = 1030
+POOL = ClientConnectionPoolType.TRAIN
 NOT_HERE = "not in this SDK"
 RESULT_SECONDS = 120
 
@@ -29,14 +33,13 @@ def settled(value: Any) -> Any:
     return value.result(RESULT_SECONDS) if hasattr(value, "result") else value
 
 
+def datum(tokens: list[int]) -> Any:
+    inputs: Any = {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+
 def data() -> list[Any]:
-    return [
-        types.Datum(
-            model_input=types.ModelInput.from_ints(tokens[:-1]),
-            loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},  # type: ignore[dict-item]
-        )
-        for tokens in TOKENS
-    ]
+    return [datum(tokens) for tokens in TOKENS]
 
 
 def logprobs_of(result: Any) -> list[list[float]]:
@@ -49,9 +52,8 @@ def of_checkpoints(listed: Any) -> list[str]:
 
 
 def squared(_data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-    loss = sum((one**2).sum() for one in logprobs)
-    assert isinstance(loss, torch.Tensor)
-    return loss, {"squared": float(loss)}
+    loss = torch.stack([(one**2).sum() for one in logprobs]).sum()
+    return loss, {"squared": loss.item()}
 
 
 class Life:
@@ -91,13 +93,6 @@ class Life:
         settled(self.model.forward_backward_custom(data(), squared))
         settled(self.model.optim_step(types.AdamParams(learning_rate=1e-3)))
         return self.forward()
-
-    def many_chunks(self) -> list[list[float]]:
-        """More datums than any SDK sends at once: outputs in their order, and one gradient."""
-        result = settled(self.model.forward_backward(data()[1:] * 1100, "cross_entropy"))
-        settled(self.model.optim_step(types.AdamParams(learning_rate=0.0)))
-        assert len(result.loss_fn_outputs) == 1100, len(result.loss_fn_outputs)
-        return logprobs_of(result)[-1:]
 
     def save_state(self) -> bool:
         self.saved = settled(self.model.save_state("state")).path
@@ -152,6 +147,14 @@ class Life:
         )
         return [len(row or ()) for row in drawn.topk_prompt_logprobs]
 
+    def many_chunks(self) -> bool:
+        """More datums than any SDK sends at once: outputs come in their order, and a step follows all of them."""
+        tokens = [[5, 9], *[[4, 4]] * MANY, [9, 5]]
+        result = settled(self.model.forward_backward([datum(pair) for pair in tokens], "cross_entropy"))
+        settled(self.model.optim_step(types.AdamParams(learning_rate=1e-3)))
+        first, *between, last = logprobs_of(result)
+        return len(between) == MANY and all(one == between[0] for one in between) and len({*first, *last}) == 2
+
     def runs(self) -> bool:
         listed = settled(self.rest.list_training_runs(limit=1000)).training_runs
         one = settled(self.rest.get_training_run(self.model.model_id))
@@ -163,7 +166,7 @@ class Life:
     def all_checkpoints(self) -> bool | str:
         if not hasattr(self.rest, "list_user_checkpoints"):
             return NOT_HERE
-        return f"training: weights/state" in of_checkpoints(settled(self.rest.list_user_checkpoints(limit=1000)))
+        return "training: weights/state" in of_checkpoints(settled(self.rest.list_user_checkpoints(limit=1000)))
 
     def sessions(self) -> bool | str:
         if not hasattr(self.rest, "list_sessions"):
@@ -190,6 +193,20 @@ class Life:
     def delete(self) -> list[str]:
         settled(self.rest.delete_checkpoint_from_tinker_path(self.saved))
         return of_checkpoints(settled(self.rest.list_checkpoints(self.model.model_id)))
+
+    def unload(self) -> bool | str:
+        """No public client calls it, but its layer of HTTP has it."""
+        if not hasattr(types, "UnloadModelRequest"):
+            return NOT_HERE
+        model_id = self.model.model_id
+
+        async def unload() -> Any:
+            with self.service.holder.aclient(POOL) as client:
+                if not hasattr(client.models, "unload"):
+                    return None
+                return await client.models.unload(request=types.UnloadModelRequest(model_id=model_id))
+
+        return NOT_HERE if settled(self.service.holder.run_coroutine_threadsafe(unload())) is None else True
 
 
 STEPS = [name for name, value in vars(Life).items() if callable(value) and not name.startswith("_")]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm_environment
+from cached_environments import is_made
 from support.requirements import require
 from support.tiny_models import tiny_directory
 from tinsmith_trainer.sampling.token_server.served_model import read_model
@@ -55,7 +56,7 @@ def start_real_vllm(folder: Path) -> SharedServer:
 def installed_vllm() -> Path:
     """The environment that it is in. Skips the test where it is not installed."""
     environment = vllm_environment.environment_directory()
-    require(vllm_environment.is_made(environment), "vLLM for CPUs is not installed: `make vllm-environment`.")
+    require(is_made(environment), "vLLM for CPUs is not installed: `make vllm-environment`.")
     return environment
 
 

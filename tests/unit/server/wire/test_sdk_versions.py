@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tinsmith_server.wire.sdk_versions import ALL_TYPES, known_checkpoint_types
+from tinsmith_server.wire.ids import ALL_TYPES, known_checkpoint_types
 
 
 @pytest.mark.parametrize("version", ["0.3.0", "0.9.0", "0.27.2", "0.27"])
