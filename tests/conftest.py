@@ -54,6 +54,7 @@ _not_asked_for: Counter[str] = Counter()
 NOT_ASKED_FOR = {
     "gpu": "They need a GPU, and were not asked for: `make test-gpu` runs them.",
     "vllm": "They ask vLLM itself, and were not asked for: `make test-vllm` runs them.",
+    "nemo_rl": "They ask NeMo RL itself, and were not asked for: `make test-nemo-rl` runs them.",
 }
 _MOST_NAMED = 20
 _own_place = pytest.StashKey[OwnPlace]()

@@ -15,6 +15,7 @@ from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
 from tinsmith_server.metrics.workers import DescribedWorker
 from tinsmith_server.routes import (
     adapter_imports,
+    auth,
     checkpoints,
     futures,
     sampling,
@@ -22,7 +23,9 @@ from tinsmith_server.routes import (
     sessions,
     training,
     unsupported,
+    usage,
 )
+from tinsmith_server.routes.dialects import anthropic, openai
 from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress
 from tinsmith_server.routes.middleware import Observing
 from tinsmith_server.routes.openapi import install_openapi
@@ -44,6 +47,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     service.router,
     checkpoints.router,
     adapter_imports.router,
+    auth.router,
+    usage.router,
     unsupported.router,
 )
 
@@ -67,6 +72,8 @@ def create_app(
     )
     for router in ROUTERS:
         app.include_router(router, prefix="/api/v1")
+    app.include_router(openai.router)
+    app.include_router(anthropic.router)
     app.add_api_route("/", _front_page, tags=["service"], summary="What this is")
     app.add_api_route(
         METRICS_PATH,

@@ -14,6 +14,10 @@ class AuthenticationFailed(TinsmithError):
     """No key, an unknown key, or a revoked one."""
 
 
+class TokenRefused(AuthenticationFailed):
+    """Neither of this server nor in time: the SDK exchanges its key for another, and asks again."""
+
+
 class NotFound(TinsmithError):
     """No such thing, or it belongs to another tenant: the two must look the same."""
 

@@ -123,6 +123,11 @@ class Settings(BaseSettings):
     samples_per_tenant: int = Field(
         32_768, ge=1, description="Samples of a tenant that may be in flight; more are held back."
     )
+    token_exchange: bool = Field(
+        False,
+        description="Ask clients to exchange their key for tokens of an hour, so that it is seldom sent; "
+        "`tinker auth whoami` needs it.",
+    )
     compress_training_bodies: bool = Field(False, description="Ask clients to send zstd; pays on slow networks.")
 
     engine: str = Field("peft", description="The worker's engine: `peft`, `nemo-rl`, or `module:factory`.")

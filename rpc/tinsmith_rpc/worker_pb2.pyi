@@ -28,6 +28,33 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _UsageKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UsageKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsageKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    USAGE_KIND_UNSPECIFIED: _UsageKind.ValueType  # 0
+    TRAINING_TOKENS: _UsageKind.ValueType  # 1
+    """of inputs, images included, forward passes alone too"""
+    PREFILLED_TOKENS: _UsageKind.ValueType  # 2
+    """of prompts, images included, once for all samples of one"""
+    CACHED_PREFILL_TOKENS: _UsageKind.ValueType  # 3
+    """of prompts, whose computation was there already"""
+    SAMPLED_TOKENS: _UsageKind.ValueType  # 4
+
+class UsageKind(_UsageKind, metaclass=_UsageKindEnumTypeWrapper): ...
+
+USAGE_KIND_UNSPECIFIED: UsageKind.ValueType  # 0
+TRAINING_TOKENS: UsageKind.ValueType  # 1
+"""of inputs, images included, forward passes alone too"""
+PREFILLED_TOKENS: UsageKind.ValueType  # 2
+"""of prompts, images included, once for all samples of one"""
+CACHED_PREFILL_TOKENS: UsageKind.ValueType  # 3
+"""of prompts, whose computation was there already"""
+SAMPLED_TOKENS: UsageKind.ValueType  # 4
+Global___UsageKind: _TypeAlias = UsageKind  # noqa: Y015
+
 class _OperationKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -300,6 +327,160 @@ class ImportAdapterReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImportAdapterReply: _TypeAlias = ImportAdapterReply  # noqa: Y015
+
+@_typing.final
+class TakeUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeUsageRequest: _TypeAlias = TakeUsageRequest  # noqa: Y015
+
+@_typing.final
+class TakeUsageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]: ...
+    def __init__(
+        self,
+        *,
+        usage: _abc.Iterable[Global___Usage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeUsageReply: _TypeAlias = TakeUsageReply  # noqa: Y015
+
+@_typing.final
+class Usage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USED_BY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    HOUR_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    used_by: _builtins.str
+    """the model or sampling session; empty: of some of which nobody took the usage in time"""
+    tenant: _builtins.str
+    hour: _builtins.int
+    """Unix seconds of its start"""
+    kind: Global___UsageKind.ValueType
+    amount: _builtins.int
+    def __init__(
+        self,
+        *,
+        used_by: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        hour: _builtins.int = ...,
+        kind: Global___UsageKind.ValueType = ...,
+        amount: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "hour", b"hour", "kind", b"kind", "tenant", b"tenant", "used_by", b"used_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class TimelineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineRequest: _TypeAlias = TimelineRequest  # noqa: Y015
+
+@_typing.final
+class TimelineReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]: ...
+    def __init__(
+        self,
+        *,
+        spans: _abc.Iterable[Global___Span] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimelineReply: _TypeAlias = TimelineReply  # noqa: Y015
+
+@_typing.final
+class Span(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    SEQ_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SUBMITTED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """the model or sampling session"""
+    seq_id: _builtins.int
+    """of an operation"""
+    name: _builtins.str
+    """forward_backward, forward, optim_step, save_weights, sample, ..."""
+    submitted: _builtins.float
+    """Unix seconds, as the others"""
+    started: _builtins.float
+    """0: it has not begun, or nobody told"""
+    ended: _builtins.float
+    """0: not yet"""
+    failed: _builtins.bool
+    request_id: _builtins.str
+    """of a sample, as it came"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        seq_id: _builtins.int = ...,
+        name: _builtins.str = ...,
+        submitted: _builtins.float = ...,
+        started: _builtins.float = ...,
+        ended: _builtins.float = ...,
+        failed: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "failed", b"failed", "name", b"name", "owner", b"owner", "request_id", b"request_id", "seq_id", b"seq_id", "started", b"started", "submitted", b"submitted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Span: _TypeAlias = Span  # noqa: Y015
 
 @_typing.final
 class BaseModel(_message.Message):
@@ -791,6 +972,7 @@ class SaveWeights(_message.Message):
     NAME_TAKEN_FIELD_NUMBER: _builtins.int
     SEEN_EVENT_ID_FIELD_NUMBER: _builtins.int
     SAMPLING_SESSION_ID_FIELD_NUMBER: _builtins.int
+    AGE_RECIPIENTS_FIELD_NUMBER: _builtins.int
     kind: Global___CheckpointKind.ValueType
     name: _builtins.str
     """empty for EPHEMERAL"""
@@ -804,6 +986,10 @@ class SaveWeights(_message.Message):
     """EPHEMERAL: the sampling session this save opens."""
     @_builtins.property
     def user_metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def age_recipients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """EXTERNAL: files are encrypted for these age recipients; none: they are not."""
+
     def __init__(
         self,
         *,
@@ -816,10 +1002,11 @@ class SaveWeights(_message.Message):
         name_taken: _builtins.bool = ...,
         seen_event_id: _builtins.int = ...,
         sampling_session_id: _builtins.str = ...,
+        age_recipients: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds", "ttl_seconds", b"ttl_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds", "has_user_metadata", b"has_user_metadata", "kind", b"kind", "name", b"name", "name_taken", b"name_taken", "overwrite", b"overwrite", "sampling_session_id", b"sampling_session_id", "seen_event_id", b"seen_event_id", "ttl_seconds", b"ttl_seconds", "user_metadata", b"user_metadata"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds", "age_recipients", b"age_recipients", "has_user_metadata", b"has_user_metadata", "kind", b"kind", "name", b"name", "name_taken", b"name_taken", "overwrite", b"overwrite", "sampling_session_id", b"sampling_session_id", "seen_event_id", b"seen_event_id", "ttl_seconds", b"ttl_seconds", "user_metadata", b"user_metadata"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ttl_seconds: _TypeAlias = _typing.Literal["ttl_seconds"]  # noqa: Y015
     _WhichOneofArgType__ttl_seconds: _TypeAlias = _typing.Literal["_ttl_seconds", b"_ttl_seconds"]  # noqa: Y015
@@ -1085,6 +1272,7 @@ class SampleRequest(_message.Message):
     TARGET_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_ALT_TOKENS_K_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    READING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     sampling_session_id: _builtins.str
     prompt_tokens: _builtins.bytes
@@ -1121,6 +1309,10 @@ class SampleRequest(_message.Message):
     def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptImage]:
         """in the prompt's order"""
 
+    @_builtins.property
+    def reading(self) -> Global___Reading:
+        """absent: tokens are all that anybody wants"""
+
     def __init__(
         self,
         *,
@@ -1145,10 +1337,11 @@ class SampleRequest(_message.Message):
         target_prompt_logprobs: _wire_pb2.Tensor | None = ...,
         prompt_alt_tokens_k: _builtins.int = ...,
         images: _abc.Iterable[Global___PromptImage] | None = ...,
+        reading: Global___Reading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "max_tokens", b"max_tokens", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "rejection", b"rejection", "seed", b"seed", "target_prompt_logprobs", b"target_prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "max_tokens", b"max_tokens", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "reading", b"reading", "rejection", b"rejection", "seed", b"seed", "target_prompt_logprobs", b"target_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "has_stop", b"has_stop", "images", b"images", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_alt_tokens_k", b"prompt_alt_tokens_k", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "prompt_tokens", b"prompt_tokens", "rejection", b"rejection", "request_id", b"request_id", "sampling_session_id", b"sampling_session_id", "seed", b"seed", "stop_strings", b"stop_strings", "stop_tokens", b"stop_tokens", "target_prompt_logprobs", b"target_prompt_logprobs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "_seed", b"_seed", "adapter", b"adapter", "has_stop", b"has_stop", "images", b"images", "max_tokens", b"max_tokens", "num_samples", b"num_samples", "prompt_alt_tokens_k", b"prompt_alt_tokens_k", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "prompt_tokens", b"prompt_tokens", "reading", b"reading", "rejection", b"rejection", "request_id", b"request_id", "sampling_session_id", b"sampling_session_id", "seed", b"seed", "stop_strings", b"stop_strings", "stop_tokens", b"stop_tokens", "target_prompt_logprobs", b"target_prompt_logprobs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -1164,6 +1357,36 @@ class SampleRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
 
 Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
+
+@_typing.final
+class Reading(_message.Message):
+    """That a sample is wanted as text (AwaitText)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAT_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    chat: _builtins.bool
+    """an assistant's message: reasoning, content and tool calls apart, where the model says how"""
+    tools: _builtins.str
+    """JSON list, as the chat template was given them; empty: none"""
+    logprobs: _builtins.bool
+    """the text of each token with its logprob, and that of the likeliest ones asked for"""
+    def __init__(
+        self,
+        *,
+        chat: _builtins.bool = ...,
+        tools: _builtins.str = ...,
+        logprobs: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "logprobs", b"logprobs", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reading: _TypeAlias = Reading  # noqa: Y015
 
 @_typing.final
 class PromptImage(_message.Message):
@@ -1229,6 +1452,275 @@ class AwaitSampleRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AwaitSampleRequest: _TypeAlias = AwaitSampleRequest  # noqa: Y015
+
+@_typing.final
+class RenderPromptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    VARIABLES_FIELD_NUMBER: _builtins.int
+    CONTINUE_LAST_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    conversation: _builtins.str
+    """JSON list of messages"""
+    tools: _builtins.str
+    """JSON list; empty: none"""
+    variables: _builtins.str
+    """JSON object of what else the chat template may ask for; empty: nothing"""
+    continue_last: _builtins.bool
+    """the sample goes on with the last message, which is the assistant's"""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+        tools: _builtins.str = ...,
+        variables: _builtins.str = ...,
+        continue_last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_last", b"continue_last", "conversation", b"conversation", "prompt", b"prompt", "text", b"text", "tools", b"tools", "variables", b"variables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "conversation"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___RenderPromptRequest: _TypeAlias = RenderPromptRequest  # noqa: Y015
+
+@_typing.final
+class RenderPromptReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    END_TOKENS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.bytes
+    """int32 array"""
+    @_builtins.property
+    def end_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that end a sequence by default"""
+
+    def __init__(
+        self,
+        *,
+        tokens: _builtins.bytes = ...,
+        end_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_tokens", b"end_tokens", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderPromptReply: _TypeAlias = RenderPromptReply  # noqa: Y015
+
+@_typing.final
+class AwaitTextRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    seen: _builtins.int
+    """how many pieces"""
+    timeout_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        seen: _builtins.int = ...,
+        timeout_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "seen", b"seen", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitTextRequest: _TypeAlias = AwaitTextRequest  # noqa: Y015
+
+@_typing.final
+class AwaitTextReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIECES_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    NOT_FOUND_FIELD_NUMBER: _builtins.int
+    SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
+    sampled_tokens: _builtins.int
+    """so far, of all sequences"""
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextPiece]: ...
+    @_builtins.property
+    def pending(self) -> Global___Pending: ...
+    @_builtins.property
+    def end(self) -> Global___TextEnd:
+        """these are the last pieces"""
+
+    @_builtins.property
+    def failure(self) -> Global___Failure: ...
+    @_builtins.property
+    def not_found(self) -> Global___NotFound: ...
+    def __init__(
+        self,
+        *,
+        pieces: _abc.Iterable[Global___TextPiece] | None = ...,
+        pending: Global___Pending | None = ...,
+        end: Global___TextEnd | None = ...,
+        failure: Global___Failure | None = ...,
+        not_found: Global___NotFound | None = ...,
+        sampled_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "failure", b"failure", "not_found", b"not_found", "pending", b"pending", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "failure", b"failure", "not_found", b"not_found", "pending", b"pending", "pieces", b"pieces", "sampled_tokens", b"sampled_tokens", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_state: _TypeAlias = _typing.Literal["pending", "end", "failure", "not_found"]  # noqa: Y015
+    _WhichOneofArgType_state: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_state) -> _WhichOneofReturnType_state | None: ...
+
+Global___AwaitTextReply: _TypeAlias = AwaitTextReply  # noqa: Y015
+
+@_typing.final
+class TextPiece(_message.Message):
+    """What a sequence has grown by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    content: _builtins.str
+    reasoning: _builtins.str
+    @_builtins.property
+    def tool_call(self) -> Global___ToolCall: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenText]: ...
+    @_builtins.property
+    def end(self) -> Global___SequenceEnd:
+        """the sequence's last piece"""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        content: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call: Global___ToolCall | None = ...,
+        tokens: _abc.Iterable[Global___TokenText] | None = ...,
+        end: Global___SequenceEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "tool_call", b"tool_call"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "end", b"end", "reasoning", b"reasoning", "sequence", b"sequence", "tokens", b"tokens", "tool_call", b"tool_call"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextPiece: _TypeAlias = TextPiece  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    arguments: _builtins.str
+    """JSON"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
+class TokenText(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    LIKELIEST_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    logprob: _builtins.float
+    @_builtins.property
+    def likeliest(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenText]: ...
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        logprob: _builtins.float = ...,
+        likeliest: _abc.Iterable[Global___TokenText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["likeliest", b"likeliest", "logprob", b"logprob", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenText: _TypeAlias = TokenText  # noqa: Y015
+
+@_typing.final
+class SequenceEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    STOP_STRING_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    reason: _wire_pb2.StopReason.ValueType
+    stop_string: _builtins.str
+    """that ended it; empty: none did"""
+    tokens: _builtins.int
+    """drawn, the one that ended it included"""
+    def __init__(
+        self,
+        *,
+        reason: _wire_pb2.StopReason.ValueType = ...,
+        stop_string: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stop_string", b"stop_string", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequenceEnd: _TypeAlias = SequenceEnd  # noqa: Y015
+
+@_typing.final
+class TextEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_CACHE_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_cache_hit_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        prompt_cache_hit_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_cache_hit_tokens", b"prompt_cache_hit_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextEnd: _TypeAlias = TextEnd  # noqa: Y015
 
 @_typing.final
 class CancelSampleRequest(_message.Message):

@@ -64,6 +64,16 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.AwaitSampleRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitReply.FromString,
                 _registered_method=True)
+        self.RenderPrompt = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/RenderPrompt',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.RenderPromptRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.RenderPromptReply.FromString,
+                _registered_method=True)
+        self.AwaitText = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/AwaitText',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.AwaitTextRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitTextReply.FromString,
+                _registered_method=True)
         self.CancelSample = channel.unary_unary(
                 '/tinsmith.rpc.v1.Worker/CancelSample',
                 request_serializer=tinsmith__rpc_dot_worker__pb2.CancelSampleRequest.SerializeToString,
@@ -83,6 +93,16 @@ class WorkerStub(object):
                 '/tinsmith.rpc.v1.Worker/Snapshot',
                 request_serializer=tinsmith__rpc_dot_worker__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.SnapshotReply.FromString,
+                _registered_method=True)
+        self.TakeUsage = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/TakeUsage',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.TakeUsageRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.TakeUsageReply.FromString,
+                _registered_method=True)
+        self.Timeline = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/Timeline',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.TimelineRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.TimelineReply.FromString,
                 _registered_method=True)
 
 
@@ -140,6 +160,22 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenderPrompt(self, request, context):
+        """A text, or a conversation by the model's own chat template, as tokens.
+        INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
+        UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitText(self, request, context):
+        """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelSample(self, request, context):
         """Stops a sample that nobody waits for. Unknown ids are ignored.
         """
@@ -172,6 +208,22 @@ class WorkerServicer(object):
         FAILED_PRECONDITION: not activated yet. UNAVAILABLE: draining, which saves them, too.
         RESOURCE_EXHAUSTED: the volume has no room.
         UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeUsage(self, request, context):
+        """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
+        has; a replay counts nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Timeline(self, request, context):
+        """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
+        and the newest samples that ended here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,6 +262,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitSampleRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.AwaitReply.SerializeToString,
             ),
+            'RenderPrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenderPrompt,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.RenderPromptRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.RenderPromptReply.SerializeToString,
+            ),
+            'AwaitText': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitText,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitTextRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.AwaitTextReply.SerializeToString,
+            ),
             'CancelSample': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelSample,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.CancelSampleRequest.FromString,
@@ -229,6 +291,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.SnapshotRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.SnapshotReply.SerializeToString,
+            ),
+            'TakeUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeUsage,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.TakeUsageRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.TakeUsageReply.SerializeToString,
+            ),
+            'Timeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.Timeline,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.TimelineRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.TimelineReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -404,6 +476,60 @@ class Worker(object):
             _registered_method=True)
 
     @staticmethod
+    def RenderPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/RenderPrompt',
+            tinsmith__rpc_dot_worker__pb2.RenderPromptRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.RenderPromptReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitText(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/AwaitText',
+            tinsmith__rpc_dot_worker__pb2.AwaitTextRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.AwaitTextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CancelSample(request,
             target,
             options=(),
@@ -501,6 +627,60 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/Snapshot',
             tinsmith__rpc_dot_worker__pb2.SnapshotRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.SnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/TakeUsage',
+            tinsmith__rpc_dot_worker__pb2.TakeUsageRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.TakeUsageReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Timeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/Timeline',
+            tinsmith__rpc_dot_worker__pb2.TimelineRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.TimelineReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,13 @@ class WorkerStub:
     UNIMPLEMENTED: this worker has no sampler; no sample is known to it either.
     """
     AwaitSample: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitSampleRequest, _worker_pb2.AwaitReply]
+    RenderPrompt: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RenderPromptRequest, _worker_pb2.RenderPromptReply]
+    """A text, or a conversation by the model's own chat template, as tokens.
+    INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
+    UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+    """
+    AwaitText: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitTextRequest, _worker_pb2.AwaitTextReply]
+    """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten."""
     CancelSample: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CancelSampleRequest, _worker_pb2.CancelSampleReply]
     """Stops a sample that nobody waits for. Unknown ids are ignored."""
     Events: _grpc.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]
@@ -82,6 +89,14 @@ class WorkerStub:
     FAILED_PRECONDITION: not activated yet. UNAVAILABLE: draining, which saves them, too.
     RESOURCE_EXHAUSTED: the volume has no room.
     UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
+    """
+    TakeUsage: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TakeUsageRequest, _worker_pb2.TakeUsageReply]
+    """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
+    has; a replay counts nothing.
+    """
+    Timeline: _grpc.UnaryUnaryMultiCallable[_worker_pb2.TimelineRequest, _worker_pb2.TimelineReply]
+    """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
+    and the newest samples that ended here.
     """
 
 @_typing.type_check_only
@@ -111,6 +126,13 @@ class WorkerAsyncStub(WorkerStub):
     UNIMPLEMENTED: this worker has no sampler; no sample is known to it either.
     """
     AwaitSample: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitSampleRequest, _worker_pb2.AwaitReply]  # type: ignore[assignment]
+    RenderPrompt: _aio.UnaryUnaryMultiCallable[_worker_pb2.RenderPromptRequest, _worker_pb2.RenderPromptReply]  # type: ignore[assignment]
+    """A text, or a conversation by the model's own chat template, as tokens.
+    INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
+    UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+    """
+    AwaitText: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitTextRequest, _worker_pb2.AwaitTextReply]  # type: ignore[assignment]
+    """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten."""
     CancelSample: _aio.UnaryUnaryMultiCallable[_worker_pb2.CancelSampleRequest, _worker_pb2.CancelSampleReply]  # type: ignore[assignment]
     """Stops a sample that nobody waits for. Unknown ids are ignored."""
     Events: _aio.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]  # type: ignore[assignment]
@@ -130,6 +152,14 @@ class WorkerAsyncStub(WorkerStub):
     FAILED_PRECONDITION: not activated yet. UNAVAILABLE: draining, which saves them, too.
     RESOURCE_EXHAUSTED: the volume has no room.
     UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
+    """
+    TakeUsage: _aio.UnaryUnaryMultiCallable[_worker_pb2.TakeUsageRequest, _worker_pb2.TakeUsageReply]  # type: ignore[assignment]
+    """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
+    has; a replay counts nothing.
+    """
+    Timeline: _aio.UnaryUnaryMultiCallable[_worker_pb2.TimelineRequest, _worker_pb2.TimelineReply]  # type: ignore[assignment]
+    """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
+    and the newest samples that ended here.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -194,6 +224,25 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.AwaitReply, _abc.Awaitable[_worker_pb2.AwaitReply]]: ...
 
     @_abc_1.abstractmethod
+    def RenderPrompt(
+        self,
+        request: _worker_pb2.RenderPromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.RenderPromptReply, _abc.Awaitable[_worker_pb2.RenderPromptReply]]:
+        """A text, or a conversation by the model's own chat template, as tokens.
+        INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
+        UNIMPLEMENTED: this worker has no sampler, or one that knows tokens alone.
+        """
+
+    @_abc_1.abstractmethod
+    def AwaitText(
+        self,
+        request: _worker_pb2.AwaitTextRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.AwaitTextReply, _abc.Awaitable[_worker_pb2.AwaitTextReply]]:
+        """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten."""
+
+    @_abc_1.abstractmethod
     def CancelSample(
         self,
         request: _worker_pb2.CancelSampleRequest,
@@ -235,6 +284,26 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION: not activated yet. UNAVAILABLE: draining, which saves them, too.
         RESOURCE_EXHAUSTED: the volume has no room.
         UNIMPLEMENTED: a sampler, which keeps nothing on a disk.
+        """
+
+    @_abc_1.abstractmethod
+    def TakeUsage(
+        self,
+        request: _worker_pb2.TakeUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.TakeUsageReply, _abc.Awaitable[_worker_pb2.TakeUsageReply]]:
+        """What was used since the last call, each time once: whoever asks writes it down. What succeeded counts, when it
+        has; a replay counts nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def Timeline(
+        self,
+        request: _worker_pb2.TimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.TimelineReply, _abc.Awaitable[_worker_pb2.TimelineReply]]:
+        """When the operations and samples of one session came, began and ended: those of which the journal still has a row,
+        and the newest samples that ended here.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,10 +1,12 @@
 """A cluster by kind, on Docker or podman: asked for by name, or where a cluster of our own is not to be had.
 
 It has what kind brings: one storage class, `standard`, and no Ingress controller. Tests that need more fail and say so.
+Its node is of kind's own image, or of the one that `make kind-node-image` has made, which enforces no NetworkPolicies.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,7 +15,16 @@ from testcluster.commands import attempt, run
 from testcluster.errors import ClusterError
 from testcluster.kubernetes.containerd import Containerd
 from testcluster.places import Places
+from testcluster.programs.builds import KIND, KUBERNETES_VERSION
 
+OWN_NODE_IMAGE = f"docker.io/tinsmith/kind-node:v{KUBERNETES_VERSION}"
+"""What `make kind-node-image` makes where kind's own cannot be pulled."""
+# It has a network that knows one node, and kind is not to install another.
+_ITS_SETTINGS = {
+    "kind": "Cluster",
+    "apiVersion": "kind.x-k8s.io/v1alpha4",
+    "networking": {"disableDefaultCNI": True},
+}
 # Kind's own: it looks for docker first, and takes another engine by this variable.
 _ENGINE_VARIABLE = "KIND_EXPERIMENTAL_PROVIDER"
 _ENGINES = ("docker", "podman")
@@ -22,23 +33,38 @@ _CREATION_SECONDS = 600.0
 
 def missing() -> str | None:
     """One sentence on what this machine lacks for a cluster by kind; None where it lacks nothing."""
-    if shutil.which("kind") is None:
+    if _program() is None:
         return "kind is not installed: `go install sigs.k8s.io/kind@latest`, or see https://kind.sigs.k8s.io."
-    if _engine() is None:
-        named = os.environ.get(_ENGINE_VARIABLE)
-        programs = f"{named}, which {_ENGINE_VARIABLE} names" if named else "Docker or podman"
-        return f"kind needs {programs}, and no `info` of it answers: start it, or install it."
-    return None
+    return None if _engine() else _engine_is_missing()
+
+
+def running_engine() -> str:
+    """What nodes will be containers of. Raises ClusterError where there is nothing."""
+    if (engine := _engine()) is None:
+        raise ClusterError(_engine_is_missing())
+    return engine
 
 
 def create(places: Places) -> None:
-    """Pulls kind's node image where it is not there yet; raises ClusterError when that or the start fails."""
-    if (engine := _engine()) is None:
-        raise ClusterError(missing() or "The container engine has stopped answering.")
-    print(f"creating a cluster by kind on {engine}: minutes when its image is not here yet …", flush=True)
+    """From our own node image where the engine has it, else from kind's, which may have to be pulled.
+
+    Raises ClusterError when that or the start fails.
+    """
+    engine = running_engine()
     places.directory.mkdir(parents=True, exist_ok=True)
     _marker(places).write_text(engine)
-    _kind(places, "create", "--wait=3m")
+    if attempt(engine, "image", "inspect", OWN_NODE_IMAGE).returncode == 0:
+        print(f"creating a cluster by kind on {engine} from {OWN_NODE_IMAGE} …", flush=True)
+        settings = json.dumps(_ITS_SETTINGS)
+        _kind(places, "create", "--wait=3m", f"--image={OWN_NODE_IMAGE}", "--config=-", stdin=settings)
+        return
+    print(f"creating a cluster by kind on {engine}: minutes when its image is not here yet …", flush=True)
+    try:
+        _kind(places, "create", "--wait=3m")
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error}\nWhere kind's image cannot be pulled, `make kind-node-image` makes one."
+        ) from error
 
 
 def was_here(places: Places) -> bool:
@@ -66,11 +92,24 @@ def _engine() -> str | None:
     return next((one for one in engines if shutil.which(one) and attempt(one, "info").returncode == 0), None)
 
 
-def _kind(places: Places, verb: str, *options: str) -> None:
+def _engine_is_missing() -> str:
+    named = os.environ.get(_ENGINE_VARIABLE)
+    programs = f"{named}, which {_ENGINE_VARIABLE} names" if named else "Docker or podman"
+    return f"kind needs {programs}, and no `info` of it answers: start it, or install it."
+
+
+def _program() -> str | None:
+    """Kind's command: the one that is installed, or else the one that was built with our node image."""
+    return shutil.which("kind") or shutil.which("kind", path=KIND.folder())
+
+
+def _kind(places: Places, verb: str, *options: str, stdin: str | None = None) -> None:
     """On the engine that the cluster was begun with, whichever answers today."""
     engine = f"{_ENGINE_VARIABLE}={_marker(places).read_text()}"
     named = (f"--name={_name(places)}", f"--kubeconfig={places.kubeconfig}")
-    run("env", engine, "kind", verb, "cluster", *named, *options, seconds=_CREATION_SECONDS)
+    if (program := _program()) is None:
+        raise ClusterError(missing() or "")
+    run("env", engine, program, verb, "cluster", *named, *options, stdin=stdin, seconds=_CREATION_SECONDS)
 
 
 def _marker(places: Places) -> Path:

@@ -27,7 +27,8 @@ NUMBERS = {"seq_id", "model_seq_id"}
 WITHOUT_IDS = {"/healthz", "/readyz", "/client/config", "/client/dynamic_config", "/telemetry", "/create_session"}
 # An upload's id says whose it is, which tests/contract/http/test_adapter_imports.py tries out.
 WITHOUT_IDS |= {"/external_weights_upload_start", "/external_weights_upload_finish"}
-WITH_A_LINK = {"/downloads/{token}/{path}", "/archives/{token}", "/uploads/{token}/{name}"}
+WITH_A_LINK = {"/downloads/{token}/{path}", "/archives/{token}", "/uploads/{token}/{name}", "/traces/{token}"}
+REPORTS = {"/audit", "/billing/usage/events", "/billing/usage/checkpoints/current"}
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ async def test_a_sample_of_another_tenant_is_as_unknown_as_one_that_never_was(se
         assert (await owner.post("/retrieve_future", {"request_id": request_id})).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/sessions", "/training_runs", "/checkpoints", "/waiting_models"])
+@pytest.mark.parametrize("path", ["/sessions", "/training_runs", "/checkpoints", "/waiting_models", "/audit"])
 async def test_no_list_holds_anything_of_another_tenants(server: AttackedServer, path: str) -> None:
     async with owner_and_stranger(server) as (session, stranger):
         listed = await stranger.tenant.client.get(path)
@@ -195,6 +196,6 @@ def test_endpoints_without_ids_are_known(tmp_path: Any) -> None:
     """A new one is looked at by a person: is there truly nothing of anybody's in it?"""
     api = document(tmp_path)
     with_ids = {case.path for case in cases(api)}
-    lists = {"/sessions", "/training_runs", "/checkpoints", "/get_server_capabilities", "/waiting_models"}
+    lists = {"/sessions", "/training_runs", "/checkpoints", "/get_server_capabilities", "/waiting_models"} | REPORTS
     unsupported = {path for _, path, operation in operations(api) if operation.get("tags") == ["not supported yet"]}
     assert {path for _, path, _ in operations(api)} - with_ids - unsupported - WITH_A_LINK - lists == WITHOUT_IDS

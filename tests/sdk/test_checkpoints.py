@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import tinker
+from safetensors.numpy import load_file
 from support.client.sdk import adam, exact_logprobs, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinker import types
+from tinker_cookbook import weights
 
 from .conftest import MODEL
 
@@ -204,6 +206,35 @@ def test_an_external_export_loads_in_plain_peft_with_the_same_logprobs(
     assert model.forward(DATA, "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data == pytest.approx(
         expected, abs=1e-4
     )
+
+
+def test_a_copy_goes_on_as_what_it_was_made_of(
+    client: tinker.ServiceClient, model: tinker.TrainingClient, rest: tinker.RestClient
+) -> None:
+    source = model.save_state("to-copy").result().path
+    copy = rest.copy_weights(source, "another-project").result()
+    rest.delete_checkpoint_from_tinker_path(source).result()
+    resumed = client.create_training_client_from_state_with_optimizer(copy).result()
+    for run in (model, resumed):
+        train(run, rounds=1)
+    assert logprobs(resumed) == logprobs(model)
+
+
+def test_the_cookbook_downloads_a_training_checkpoint_that_only_it_can_read(
+    server: ServedInstallation, model: tinker.TrainingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an export that is encrypted for it alone, and that it deletes."""
+    monkeypatch.setenv("TINKER_API_KEY", API_KEY)
+    path = model.save_state("to-download").result().path
+    folder = Path(weights.download(tinker_path=path, output_dir=str(tmp_path / "adapter"), base_url=server.url))
+    downloaded = load_file(folder / "adapter_model.safetensors")
+    plain = model.save_weights_external("plain").result().path
+    expected = load_file(
+        Path(weights.download(tinker_path=plain, output_dir=str(tmp_path / "b"), base_url=server.url))
+        / "adapter_model.safetensors"
+    )
+    assert downloaded.keys() == expected.keys()
+    assert all((downloaded[name] == expected[name]).all() for name in expected)
 
 
 def test_a_session_that_ended_refuses_new_work(server: ServedInstallation) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 
 import pytest
-from cached_environments import is_made
+from package_environment import is_made
 from sdk_environments import environment_directory
 from sdk_generations import TESTED
 from support.client.generations import Life, lives

@@ -102,6 +102,7 @@ def test_what_kind_lacks_is_the_last_line(
 ) -> None:
     monkeypatch.setattr("testcluster.places.clusters_directory", lambda: tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TINSMITH_CACHE", str(tmp_path / "cache"))
     assert demo_cluster.main(["--kind"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("make demo-kind: kind is not installed: ")
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from nemo_rl_sizing import GIB, MODELS, RANKS, SLOT_BYTES, TOKENS, Layout, Sizes, rows, smallest
+from nemo_rl_sizing import GIB, MODELS, RANKS, SLOT_BYTES, TOKENS, Layout, Sizes, recompute_rows, rows, smallest
 from tinsmith_operator.api.base import parse_quantity
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +53,14 @@ def test_a_copy_is_never_laid_out_as_the_workers_would_refuse_it() -> None:
                 assert layout is not None
                 assert sizes.kv_heads % layout.tensor == sizes.vocab % layout.tensor == rank % layout.tensor == 0
                 assert not (sizes.tied and layout.pipeline > 1)
+
+
+@pytest.mark.parametrize("sizes", MODELS, ids=lambda sizes: sizes.name)
+def test_computing_more_again_takes_less(sizes: Sizes) -> None:
+    layout = Layout(1, 1)
+    used = [layout.gpu_bytes(sizes, 32, 8192, recompute) for recompute in ("layers", "mlp", "none")]
+    assert used == sorted(set(used))
+    assert len(list(recompute_rows())) == len(MODELS)
 
 
 def test_there_is_a_row_for_every_model_rank_and_length() -> None:

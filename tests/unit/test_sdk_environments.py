@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import sdk_environments
-from cached_environments import is_made
+from package_environment import is_made
 from sdk_environments import LOCK, PYTORCH, environment_directory, make_sdk_environment, site_packages, without_sdk
 from sdk_generations import GENERATIONS, TESTED
 

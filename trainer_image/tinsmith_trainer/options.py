@@ -18,7 +18,12 @@ from tinsmith_trainer.engines.base import (
     Recompute,
 )
 from tinsmith_trainer.engines.nemo_rl.flags import ENGINE as RANKS_ENGINE
-from tinsmith_trainer.engines.nemo_rl.flags import RankFlags, add_rank_flags, refused_rank_flags
+from tinsmith_trainer.engines.nemo_rl.flags import (
+    RankFlags,
+    RankRecompute,
+    add_rank_flags,
+    refused_rank_flags,
+)
 from tinsmith_trainer.sampling.base import Sampler
 
 TOKEN_SERVERS = ("vllm", "sglang")
@@ -39,7 +44,8 @@ POSITIVE = (
     *("attempts_per_operation", "hang_timeout_seconds"),
 )
 
-OF_PEFT = ("lora_products", "loss_kernel", "recompute")
+OF_PEFT = ("lora_products", "loss_kernel")
+RECOMPUTE = {"peft": get_args(Recompute), RANKS_ENGINE: ("auto", *get_args(RankRecompute))}
 
 
 class UsageError(Exception):
@@ -77,7 +83,7 @@ class WorkerOptions(RankFlags):
     token_budget: int | None
     lora_products: LoraProducts | None
     loss_kernel: LossKernel | None
-    recompute: Recompute | None
+    recompute: Recompute | RankRecompute | None
     kv_cache_bytes: int | None
     snapshot_replay_seconds: float
     snapshot_cost_factor: float
@@ -242,8 +248,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--recompute",
-        choices=get_args(Recompute),
-        help="whether peft computes layers again in backward; auto, the default: those of what would not fit",
+        choices=RECOMPUTE[RANKS_ENGINE],
+        help="what peft and nemo-rl compute again in backward, not to keep it: layers, or nemo-rl their mlp alone; "
+        "auto, the default: layers of what would not fit, with nemo-rl all of them on GPUs",
     )
     parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"
@@ -300,6 +307,11 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
     for name in OF_PEFT:
         if getattr(options, name) is not None and options.engine != "peft":
             parser.error(f"--{name.replace('_', '-')} is for --engine peft")
+    if options.recompute is not None and options.engine not in RECOMPUTE:
+        parser.error(f"--recompute is for --engine {' and '.join(RECOMPUTE)}")
+    if options.recompute not in (None, *RECOMPUTE.get(options.engine, ())):
+        choices = ", ".join(RECOMPUTE[options.engine])
+        parser.error(f"--recompute {options.recompute} is not for {options.engine}, which knows {choices}")
     if options.kv_cache_bytes is not None and (not options.sampling or options.engine in TOKEN_SERVERS):
         parser.error("--kv-cache-bytes is for the built-in sampler, and there is none")
     refusal = refused_server_flags(options)

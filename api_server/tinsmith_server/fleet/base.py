@@ -81,7 +81,16 @@ class SamplerClient(Protocol):
 
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
     async def cancel_sample(self, request_id: str) -> None: ...
+    async def render_prompt(self, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:
+        """Raises Unprocessable where the model's chat template refuses, or there is none, or nobody who knows it."""
+
+    async def await_text(self, request_id: str, seen: int, timeout_seconds: float) -> worker_pb2.AwaitTextReply: ...
     async def describe(self) -> worker_pb2.DescribeReply: ...
+    async def take_usage(self) -> worker_pb2.TakeUsageReply:
+        """What it has counted since the last call, of whoever made it. Raises WorkerError where it counts nothing."""
+
+    async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:
+        """When the session's operations and samples came, began and ended. Raises likewise."""
 
 
 class WorkerClient(SamplerClient, Protocol):
@@ -229,6 +238,12 @@ class Fleet(Protocol):
     @property
     def problem(self) -> str | None:
         """Why the fleet cannot tell yet where its workers are; None when it can."""
+
+
+def everything_of(fleet: Fleet) -> Sequence[SamplerHandle]:
+    """Whatever may say how it is doing: the workers, and what only samples."""
+    by_id: dict[str, SamplerHandle] = {one.sampler_id: one for one in fleet.workers}
+    return list({**by_id, **{one.sampler_id: one for one in fleet.all_samplers}}.values())
 
 
 def places_of(description: worker_pb2.DescribeReply) -> int:

@@ -33,6 +33,8 @@ CLOSED = "the connection to the worker was closed"
 # A worker may delay an acknowledgement by 20 s when its backlog is full.
 SUBMIT_TIMEOUT_SECONDS = 60.0
 QUICK_TIMEOUT_SECONDS = 20.0
+# A conversation of megabytes; others may be rendered before.
+RENDER_TIMEOUT_SECONDS = 60.0
 # Files of gigabytes are read, checked and written; others may wait before.
 IMPORT_TIMEOUT_SECONDS = 600.0
 # How much longer than the asked hold a reply may take to arrive.
@@ -116,6 +118,21 @@ class GrpcWorkerClient(WorkerClient):
         await _call(self._stub.CancelSample, request, QUICK_TIMEOUT_SECONDS)
 
     @override
+    async def render_prompt(self, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:
+        try:
+            return await _call(self._stub.RenderPrompt, request, RENDER_TIMEOUT_SECONDS)
+        except CallUnknown as error:
+            raise Unprocessable(
+                "the sampler of this base model takes tokens alone, or is of a release that takes no text; an "
+                "administrator can restart it on the image of this one"
+            ) from error
+
+    @override
+    async def await_text(self, request_id: str, seen: int, timeout_seconds: float) -> worker_pb2.AwaitTextReply:
+        request = worker_pb2.AwaitTextRequest(request_id=request_id, seen=seen, timeout_seconds=timeout_seconds)
+        return await _call(self._stub.AwaitText, request, timeout_seconds + HOLD_GRACE_SECONDS)
+
+    @override
     async def events(self, after_event_id: int, timeout_seconds: float) -> Sequence[worker_pb2.Event]:
         request = worker_pb2.EventsRequest(after_event_id=after_event_id, timeout_seconds=timeout_seconds)
         return list((await _call(self._stub.Events, request, timeout_seconds + HOLD_GRACE_SECONDS)).events)
@@ -129,6 +146,15 @@ class GrpcWorkerClient(WorkerClient):
                 "the worker of this base model is of a release that brings in no adapters; an administrator can "
                 "restart it on the image of this one"
             ) from error
+
+    @override
+    async def take_usage(self) -> worker_pb2.TakeUsageReply:
+        return await _call(self._stub.TakeUsage, worker_pb2.TakeUsageRequest(), QUICK_TIMEOUT_SECONDS)
+
+    @override
+    async def timeline(self, session_id: str) -> worker_pb2.TimelineReply:
+        request = worker_pb2.TimelineRequest(session_id=session_id)
+        return await _call(self._stub.Timeline, request, QUICK_TIMEOUT_SECONDS)
 
     @override
     async def describe(self) -> worker_pb2.DescribeReply:

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import BodyTooLarge, TooBusy, Unprocessable
-from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, key_name, path_of
+from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, path_of
 from tinsmith_server.routes.uploads import AccountDep, Body, limit_of, over, receive
 from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.services.assembly import Services
@@ -37,6 +37,7 @@ T = TypeVar("T")
 INLINE_BYTES = 16 * 1024
 # Of a training body that is not kept: its head, which says whose it is.
 HEAD_BYTES = 64 * 1024
+# Bytes of arrays, as against those of the text that they are read from.
 TEXT_IN_MEMORY = 2
 
 STABLE_REINFORCE_NOTE = (
@@ -56,7 +57,8 @@ async def off_the_loop(services: Services, tenant: str, size: int, work: Callabl
         return await asyncio.to_thread(work)
 
 
-async def _whole(request: Request, services: Services, account: Account) -> bytes:
+async def whole_body(request: Request, services: Services, account: Account) -> bytes:
+    """Raises BodyTooLarge."""
     path = path_of(request)
     limit = limit_of(path, services.settings)
     body = await receive(request, limit, account)
@@ -69,7 +71,7 @@ async def read_json_object(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
 ) -> dict[str, Any]:
     """Raises BodyTooLarge, and Unprocessable for anything but a JSON object."""
-    body = await _whole(request, services, account)
+    body = await whole_body(request, services, account)
     try:
         return await off_the_loop(services, tenant, len(body), lambda: read_object(body))
     except BadJson as error:
@@ -99,8 +101,8 @@ async def read_sample(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
 ) -> SampleSubmission:
     """The sample as a sampler is given it. Raises Unprocessable where its ids, or its JSON, cannot be read."""
-    services.admission.rates.sampled.admit(key_name(key))
-    body = await _whole(request, services, account)
+    services.admission.rates.sampled.admit(services.keys.counted_as(key))
+    body = await whole_body(request, services, account)
 
     def submission() -> SampleSubmission:
         return sample_submission(read_object(body, PROMPT))
@@ -141,7 +143,7 @@ async def read_forward_backward(
         account.give_back(limit - len(operation.payload))
     else:
         operation.payload, operation.zstd = body.content, encoding == "zstd"
-    await _charge(services, tenant, key_name(key), operation)
+    await _charge(services, tenant, services.keys.counted_as(key), operation)
     _note_loss(services, response, head.loss_fn)
     return operation
 
@@ -167,7 +169,7 @@ async def _from_json(
     key: str | None,
 ) -> worker_pb2.SubmitRequest:
     """Of a body over the limit nobody knows whose it is, since that stands at its end: BodyTooLarge."""
-    body, limit = await _whole(request, services, account), services.settings.max_body_bytes
+    body, limit = await whole_body(request, services, account), services.settings.max_body_bytes
     # Numbers of a few digits take more room than their text.
     room = min(TEXT_IN_MEMORY * len(body), limit)
     await account.take(room)
@@ -180,7 +182,7 @@ async def _from_json(
     except BadJson as error:
         raise Unprocessable(str(error)) from error
     account.give_back(room - min(room, len(read.request.payload)))
-    await _charge(services, tenant, key_name(key), read.request)
+    await _charge(services, tenant, services.keys.counted_as(key), read.request)
     _note_loss(services, response, read.loss_fn)
     return read.request
 

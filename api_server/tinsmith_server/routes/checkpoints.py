@@ -21,10 +21,11 @@ from tinsmith_server.wire.ids import (
     TinkerPath,
     known_checkpoint_types,
 )
-from tinsmith_server.wire.requests import TtlRequest, WeightsInfoRequest
+from tinsmith_server.wire.requests import CopyWeightsRequest, TtlRequest, WeightsInfoRequest
 from tinsmith_server.wire.responses import (
     CheckpointResponse,
     CheckpointsResponse,
+    CopyWeightsResponse,
     Cursor,
     Empty,
     ExternalUrlsResponse,
@@ -150,6 +151,18 @@ async def archive_link(path: Path, request: Request, tenant: Tenant, services: S
 async def archive(token: str, services: ServicesDep) -> StreamingResponse:
     """A gzipped tar, without a key: the link itself is the permission, and ends by itself."""
     return StreamingResponse(await services.exports.archive(token), media_type="application/gzip")
+
+
+@router.post("/copy_weights", openapi_extra=takes(CopyWeightsRequest))
+async def copy_weights(
+    body: Annotated[CopyWeightsRequest, Depends(body_as(CopyWeightsRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+    x_tinker_weights_access_token: Annotated[str | None, Header()] = None,
+    x_idempotency_key: Annotated[str | None, Header()] = None,
+) -> CopyWeightsResponse:
+    copy = services.copies.copy(tenant, body, x_tinker_weights_access_token, x_idempotency_key)
+    return CopyWeightsResponse(tinker_path=await copy)
 
 
 @router.post("/weights_info", openapi_extra=takes(WeightsInfoRequest), response_model_exclude_none=True)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from tinsmith_server.errors import TinsmithError, Unprocessable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.bodies import body_as, off_the_loop
-from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, get_services, key_name
+from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, get_services
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.problems import http_status, tell_user
@@ -91,7 +91,9 @@ async def retrieve_future(
 ) -> Response:
     answer = await services.futures.retrieve(tenant, body.request_id, allow_metadata_only=body.allow_metadata_only)
     if services.admission.rates.sampled.limits and isinstance(answer, Ready) and is_sample(body.request_id):
-        services.admission.rates.note_sampled(key_name(key), body.request_id, sampled_tokens(answer.payload))
+        services.admission.rates.note_sampled(
+            services.keys.counted_as(key), body.request_id, sampled_tokens(answer.payload)
+        )
     if isinstance(answer, Ready) and answer.protobuf and not reads_protobuf(request):
         answer = await _in_json(services, tenant, body.request_id, answer)
     return _response(answer)

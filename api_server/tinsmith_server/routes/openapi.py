@@ -61,22 +61,27 @@ _PROBLEM = {
     "description": "What went wrong.",
     "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(model=Problem.__name__)}}},
 }
-_PROBLEMS = ("4XX", *sorted({str(status) for status in HTTP_STATUS.values() if status > 500}))
+PROBLEMS = ("4XX", *sorted({str(status) for status in HTTP_STATUS.values() if status > 500}))
 
 
 def _say_problems(document: dict[str, Any]) -> None:
-    """In the place of FastAPI's form of a validation error, which no client of this server ever sees."""
+    """In the place of FastAPI's form of a validation error, which no client of this server ever sees. Routes that have
+    a form of their own say so."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name in _FORM_OF_FASTAPI:
         schemas.pop(name, None)
     schemas[Problem.__name__] = Problem.model_json_schema()
     for operation in (operation for methods in document["paths"].values() for operation in methods.values()):
         operation["responses"].pop("422", None)
-        operation["responses"] |= dict.fromkeys(_PROBLEMS, _PROBLEM)
+        operation["responses"] = dict.fromkeys(PROBLEMS, _PROBLEM) | operation["responses"]
+
+
+def _all_below(model: type[BaseModel]) -> list[type[BaseModel]]:
+    return [found for one in model.__subclasses__() for found in (one, *_all_below(one))]
 
 
 def _request_schemas() -> dict[str, Any]:
-    bodies = [(model, "validation") for model in requests.Request.__subclasses__()]
+    bodies = [(model, "validation") for model in _all_below(requests.Request)]
     _, definitions = models_json_schema(bodies, ref_template=_REFERENCE)  # type: ignore[arg-type]
     schemas: dict[str, Any] = definitions["$defs"]
     return schemas

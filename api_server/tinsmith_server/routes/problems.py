@@ -61,6 +61,8 @@ async def _tinsmith_error(_request: Request, error: Exception) -> JSONResponse:
     if status >= 500:
         log.warning("request failed", status=status, reason=str(error))
     response = problem(status, str(error))
+    if isinstance(error, errors.TokenRefused):
+        response.headers["www-authenticate"] = 'Bearer error="invalid_token"'
     if isinstance(error, errors.TooBusy):
         response.headers["retry-after"] = str(math.ceil(error.retry_after_seconds))
     if isinstance(error, errors.StorageFull):

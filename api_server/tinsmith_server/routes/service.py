@@ -46,7 +46,10 @@ async def readyz(services: ServicesDep) -> Response:
 
 @router.post("/client/config", summary="Flags for the SDK", openapi_extra=takes(ClientConfigRequest))
 async def client_config(_tenant: Tenant, services: ServicesDep) -> ClientConfigResponse:
-    return ClientConfigResponse(proto_compress_fwdbwd=services.settings.compress_training_bodies)
+    return ClientConfigResponse(
+        pjwt_auth_enabled=services.settings.token_exchange,
+        proto_compress_fwdbwd=services.settings.compress_training_bodies,
+    )
 
 
 @router.post("/client/dynamic_config", summary="Flags for a running SDK", openapi_extra=takes(ClientConfigRequest))

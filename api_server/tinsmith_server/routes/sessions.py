@@ -1,4 +1,4 @@
-"""Sessions: create, heartbeat, finish, list."""
+"""Sessions: create, heartbeat, finish, list, search, and put into a project."""
 
 from __future__ import annotations
 
@@ -10,8 +10,28 @@ from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
-from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest, SessionHeartbeatRequest
-from tinsmith_server.wire.responses import CreateSessionResponse, Empty, SessionResponse, SessionsResponse
+from tinsmith_server.services.accounts.session_search import FoundSession
+from tinsmith_server.services.accounts.tokens import tenant_urn
+from tinsmith_server.store.records import Session
+from tinsmith_server.wire.requests import (
+    CreateSessionRequest,
+    FinishSessionRequest,
+    SessionHeartbeatRequest,
+)
+from tinsmith_server.wire.responses import (
+    CreateSessionResponse,
+    Empty,
+    SessionResponse,
+    SessionsResponse,
+)
+from tinsmith_server.wire.session_search import (
+    AssignProjectRequest,
+    SearchPosition,
+    SessionSearchRequest,
+    SessionSearchResponse,
+    SessionStatus,
+    SessionSummary,
+)
 
 router = APIRouter(tags=["sessions"], route_class=DirectRoute)
 
@@ -48,6 +68,28 @@ async def finish_session(
     return Empty()
 
 
+@router.post("/sessions/search", openapi_extra=takes(SessionSearchRequest), response_model_exclude_none=True)
+async def search_sessions(
+    body: Annotated[SessionSearchRequest, Depends(body_as(SessionSearchRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+) -> SessionSearchResponse:
+    page = await services.session_search.search(tenant, body)
+    behind = page.behind and SearchPosition(last_created_at=page.behind[0], last_session_id=page.behind[1])
+    return SessionSearchResponse(sessions=[_summary(found) for found in page.found], next_cursor=behind)
+
+
+@router.put("/sessions/{session_id}/project", openapi_extra=takes(AssignProjectRequest))
+async def assign_project(
+    session_id: str,
+    body: Annotated[AssignProjectRequest, Depends(body_as(AssignProjectRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+) -> Empty:
+    await services.session_search.assign_project(tenant, session_id, body.project_id)
+    return Empty()
+
+
 @router.get("/sessions")
 async def list_sessions(
     tenant: Tenant,
@@ -68,3 +110,27 @@ async def get_session(session_id: str, tenant: Tenant, services: ServicesDep) ->
         user_metadata=dict(session.user_metadata),
         display_name=session.display_name,
     )
+
+
+def _summary(found: FoundSession) -> SessionSummary:
+    session = found.session
+    return SessionSummary(
+        session_id=session.session_id,
+        created_at=session.created_at,
+        owner=tenant_urn(session.tenant),
+        project_id=session.project_id or "",
+        status=_status(session),
+        checkpoints_count=found.kept.checkpoints,
+        display_name=session.display_name,
+        user_metadata={key: str(value) for key, value in session.user_metadata.items()} or None,
+        checkpoint_storage_bytes=found.kept.size_bytes,
+    )
+
+
+def _status(session: Session) -> SessionStatus:
+    if session.finished_at is None:
+        return SessionStatus(type="active")
+    if session.finish_type == "reaped":
+        return SessionStatus(type="cancelled", detail=session.finish_detail)
+    reason: dict[str, str] = {"type": session.finish_type or "success"}
+    return SessionStatus(type="client_finished", reason=reason, detail=session.finish_detail)

@@ -10,19 +10,9 @@ from tinsmith_server.errors import NotSupportedYet
 from tinsmith_server.routes.dependencies import Tenant
 
 UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
-    ("POST", "/auth/token", "exchanging keys for tokens"),
-    ("GET", "/auth/apikey/me", "looking up one's own key"),
-    ("DELETE", "/auth/apikey/me", "revoking one's own key"),
     ("POST", "/join_sampling_session", "numbering sampling clients on the server"),
     ("POST", "/retrieve_futures", "polling many samples at once"),
     ("POST", "/create_custom_loss", "running custom losses on the server"),
-    ("POST", "/copy_weights", "copying weights between projects"),
-    ("POST", "/sessions/search", "searching sessions"),
-    ("PUT", "/sessions/{session_id}/project", "assigning sessions to projects"),
-    ("GET", "/sessions/{session_id}/trace_export", "exporting traces"),
-    ("GET", "/billing/usage/events", "reporting usage"),
-    ("GET", "/billing/usage/checkpoints/current", "reporting stored checkpoints"),
-    ("GET", "/audit", "reading the audit log"),
 )
 
 router = APIRouter(tags=["not supported yet"])

@@ -30,6 +30,8 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/create_session": LARGER_BYTES,
     "/session_heartbeat": SMALL_BYTES,
     "/sessions/{session_id}/finish": SMALL_BYTES,
+    "/sessions/{session_id}/project": SMALL_BYTES,
+    "/sessions/search": LARGER_BYTES,
     "/create_model": LARGER_BYTES,
     "/get_info": SMALL_BYTES,
     "/unload_model": SMALL_BYTES,
@@ -45,10 +47,15 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/retrieve_future": SMALL_BYTES,
     "/cancel_future": SMALL_BYTES,
     "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
+    "/copy_weights": SMALL_BYTES,
     "/weights_info": SMALL_BYTES,
     "/external_weights_upload_start": SMALL_BYTES,
     "/external_weights_upload_finish": SMALL_BYTES,
     "/uploads/{token}/{name}": "max_upload_bytes",
+    "/oai/api/v1/completions": "max_sample_bytes",
+    "/oai/api/v1/chat/completions": "max_sample_bytes",
+    "/anthropic/api/v1/messages": "max_sample_bytes",
+    "/anthropic/api/v1/messages/count_tokens": "max_sample_bytes",
 }
 """By route: the number, or the setting that says it. Bodies of other routes are not read."""
 

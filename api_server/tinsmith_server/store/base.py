@@ -7,17 +7,22 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tinsmith_server.store.records import (
+    Along,
     ApiKey,
+    AuditEntry,
     Checkpoint,
     CheckpointType,
     FinalState,
     FinishType,
+    Kept,
     Line,
     Model,
     ModelState,
     Page,
     SamplingSession,
     Session,
+    StoredCheckpoints,
+    Usage,
     Worker,
 )
 
@@ -52,6 +57,14 @@ class Store(Protocol):
 
     async def get_session(self, session_id: str) -> Session | None: ...
     async def list_sessions(self, tenant: str, limit: int, offset: int) -> Page[Session]: ...
+    async def sessions_behind(
+        self, tenant: str, position: tuple[datetime, str] | None, limit: int
+    ) -> Sequence[Session]:
+        """Newest first, those that come after the one with this time of creation and id; None: from the newest on."""
+
+    async def assign_project(self, tenant: str, session_id: str, project_id: str) -> bool:
+        """False when the tenant has no such session."""
+
     async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
         """Notes a sign of life unless the session is finished; returns the session as it is then."""
 
@@ -159,7 +172,7 @@ class Store(Protocol):
     async def newest_inflight(self, model_id: str) -> SamplingSession | None: ...
 
     # ---- checkpoints
-    async def put_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint | None:
+    async def put_checkpoint(self, checkpoint: Checkpoint, along: Along = ()) -> Checkpoint | None:
         """Points the name at a new directory unless the present or deleted one is as new or newer
         by (epoch, event_id). Returns the record that it replaced, whose files are garbage now; None
         where nothing was replaced, or both point to the same directory."""
@@ -173,10 +186,15 @@ class Store(Protocol):
     ) -> Page[Checkpoint]:
         """Newest first, without ephemeral ones; those of these types alone, where some are given."""
 
+    async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:
+        """Named checkpoints of each session's models; sessions without any are missing."""
+
     async def checkpoint_bytes(self, tenant: str) -> int:
         """Of all that it has, without ephemeral ones."""
 
-    async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
+    async def delete_checkpoint(
+        self, run_id: str, type: CheckpointType, name: str, now: datetime, along: Along = ()
+    ) -> Checkpoint | None:
         """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was."""
 
     async def delete_expired_checkpoint(
@@ -184,9 +202,11 @@ class Store(Protocol):
     ) -> Checkpoint | None:
         """The same, but only if its time is over at `now`: whoever looked earlier may have seen another one."""
 
-    async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None: ...
+    async def set_checkpoint_public(
+        self, run_id: str, type: CheckpointType, name: str, public: bool, along: Along = ()
+    ) -> None: ...
     async def set_checkpoint_expiry(
-        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None
+        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None, along: Along = ()
     ) -> None: ...
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
         """Those with `expires_at` at or before `now`, of every type."""
@@ -204,6 +224,33 @@ class Store(Protocol):
     # ---- files that no name points to any more
     async def list_garbage(self) -> Sequence[str]: ...
     async def remove_garbage(self, directory: str) -> None: ...
+
+    # ---- who used what, and who did what
+    async def add_usage(self, rows: Collection[Usage]) -> None:
+        """Adds to what is there, of any replica. No two of `rows` have the same key."""
+
+    async def add_storage_usage(self, now: datetime, least: timedelta, longest: timedelta) -> None:
+        """Adds what checkpoints with a name take now, for the time since the last round: not before that is `least`,
+        and for `longest` at most."""
+
+    async def usage_between(self, tenant: str, start: datetime, end: datetime, most: int) -> Sequence[Usage]:
+        """Of hours from `start` until before `end`, in their order, the largest amounts of each first."""
+
+    async def sessions_named(self, tenant: str, session_ids: Collection[str]) -> Sequence[Session]:
+        """Those of them that are the tenant's. Some hundred ids at most."""
+
+    async def stored_checkpoints(
+        self, tenant: str, now: datetime, project_id: str | None = None
+    ) -> Sequence[StoredCheckpoints]:
+        """By project, the largest first; with `project_id` of this one alone."""
+
+    async def list_audit(
+        self, tenant: str, start: datetime, end: datetime, after: AuditEntry | None, limit: int
+    ) -> Sequence[AuditEntry]:
+        """Oldest first, from `start` until before `end`, those behind `after`."""
+
+    async def forget_accounts(self, before: datetime) -> None:
+        """Removes usage and audit entries that are older."""
 
     # ---- replicas and their shares of the work; the database's clock says when their time is over
     async def attend(self, replica: str, seconds: float) -> Sequence[str]:

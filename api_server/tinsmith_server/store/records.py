@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, TypeVar
@@ -16,6 +16,7 @@ FinalState = Literal["released", "failed", "corrupted"]
 LIVE: tuple[ModelState, ...] = ("accepted", "bound")
 FinishType = Literal["success", "errored", "interrupted", "reaped"]
 CheckpointType = Literal["training", "sampler", "external", "ephemeral"]
+UsageKind = Literal["training", "prefill", "cached_prefill", "sample", "checkpoint", "storage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,55 @@ class Checkpoint:
     expires_at: datetime | None = None
     public: bool = False
     user_metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Named checkpoints: how many there are, and their bytes."""
+
+    checkpoints: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was used in the UTC hour that begins at `hour`: tokens, checkpoints, or byte seconds of storage.
+
+    `session_id` is empty where it was no session's. Unique but for `amount`.
+    """
+
+    tenant: str
+    session_id: str
+    base_model: str
+    hour: datetime
+    kind: UsageKind
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoints:
+    """Those of a tenant that have a name, of one project or of none."""
+
+    project_id: str | None
+    count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """What a tenant did, to which checkpoint. `entry_id` is the store's."""
+
+    tenant: str
+    at: datetime
+    event: str
+    model_id: str
+    tinker_path: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    entry_id: int = 0
+
+
+Along = Sequence[Usage | AuditEntry]
+"""What is written in one transaction with a change, and only if that changed something."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import asyncio
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.database import Database
 from tinsmith_server.store.migrate import migrate
+from tinsmith_server.store.queries.accounting import AuditQueries, UsageQueries
 from tinsmith_server.store.queries.checkpoints import CheckpointQueries
 from tinsmith_server.store.queries.installation import GarbageQueries, InstallationQueries, KeyQueries
 from tinsmith_server.store.queries.leases import LeaseQueries
@@ -28,6 +29,8 @@ class SqlStore(
     GarbageQueries,
     InstallationQueries,
     LeaseQueries,
+    UsageQueries,
+    AuditQueries,
 ):
     """The store on SQLite or PostgreSQL: one base class of `store/queries` per area."""
 

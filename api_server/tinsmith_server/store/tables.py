@@ -179,6 +179,34 @@ checkpoints = Table(
     Index("ix_checkpoints_tombstones", "deleted_at", sqlite_where=TOMBSTONE, postgresql_where=TOMBSTONE),
 )
 
+usage = Table(
+    "usage",
+    metadata,
+    Column("tenant", PlainText, nullable=False),
+    Column("hour", UtcTime, nullable=False),
+    Column("session_id", PlainText, nullable=False),
+    Column("base_model", PlainText, nullable=False),
+    Column("kind", PlainText, nullable=False),
+    Column("amount", Int64, nullable=False),
+    # Two replicas that count at once: one row, to which each adds.
+    PrimaryKeyConstraint("tenant", "hour", "session_id", "base_model", "kind"),
+    Index(None, "hour"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("entry_id", _RowNumber, primary_key=True),
+    Column("tenant", PlainText, nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("event", PlainText, nullable=False),
+    Column("model_id", PlainText, nullable=False),
+    Column("tinker_path", PlainText, nullable=False),
+    Column("details", JsonObject, nullable=False),
+    Index(None, "tenant", "at"),
+    Index(None, "at"),
+)
+
 garbage = Table(
     "garbage",
     metadata,

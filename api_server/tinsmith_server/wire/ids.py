@@ -126,6 +126,12 @@ def sampling_session_id_of(session_id: str, seq_id: int, *, inflight: bool = Fal
     return f"{session_id}:{'inflight' if inflight else 'sample'}:{seq_id}"
 
 
+def session_of(owner_id: str) -> str:
+    """The session of a model or a sampling session; empty for an id of neither form."""
+    session_id, *rest = owner_id.rsplit(":", 2)
+    return session_id if len(rest) == 2 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingSessionName:
     """What a sampling session's id says."""

@@ -28,6 +28,7 @@ TTL_MAX_SECONDS = 10 * 365 * 24 * 3600
 MAX_SAMPLES = 1024
 MAX_STOPS = 1024
 MAX_TAGS = 64
+MAX_AGE_RECIPIENTS = 10
 # Pages hold a thousand rows, and each row is read by many requests.
 METADATA_BYTES = 8192
 METADATA_KEYS = 128
@@ -222,7 +223,7 @@ class SaveWeightsExternalRequest(Request):
     seq_id: int
     path: Name
     ttl_seconds: TtlSeconds | None = None
-    age_encryption_recipients: Words | None = None
+    age_encryption_recipients: Annotated[Words, Field(max_length=MAX_AGE_RECIPIENTS)] | None = None
 
 
 class LoadWeightsRequest(Request):
@@ -358,6 +359,16 @@ class UploadStartRequest(Request):
 
 class UploadFinishRequest(Request):
     upload_id: str
+
+
+class CopyWeightsRequest(Request):
+    """Into a run of its own, in a project or in none; what says another place is refused (the SDK does not)."""
+
+    source_path: str
+    destination_project_id: str | None = Field(None, max_length=256)
+    ttl_seconds: TtlSeconds | None = None
+    session_id: None = None
+    model_seq_id: None = None
 
 
 class WeightsInfoRequest(Request):

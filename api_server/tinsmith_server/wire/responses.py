@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ class HealthResponse(Response):
 class ClientConfigResponse(Response):
     """Feature flags of the SDK; those left out keep its defaults."""
 
-    pjwt_auth_enabled: bool = False
+    pjwt_auth_enabled: bool
     # SDKs from 0.25 on do both anyway: training data in protobuf (from 0.19 on), and `forward` as a call of
     # forward_backward (from 0.22.3 on).
     proto_write_fwdbwd: bool = True
@@ -31,6 +32,32 @@ class ClientConfigResponse(Response):
     proto_compress_fwdbwd: bool
     sample_use_retrieve_futures: bool = False
     custom_loss_server_side: bool = False
+
+
+class TokenResponse(Response):
+    jwt: str
+
+
+class OrganizationName(Response):
+    name: str
+
+
+class UserAddress(Response):
+    email: str
+
+
+class KeyDetails(Response):
+    """Of the vendor's accounts; here there are tenants."""
+
+    org_details: OrganizationName
+    user_details: UserAddress
+
+
+class KeyResponse(Response):
+    key_id: int
+    name: str
+    note: str
+    details: KeyDetails
 
 
 class DynamicConfigResponse(Response):
@@ -192,6 +219,10 @@ class UploadFinishResponse(Response):
     tinker_path: str
 
 
+class CopyWeightsResponse(Response):
+    tinker_path: str
+
+
 class WeightsInfoResponse(Response):
     base_model: str
     is_lora: bool = True
@@ -200,3 +231,95 @@ class WeightsInfoResponse(Response):
     train_mlp: bool
     train_attn: bool
     optimizer_config: dict[str, Any] | None = None
+
+
+class TrainingUsage(Response):
+    """Tokens of inputs to forward passes, with or without a backward one."""
+
+    type: Literal["training"] = "training"
+    token_count: int
+
+
+class PrefillUsage(Response):
+    """Tokens of prompts, once for all samples of one; `cached`: of which nothing had to be computed."""
+
+    type: Literal["sampling_prefill"] = "sampling_prefill"
+    cached: bool
+    token_count: int
+
+
+class SampledUsage(Response):
+    type: Literal["sampling_sample"] = "sampling_sample"
+    token_count: int
+
+
+class CheckpointUsage(Response):
+    """Checkpoints that were saved under a name, or imported."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    count: int
+
+
+class StorageUsage(Response):
+    """Gigabytes are of 10^9 bytes."""
+
+    type: Literal["storage"] = "storage"
+    free: bool = False
+    gigabyte_hours: float
+
+
+UsageInfo = TrainingUsage | PrefillUsage | SampledUsage | CheckpointUsage | StorageUsage
+
+
+class UsageEvent(Response):
+    """Nothing is priced: the SDK's fields for costs are left out."""
+
+    bucket_start: datetime
+    bucket_end: datetime
+    base_model: str
+    user_id: str
+    user_name: str
+    session_id: str | None = None
+    project_id: str | None = None
+    event_info: UsageInfo
+
+
+class UsageSession(Response):
+    user_metadata: Mapping[str, str] | None = None
+
+
+class UsageResponse(Response):
+    data: list[UsageEvent]
+    sessions: dict[str, UsageSession]
+
+
+class StoredCheckpointsItem(Response):
+    project_id: str | None = None
+    org_user_urn: str
+    user_name: str
+    checkpoint_count: int
+    size_bytes: int
+    size_gigabytes: float
+
+
+class StoredCheckpointsResponse(Response):
+    data: list[StoredCheckpointsItem]
+
+
+class AuditLogEntry(Response):
+    """`model_id` and `tinker_path` are in the details, too: beside them they are for programs of older SDKs."""
+
+    timestamp: datetime
+    event: str
+    event_details: dict[str, Any]
+    model_id: str
+    tinker_path: str
+
+
+class AuditLogResponse(Response):
+    entries: list[AuditLogEntry]
+
+
+class TraceExportResponse(Response):
+    status: Literal["ready"]
+    url: str

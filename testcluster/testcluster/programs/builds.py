@@ -78,6 +78,14 @@ KUBERAY = Program("kuberay", packages=("github.com/ray-project/kuberay/ray-opera
 PAUSE = Program("pause", cold_build="seconds")
 HELLO = Program("hello", cold_build="seconds")
 PROMQL = Program("promql", cold_build="2 minutes")
+KIND = Program(
+    "kind",
+    packages=(".", "go.etcd.io/etcd/server/v3", "k8s.io/kubernetes/cmd/kubeadm", "sigs.k8s.io/kind"),
+    variables=_kubernetes_variables(),
+    cold_build="5 minutes",
+)
+# On its own: it spells a package in capitals that etcd spells in small letters, which no single build takes.
+KIND_STORAGE = Program("kind", packages=("github.com/rancher/local-path-provisioner",), cold_build="a minute")
 
 
 def built(program: Program) -> Path:

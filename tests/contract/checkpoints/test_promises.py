@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import fsspec
 import numpy as np
+import pyrage
 import pytest
 from s3fs import S3FileSystem
 from support.engine.reference import MODULE, ReferenceEngine
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.errors import CheckpointInvalid, ServerError
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError, UserError
 
 ENGINE = ReferenceEngine()
 BASE = ENGINE.base_model()
@@ -61,6 +62,27 @@ def test_a_save_that_is_repeated_finds_its_own_manifest_and_writes_nothing(root:
     first = write(root, seq_id=1, epoch=1)
     write(root, seq_id=10, epoch=1)
     assert write(root, seq_id=1, epoch=2) == first
+
+
+def test_an_encrypted_checkpoint_is_read_by_its_recipients_and_by_nobody_else(root: str) -> None:
+    identity, other = (pyrage.x25519.Identity.generate() for _ in range(2))
+    recipients = [str(each.to_public()) for each in (identity, other)]
+    plain = write(root, seq_id=1)
+    written = CheckpointRoot(root).write(
+        "sess:train:0", 2, 1, "training", trained_state(), BASE, "weights", age_recipients=recipients
+    )
+    for name in FILES:
+        ciphertext = content_of(root, written, f"{name}.age")
+        assert all(pyrage.decrypt(ciphertext, [key]) == content_of(root, plain, name) for key in (identity, other))
+    with pytest.raises(CheckpointInvalid, match="encrypted for age recipients"):
+        read(root, written)
+
+
+def test_what_is_no_age_recipient_is_the_users_error(root: str) -> None:
+    with pytest.raises(UserError, match="'age1x' is no age recipient"):
+        CheckpointRoot(root).write(
+            "sess:train:0", 2, 1, "sampler", trained_state(), BASE, "weights", age_recipients=["age1x"]
+        )
 
 
 def test_a_save_that_died_before_its_manifest_does_not_exist_and_is_made_again(root: str) -> None:
@@ -124,6 +146,18 @@ def test_a_server_reads_what_a_worker_wrote(root: str) -> None:
         assert content == content_of(root, written, name)
     with pytest.raises(FileNotFoundError):
         files.read(written.directory, "never")
+
+
+def test_a_copy_that_a_server_makes_is_the_same_checkpoint_elsewhere(root: str) -> None:
+    state = trained_state()
+    written = write(root, state=state)
+    files = CheckpointFiles(root)
+    files.copy(written.directory, "weights/copy/0-0")
+    files.remove(written.directory)
+    copy = replace(written, directory="weights/copy/0-0")
+    assert read(root, copy).tensors.keys() == state.tensors.keys()
+    with pytest.raises(FileNotFoundError):
+        files.copy(written.directory, "weights/other/0-0")
 
 
 def test_removing_is_repeatable_and_takes_no_neighbour_along(root: str) -> None:

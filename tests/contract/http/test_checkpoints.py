@@ -206,10 +206,10 @@ async def test_training_runs_can_be_asked_for_by_project(server: TestedServer) -
     assert await listed() == (set(made.values()), 3)
 
 
-async def test_encrypted_exports_are_refused_through_the_future(server: TestedServer) -> None:
-    body = {"model_id": await server.model(), "seq_id": 1, "path": "ex", "age_encryption_recipients": ["age1x"]}
+async def test_an_export_for_too_many_recipients_is_refused_through_the_future(server: TestedServer) -> None:
+    body = {"model_id": await server.model(), "seq_id": 1, "path": "ex", "age_encryption_recipients": ["age1x"] * 11}
     failed = await server.outcome(await server.post("/save_weights_external", body))
-    assert (failed["category"], "not supported yet" in failed["error"]) == ("user", True)
+    assert (failed["category"], "at most 10 items" in failed["error"]) == ("user", True)
 
 
 async def test_only_the_newest_unnamed_weights_of_a_tenant_are_kept(tmp_path: Path, fleet: FakeFleet) -> None:

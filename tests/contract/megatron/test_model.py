@@ -42,18 +42,22 @@ Layout = tuple[Parallelism, GlooRanks]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a model is asked: rows of tokens in two microbatches, targets, a weight for each, and an adapter."""
+    """What a model is asked: rows of tokens in two microbatches, targets, a weight for each, and an adapter.
+
+    `chunk_tokens`: for so many tokens at a time the model's logits are made, or None for all at once.
+    """
 
     directory: Path
     tokens: Tensor
     targets: Tensor
     weights: Tensor
     adapter: Mapping[str, Tensor]
+    chunk_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`gradients` as the adapter's, by name; `square_norm` as Megatron counts it."""
+    """`gradients` as the adapter's, by name; `square_norm` as Megatron counts it. `logits` are what the model gave."""
 
     logits: Tensor
     logprobs: Tensor
@@ -104,6 +108,21 @@ def test_several_targets_at_a_position_have_a_logprob_each(layout: Layout) -> No
     found, wanted = on_ranks(layout, question), by_transformers(tiny_model("qwen3", SHAPE).model, question)
     torch.testing.assert_close(found.logprobs, wanted.logprobs, atol=CLOSE, rtol=CLOSE)
     torch.testing.assert_close(padded(wanted.gradients), dict(found.gradients), atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.parametrize("several", [1, 3])
+def test_logits_made_for_some_tokens_at_a_time_give_the_same(layout: Layout, several: int) -> None:
+    """The adapter of the output layer included, whose vocabulary is divided among tensor ranks."""
+    question = ask(tiny_directory("qwen3", SHAPE), SHAPE)
+    targets = torch.stack([question.targets.roll(shift, 1) for shift in range(several)], dim=-1)
+    whole = replace(question, targets=targets, weights=torch.randn(targets.shape))
+    found, wanted = on_ranks(layout, replace(whole, chunk_tokens=6)), on_ranks(layout, whole)
+    assert found.logits.shape[-1] == SHAPE.hidden_size * layout[0].tensor
+    torch.testing.assert_close(found.logprobs, wanted.logprobs, atol=1e-6, rtol=1e-6)
+    assert found.gradients.keys() == wanted.gradients.keys()
+    for name, gradient in wanted.gradients.items():
+        largest = gradient.abs().max().item()
+        torch.testing.assert_close(found.gradients[name], gradient, atol=1e-6 * largest, rtol=0, msg=name)
 
 
 def test_padding_of_vocabulary_rank_and_untrained_modules_counts_for_nothing(layout: Layout) -> None:
@@ -195,11 +214,14 @@ def _on_rank(question: Question, parallelism: Parallelism) -> RankAnswer:
     from megatron.core.tensor_parallel.layers import param_is_not_tensor_parallel_duplicate
     from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
     from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model
-    from tinsmith_trainer.engines.nemo_rl.megatron.schedule import target_logprobs
+    from tinsmith_trainer.engines.nemo_rl.megatron.unembedding import defer_unembedding, target_logprobs
 
     model = build_megatron_model(question.directory, parallelism, max_rank=MAX_RANK)
     model.lora.set_scale(SCALE)
     _put(question.adapter, model.lora.tensors, parallel_state.get_tensor_model_parallel_rank())
+    chunk = question.chunk_tokens
+    deferred = None if chunk is None else defer_unembedding(model.chunk, chunk_tokens=chunk)
+    logprobs_of = target_logprobs if deferred is None else deferred.logprobs
     logits, logprobs = [], []
 
     def forward(batches: Iterator[slice], chunk: Any) -> Any:
@@ -209,7 +231,7 @@ def _on_rank(question: Question, parallelism: Parallelism) -> RankAnswer:
 
     def score(rows: slice, out: Tensor) -> Any:
         logits.append(out.detach().clone())
-        found = target_logprobs(out, question.targets[rows])
+        found = logprobs_of(out, question.targets[rows])
         logprobs.append(found.detach())
         return (found * question.weights[rows]).sum(), torch.tensor(0, dtype=torch.int), {}
 

@@ -5,42 +5,41 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
-from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import SHORT_FOLDER
 
 DRIVER = """
 from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import prepare_for_ray
 
 prepare_for_ray()
-from tinsmith_trainer.engines.nemo_rl.nemo.group import _join_ray, _leave_ray
+from tinsmith_trainer.engines.nemo_rl.nemo.group import _join_ray
+from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import ended
 
-_join_ray(None)
+folder = _join_ray(None)
 import os, ray
 
 task = ray.remote(lambda: (os.environ["RAY_AUTH_MODE"], os.environ["MARK"]))
-print(ray.get(task.remote()))
-_leave_ray()
+print(folder, ray.get(task.remote()))
+ended(folder)
 """
 
 
 @pytest.mark.timeout(300)
 def test_a_driver_on_one_node_starts_a_ray_with_a_token_that_runs_tasks_and_leaves_nothing_behind() -> None:
     """Ray is imported long before it is started: the answers of ranks are its exceptions."""
-    with tempfile.TemporaryDirectory(prefix="tin-", dir=SHORT_FOLDER) as folder:
-        ran = subprocess.run(
-            [sys.executable, "-c", DRIVER],
-            env={**os.environ, "RAY_TMPDIR": folder, "MARK": "from the driver"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        left = _programs_of(folder)
+    ran = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        env={**os.environ, "MARK": "from the driver"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-1:] == ["('token', 'from the driver')"]
-    assert left == []
+    folder, _, answer = ran.stdout.splitlines()[-1].partition(" ")
+    assert answer == "('token', 'from the driver')"
+    assert not Path(folder).exists()
+    assert _programs_of(folder) == []
 
 
 def _programs_of(folder: str) -> list[str]:

@@ -3,9 +3,9 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from support.server.store_records import NOW, a_model, a_session, later
+from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import FinishType, ModelState
+from tinsmith_server.store.records import FinishType, Kept, ModelState
 
 
 async def test_a_session_comes_back_as_it_went_in(store: Store) -> None:
@@ -182,3 +182,39 @@ async def test_a_finished_session_is_listed_until_its_models_are_gone(
     found = await store.finished_sessions_with_live_models()
 
     assert [session.session_id for session in found] == (["finished"] if listed else [])
+
+
+async def test_what_comes_behind_a_session_is_older_or_of_the_same_moment_and_less(store: Store) -> None:
+    for number, seconds in enumerate((0, 5, 5, 9)):
+        await store.create_session(a_session(f"session-{number}", created_at=later(seconds)), None)
+    await store.create_session(a_session("another", tenant="grace", created_at=later(3)), None)
+
+    async def behind(position: tuple[datetime, str] | None, limit: int) -> list[str]:
+        return [session.session_id for session in await store.sessions_behind("ada", position, limit)]
+
+    assert await behind(None, 2) == ["session-3", "session-2"]
+    assert await behind((later(5), "session-2"), 5) == ["session-1", "session-0"]
+    assert await behind((later(0), "session-0"), 5) == []
+
+
+async def test_a_session_is_put_into_a_project_by_its_owner_alone(store: Store) -> None:
+    await store.create_session(a_session(project_id="old"), None)
+    assert not await store.assign_project("grace", "session-1", "theirs")
+    assert await store.assign_project("ada", "session-1", "new")
+    found = await store.get_session("session-1")
+    assert found is not None
+    assert found.project_id == "new"
+
+
+async def test_what_sessions_keep_is_counted_without_what_was_deleted_or_has_no_name(store: Store) -> None:
+    for session_id in ("session-1", "session-2"):
+        await store.create_session(a_session(session_id), None)
+    for number in range(2):
+        model = await store.add_model(a_model(model_seq_id=number))
+        await store.put_checkpoint(a_checkpoint("one", run_id=model.model_id, size_bytes=10))
+    await store.put_checkpoint(a_checkpoint("two", "sampler", run_id=model.model_id, size_bytes=5))
+    await store.put_checkpoint(a_checkpoint("gone", run_id=model.model_id, size_bytes=100))
+    await store.put_checkpoint(a_checkpoint("unnamed", "ephemeral", run_id=model.model_id, size_bytes=100))
+    await store.delete_checkpoint(model.model_id, "training", "gone", NOW)
+    assert await store.kept_of_sessions(["session-1", "session-2"]) == {"session-1": Kept(3, 25)}
+    assert await store.kept_of_sessions([]) == {}

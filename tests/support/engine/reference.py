@@ -145,6 +145,7 @@ class ReferenceEngine:
             outputs=[{"logprobs": logprobs} for logprobs, _ in results],
             metrics={"loss:sum": float(sum(loss for _, loss in results))},
             trained_tokens=0 if work.forward_only else sum(datum.length for datum in work.datums),
+            input_tokens=sum(datum.length for datum in work.datums),
         )
 
     def _datum(self, adapter: _Adapter, datum: Datum, loss: str, scratch: dict[str, Floats]) -> tuple[Floats, float]:

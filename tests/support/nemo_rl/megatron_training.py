@@ -279,7 +279,7 @@ def _accumulate(rig: Rig, event: Backward) -> None:
 def run_schedule(rig: Rig, call: Rows, *, forward_only: bool = False, fails_in: int | None = None) -> list[Tensor]:
     """Megatron's schedule over this rank's rows; the last stage's logprobs by microbatch."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
-    from tinsmith_trainer.engines.nemo_rl.megatron.schedule import target_logprobs
+    from tinsmith_trainer.engines.nemo_rl.megatron.unembedding import target_logprobs
 
     rig.set_scale(SCALE)
     logprobs: list[Tensor] = []

@@ -8,8 +8,13 @@ import numpy as np
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, SamplerStats, Sequence
+from tinsmith_trainer.sampling.language import Language
 
-SEVEN = SampleOutcome((Sequence(np.array([7], np.int32), np.array([-0.5], np.float32), stopped=True),))
+SEVEN = SampleOutcome(
+    (Sequence(np.array([7], np.int32), np.array([-0.5], np.float32), stopped=True),),
+    prompt_cache_hit_tokens=1,
+    prompt_tokens=3,
+)
 
 
 class ScriptedSampler:
@@ -21,6 +26,7 @@ class ScriptedSampler:
         self.error: Exception | None = None
         self.jobs: list[SampleJob] = []
         self.cancelled: list[str] = []
+        self.language: Language | None = None
 
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
         if self.error is not None:

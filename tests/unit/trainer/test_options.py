@@ -54,7 +54,10 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
         pytest.param([*WORKER, "--socket", "s", "--token-budget", "0"], "must be positive", id="no-tokens"),
         pytest.param([*SAMPLER, "--lora-products", "tf32"], "is for --engine peft", id="untrained-products"),
         pytest.param([*SAMPLER, "--loss-kernel", "torch"], "is for --engine peft", id="untrained-kernel"),
-        pytest.param([*SAMPLER, "--recompute", "layers"], "is for --engine peft", id="untrained-layers"),
+        pytest.param([*SAMPLER, "--recompute", "layers"], "is for --engine peft and nemo-rl", id="untrained-layers"),
+        pytest.param(
+            [*WORKER, "--socket", "s", "--recompute", "mlp"], "peft, which knows auto, none, layers", id="pefts-mlp"
+        ),
         pytest.param([*SAMPLER, "--token-budget", "9"], "a sampler does none", id="untrained-tokens"),
         pytest.param([*WORKER, "--socket", "s", "--kv-cache-bytes", "0"], "must be positive", id="no-memory"),
         pytest.param(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from safetensors.numpy import load as load_tensors
 
+from tinsmith_trainer.checkpoints import age_files
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, StorageFault
 from tinsmith_trainer.durable_files import Pieces, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
@@ -74,19 +75,26 @@ class CheckpointRoot:
         state: AdapterState,
         base: BaseModelInfo,
         area: str,
+        *,
+        age_recipients: Sequence[str] = (),
     ) -> WrittenCheckpoint:
         """Writes the directory `<area>/<model>/<seq>-<epoch>`; durable when it returns.
 
-        Raises StorageUnavailable when the storage cannot be reached or may take it later, ServerError when it refuses.
+        With recipients nobody else can read the files, the worker neither.
+        Raises StorageUnavailable when the storage cannot be reached or may take it later, ServerError when it refuses,
+        and UserError for what is no recipient.
         """
         files = _encode(contents, state, base)
+        if age_recipients:
+            files = age_files.encrypted(files, age_recipients)
         attempts = f"{area}/{_path_safe(model_id)}/{seq_id}"
 
         def manifest_of(written: Mapping[str, WrittenFile]) -> bytes:
             return _manifest(model_id, seq_id, contents, state, base, written)
 
         try:
-            found = self._written_before(attempts, files, manifest_of)
+            # Encrypted again it is not the same again.
+            found = None if age_recipients else self._written_before(attempts, files, manifest_of)
             directory, manifest = found or self._write(f"{attempts}-{epoch}", files, manifest_of)
         except StorageFault as error:
             raise _unusable(error, f"The checkpoint {attempts} could not be saved to {self._storage.url}") from error
@@ -102,6 +110,7 @@ class CheckpointRoot:
             )
         manifest = json.loads(manifest_bytes)
         _check_base_model(directory, manifest, base)
+        _check_not_encrypted(directory, manifest)
         files = self._read_files(directory, manifest["files"])
         for name, entry in manifest["files"].items():
             _check_content(directory, name, files[name], entry)
@@ -244,6 +253,14 @@ def _check_base_model(directory: str, manifest: dict[str, Any], base: BaseModelI
             f"The checkpoint {directory} belongs to another base model ({manifest['base_model_architecture']}, "
             f"weights {manifest['base_model_revision'][:12]}) than the one served here ({base.architecture}, "
             f"weights {base.revision[:12]}). Load it into a model of its own base model."
+        )
+
+
+def _check_not_encrypted(directory: str, manifest: dict[str, Any]) -> None:
+    if any(name.endswith(age_files.SUFFIX) for name in manifest["files"]):
+        raise CheckpointInvalid(
+            f"The checkpoint {directory} is encrypted for age recipients, and this server is none: decrypt its files "
+            "and bring them in with `tinsmith import`."
         )
 
 

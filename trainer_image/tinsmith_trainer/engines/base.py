@@ -124,6 +124,7 @@ class Outcome:
     outputs: Sequence[Mapping[str, NDArray[np.float32]]] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     trained_tokens: int = 0
+    input_tokens: int = 0  # of its datums, images included, also where nothing was trained
 
 
 class Call(Protocol):

@@ -210,12 +210,14 @@ class DatumResult:
 def outcome_of(work: Work, loss: PreparedLoss, results: Sequence[DatumResult]) -> Outcome:
     """What a call answers, from what was computed for each of its datums, in their order."""
     metrics = {"loss:sum": sum(result.loss for result in results)}
+    tokens = sum(datum.length for datum in work.datums)
     for name in results[0].metrics:
         metrics[name] = _REDUCTIONS[name.partition(":")[2]]([result.metrics[name] for result in results])
     return Outcome(
         outputs=[{"logprobs": result.logprobs} for result in results],
         metrics=metrics | loss.standing_metrics(),
-        trained_tokens=0 if work.forward_only else sum(datum.length for datum in work.datums),
+        trained_tokens=0 if work.forward_only else tokens,
+        input_tokens=tokens,
     )
 
 

@@ -80,9 +80,17 @@ ADDED_COLUMNS = {
     "operations": {
         "event_id": "INTEGER",  # of a result: up to which event the store must know all; 0: none; NULL: not told
         "forward_only": "INTEGER",  # of a forward_backward that was read; NULL: it was not, or not told
+        "started_at": "REAL",  # of an operation with a result; NULL: its turn never came, or not told
     },
 }
 """What releases after the first one keep, in files of theirs and in those of the ones before, whose rows have NULL."""
+
+INDEXES = """
+CREATE INDEX IF NOT EXISTS timeline
+    ON operations (model_id, accepted_at, seq_id, kind, forward_only, started_at, finished_at, status)
+    WHERE finished_at IS NOT NULL;
+"""
+"""Over added columns. All that a timeline tells, since the rows have it behind bodies and results of megabytes."""
 
 
 @dataclass(slots=True)
@@ -259,6 +267,7 @@ def _open(path: Path, vfs: str | None) -> apsw.Connection:
     db.pragma("synchronous", "FULL")
     db.execute(SCHEMA)
     _add_columns(db)
+    db.execute(INDEXES)
     db.execute("INSERT OR IGNORE INTO meta VALUES ('format_version', ?)", (str(FORMAT_VERSION),))
     # A server may remember a cursor of a volume that was lost: events of a new one must come after it.
     db.execute(

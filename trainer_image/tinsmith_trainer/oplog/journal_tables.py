@@ -73,6 +73,8 @@ class OperationResult:
     forces_snapshot: bool = False
     snapshot: SnapshotFile | None = None
     trained_tokens: int = 0
+    input_tokens: int = 0
+    started_at: float | None = None  # Unix seconds; None: its turn never came
     forward_only: bool | None = None  # of a forward_backward
     releases: bool = False
     given_up: bool = False
@@ -168,7 +170,7 @@ def record_result(db: Database, model_id: str, seq_id: int, result: OperationRes
     failure = result.failure
     db.execute(
         "UPDATE operations SET status = ?, result = ?, result_protobuf = ?, result_bytes = ?, event_id = ?,"
-        " failure_category = ?, failure_message = ?, finished_at = ?, forward_only = ?"
+        " failure_category = ?, failure_message = ?, finished_at = ?, forward_only = ?, started_at = ?"
         " WHERE model_id = ? AND seq_id = ? AND status = 'pending'",
         (
             "failed" if failure else "done",
@@ -180,6 +182,7 @@ def record_result(db: Database, model_id: str, seq_id: int, result: OperationRes
             failure.message if failure else None,
             now,
             result.forward_only,
+            result.started_at,
             model_id,
             seq_id,
         ),

@@ -25,6 +25,7 @@ class Entry:
     failure: Failure | None = None
     accepted: Future[None] = SETTLED  # resolves when it is on disk
     payload: bytes | None = None  # kept for its turn, so that the engine need not wait for the journal's thread
+    started_at: float | None = None  # Unix seconds, of its first turn in this process
 
     @property
     def is_finished(self) -> bool:

@@ -20,6 +20,7 @@ NAMES = ("peft", "nemo-rl", REFERENCE)  # whatever follows them is no factory
 SETTABLE = (
     *(name.replace("_", "-") for name in RankFlags.__annotations__),
     *("device", "dtype", "adapter-slots", "max-rank", "max-sequence-length", "map-stable-reinforce", "model-revision"),
+    "recompute",
 )
 # What a worker needs and no engine looks at.
 _WORKER = ("--volume", "none", "--socket", "none", "--checkpoint-root", "file:///none", "--no-sampling")

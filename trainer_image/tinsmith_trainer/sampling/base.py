@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tinsmith_trainer.engines.base import AdapterState, Image
 from tinsmith_trainer.errors import TrainerError
+from tinsmith_trainer.sampling.language import Language
 
 EMPTY_TOKEN = 0
 EMPTY_LOGPROB = -99999.0
@@ -38,6 +39,31 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class TopkLogprobs:
+    """The most likely tokens of N positions, the most likely first and of equals the lower id, `[N, K]` both.
+
+    Cells of positions that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+    @classmethod
+    def empty(cls, positions: int, k: int) -> TopkLogprobs:
+        """Nothing scored yet."""
+        return cls(np.full((positions, k), EMPTY_TOKEN, np.int32), np.full((positions, k), EMPTY_LOGPROB, np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """A token of a sequence as it was drawn; `top_logprobs` is of one position, if the job asked for it."""
+
+    token: int
+    logprob: float
+    top_logprobs: TopkLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SampleJob:
     """One `asample`. `adapter_key` "" is the base model; else the key of a loaded adapter version.
 
@@ -50,6 +76,8 @@ class SampleJob:
     Tenants share the sampler fairly; "" is one, too.
     `images` stand between the tokens of `prompt`, whose own tokens are placed there by the sampler: all that is said
     of prompt positions counts them.
+    `drawn` is told each token of each sequence, by its index, as soon as it is there; from the sampler's thread. A
+    sampler that knows tokens only at the end does not call it.
     """
 
     request_id: str
@@ -65,22 +93,7 @@ class SampleJob:
     prompt_alt_tokens_k: int = 0
     tenant: str = ""
     images: tuple[Image, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TopkLogprobs:
-    """The most likely tokens of N positions, the most likely first and of equals the lower id, `[N, K]` both.
-
-    Cells of positions that were not scored are `EMPTY_TOKEN` with `EMPTY_LOGPROB`.
-    """
-
-    token_ids: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-
-    @classmethod
-    def empty(cls, positions: int, k: int) -> TopkLogprobs:
-        """Nothing scored yet."""
-        return cls(np.full((positions, k), EMPTY_TOKEN, np.int32), np.full((positions, k), EMPTY_LOGPROB, np.float32))
+    drawn: Callable[[int, DrawnToken], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +123,8 @@ class SampleOutcome:
     """Either `error`, or `num_samples` sequences and whatever else the job asked for.
 
     `prompt_logprobs` is `[len(prompt)]`, NaN at 0 and where unscored, `topk_prompt_logprobs` `[len(prompt), K]`, empty
-    likewise; `target_prompt_logprobs` has the shape of what was asked, 0 where that is `NO_TARGET`.
+    likewise; `target_prompt_logprobs` has the shape of what was asked, 0 where that is `NO_TARGET`. `prompt_tokens` are
+    those of the job, images included; `started_at`, in Unix seconds, is when the sampler began with it, 0 for never.
     """
 
     sequences: tuple[Sequence, ...] = ()
@@ -120,6 +134,8 @@ class SampleOutcome:
     topk_prompt_logprobs: TopkLogprobs | None = None
     target_prompt_logprobs: NDArray[np.float32] | None = None
     prompt_alt_tokens: AltTokens | None = None
+    prompt_tokens: int = 0
+    started_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +155,11 @@ class Sampler(Protocol):
     def takes_images(self) -> bool:
         """Whether prompts may have them. Jobs with images end with a UserError where they may not."""
         return False
+
+    @property
+    def language(self) -> Language | None:
+        """Of its base model; None for a sampler that knows tokens alone."""
+        return None
 
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
         """Makes an immutable adapter version known under a key. Known keys are left alone."""

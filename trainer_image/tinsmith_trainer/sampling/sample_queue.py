@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.errors import Draining, SamplerClosed, StorageUnavailable, TrainerError, UserError
 from tinsmith_trainer.oplog.journal_tables import Failure
-from tinsmith_trainer.sampling.base import SampleOutcome, Sampler
+from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sampler
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
+from tinsmith_trainer.sampling.readings import Reading
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
 from tinsmith_trainer.sampling.tenant_limits import KeptResults, SharedRoom
+from tinsmith_trainer.usage_meter import UsageMeter
 
 log = structlog.get_logger(__name__)
 
 STORAGE_PAUSE_SECONDS = 2.0
 """How long a sample is kept whose adapter cannot be read now: its client submits it again at once."""
+
+SPANS_KEPT = 10_000
+"""Of samples that have ended, for those who ask when that was: some megabytes."""
 
 UNFETCHED_SECONDS = 60.0
 """How long results wait for somebody to fetch them. A client that lives asks again every 25 s."""
@@ -54,15 +60,35 @@ class _Sample:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     adapter: AdapterInUse | None = None
     cancelled: bool = False
+    submitted_at: float = field(default_factory=time.time)  # Unix seconds
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What is new of a sample's text; `result` None: more will come. `tokens` were drawn so far."""
+
+    pieces: Sequence[worker_pb2.TextPiece]
+    tokens: int
+    result: bytes | Failure | None
 
 
 class Samples:
     """Takes sample requests, gets the adapters they name, keeps the results for an hour. One event loop's."""
 
-    def __init__(self, sampler: Sampler, adapters: SamplerAdapters, limits: QueueLimits | None = None) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        adapters: SamplerAdapters,
+        limits: QueueLimits | None = None,
+        usage: UsageMeter | None = None,
+    ) -> None:
+        """`usage`: where what samples take is counted beside other things."""
         limits = limits or QueueLimits()
         self.adapters = adapters
         self.sampler = sampler
+        self.usage = usage or UsageMeter()
+        self._timeline: deque[worker_pb2.Span] = deque(maxlen=SPANS_KEPT)
         self._samples: dict[str, _Sample] = {}
         self._kept = KeptResults(limits.result_bytes, limits.result_seconds)
         self._places = SharedRoom(limits.waiting_samples)
@@ -84,7 +110,8 @@ class Samples:
                 "this sampler has as many of your samples as it takes; send it again when some are done"
             )
         self._forget_old()
-        self._samples[request.request_id] = _Sample(tenant, nbytes)
+        reading = Reading() if request.HasField("reading") else None
+        self._samples[request.request_id] = _Sample(tenant, nbytes, reading=reading)
         self._places.take(tenant, 1)
         self._room.take(tenant, nbytes)
         self._drain_tracker.took(request.request_id)
@@ -108,6 +135,22 @@ class Samples:
             raise KeyError(request_id)
         self._drain_tracker.settled(request_id)
         return sample.result
+
+    async def read(self, request_id: str, seen: int, timeout_seconds: float) -> Read:
+        """What is behind the pieces that were seen, as soon as there is anything.
+
+        Raises KeyError for ids that are not known, or lost, or of samples that nobody wanted to read.
+        """
+        sample = self._samples[request_id]
+        if sample.reading is None:
+            raise KeyError(request_id)
+        if not sample.finished.is_set():
+            await sample.reading.grown(seen, timeout_seconds)
+        if sample.finished.is_set():
+            if sample.result is None:
+                raise KeyError(request_id)
+            self._drain_tracker.settled(request_id)
+        return Read(sample.reading.behind(seen), sample.reading.tokens, sample.result)
 
     def cancel(self, request_id: str) -> None:
         """Unknown ids are ignored."""
@@ -147,7 +190,10 @@ class Samples:
             await self.adapters.read_assets(request, sample.tenant)
             if sample.cancelled:
                 raise UserError("The request was cancelled.")
-            self.sampler.submit(decode_sample(request, sample.tenant), done)
+            job = decode_sample(request, sample.tenant)
+            if sample.reading is not None:
+                job = await self._read_while_drawn(sample.reading, job, request.reading)
+            self.sampler.submit(job, done)
         except StorageUnavailable:
             await asyncio.sleep(STORAGE_PAUSE_SECONDS)
             self._lose(request_id)
@@ -157,16 +203,62 @@ class Samples:
             log.exception("a sample could not be started", request_id=request_id)
             self._finish(request_id, Failure("server", f"{type(error).__name__}: {error}"))
 
+    async def _read_while_drawn(self, reading: Reading, job: SampleJob, wanted: worker_pb2.Reading) -> SampleJob:
+        language = self.sampler.language
+        if language is None:
+            raise UserError("This sampler knows tokens alone, and gives no text. Ask it for tokens.")
+        try:
+            await asyncio.to_thread(reading.begin, language, job, wanted)
+        except ValueError as error:
+            raise UserError(f"The sample cannot be read as text: {error}") from error
+
+        def drawn(index: int, token: DrawnToken) -> None:
+            self._loop.call_soon_threadsafe(reading.drawn, index, token)
+
+        return replace(job, drawn=drawn)
+
     def _end(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
+        if (reading := self._samples[request.request_id].reading) is not None:
+            reading.finish(outcome)
         if isinstance(outcome.error, SamplerClosed):
             self._lose(request.request_id)
-        else:
-            self._finish(request.request_id, _as_result(outcome, request))
+            return
+        self._note(request, outcome)
+        self._finish(request.request_id, _as_result(outcome, request))
+
+    def timeline(self, session_id: str) -> list[worker_pb2.Span]:
+        """The newest samples that the sampler has ended, of one session."""
+        return [span for span in self._timeline if span.owner.startswith(f"{session_id}:")]
+
+    def _note(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
+        """Who used what, and when. One that failed has used nothing."""
+        sample = self._samples[request.request_id]
+        self._timeline.append(
+            worker_pb2.Span(
+                owner=request.sampling_session_id,
+                request_id=request.request_id,
+                name="sample",
+                submitted=sample.submitted_at,
+                started=outcome.started_at,
+                ended=time.time(),
+                failed=outcome.error is not None,
+            )
+        )
+        if outcome.error is not None:
+            return
+        cached = min(outcome.prompt_cache_hit_tokens, outcome.prompt_tokens)
+        for kind, tokens in (
+            (worker_pb2.PREFILLED_TOKENS, outcome.prompt_tokens - cached),
+            (worker_pb2.CACHED_PREFILL_TOKENS, cached),
+            (worker_pb2.SAMPLED_TOKENS, sum(len(sequence.tokens) for sequence in outcome.sequences)),
+        ):
+            self.usage.add(request.sampling_session_id, sample.tenant, kind, tokens)
 
     def _finish(self, request_id: str, result: bytes | Failure) -> None:
         sample = self._samples[request_id]
         sample.result = result
-        self._kept.add(request_id, sample.tenant, _size(result), time.monotonic())
+        unseen = sample.reading.nbytes if sample.reading is not None else 0
+        self._kept.add(request_id, sample.tenant, _size(result) + unseen, time.monotonic())
         self._drain_tracker.finished(request_id)
         if sample.cancelled:
             self._drain_tracker.settled(request_id)
@@ -182,6 +274,8 @@ class Samples:
         self._places.give_back(sample.tenant, 1)
         self._room.give_back(sample.tenant, sample.nbytes)
         sample.finished.set()
+        if sample.reading is not None:
+            sample.reading.ended()
         if sample.adapter is not None:
             self.adapters.give_back(sample.adapter, sample.tenant)
             sample.adapter = None

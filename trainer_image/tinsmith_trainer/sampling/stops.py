@@ -74,6 +74,12 @@ class IncrementalText:
         self._context, self._pending = self._pending, []
         return now[len(before) :]
 
+    def rest(self) -> str:
+        """At the end: the text of tokens that never made a whole character."""
+        before = self._decode(self._context)
+        pending, self._pending = self._pending, []
+        return self._decode(self._context + pending)[len(before) :]
+
     def _decode(self, tokens: list[int]) -> str:
         return _text_of(self._tokenizer, tokens)
 

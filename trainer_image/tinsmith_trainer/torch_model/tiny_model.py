@@ -1,7 +1,7 @@
 """A model of a few hundred kilobytes with a tokenizer, made on the spot: for the demo, tests and benchmarks.
 
 The weights are random, the mathematics is real. The byte-level tokenizer has the special tokens
-of both the Qwen3 and the Llama 3 chat formats as single ids.
+of both the Qwen3 and the Llama 3 chat formats as single ids, and a chat template of the family's.
 """
 
 from __future__ import annotations
@@ -34,6 +34,34 @@ LLAMA3_TOKENS = (
 )
 END_OF_TURN: dict[Family, str] = {"qwen3": "<|im_end|>", "qwen3-moe": "<|im_end|>", "llama3": "<|eot_id|>"}
 END_OF_TEXT: dict[Family, str] = {"qwen3": "<|endoftext|>", "qwen3-moe": "<|endoftext|>", "llama3": "<|end_of_text|>"}
+
+CHATML = """\
+{%- for tool in tools or [] %}
+    {{- '<|im_start|>system\nFunctions that you may call:\n' if loop.first else '' }}
+    {{- (tool | tojson) + '\n' + ('<|im_end|>\n' if loop.last else '') }}
+{%- endfor %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' }}
+    {{- '<tool_response>' + message.content + '</tool_response>' if message.role == 'tool' else message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\n<tool_call>\n' + (call.function | tojson) + '\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {{- '<think>\n\n</think>\n\n' if enable_thinking is false }}
+{%- endif %}"""
+"""Calls and thoughts as Qwen3 writes them, so that what reads a Qwen3's answers reads those of a tiny one."""
+LLAMA3_CHAT = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}"""
+CHAT_TEMPLATES: dict[Family, str] = {"qwen3": CHATML, "qwen3-moe": CHATML, "llama3": LLAMA3_CHAT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +144,7 @@ def _make_tokenizer(family: Family, vocab_size: int) -> PreTrainedTokenizerFast:
         eos_token=END_OF_TURN[family],
         pad_token=END_OF_TEXT[family],
         bos_token="<|begin_of_text|>" if family == "llama3" else None,
+        chat_template=CHAT_TEMPLATES[family],
     )
 
 

@@ -83,6 +83,7 @@ class Company:
     def begin(self, queue: ModelQueue, entry: Entry) -> CallInProgress:
         """Reads what was submitted, and plans it. Raises TrainerError."""
         payload = self._take_payload(entry)
+        entry.started_at = entry.started_at or time.time()
         started = time.perf_counter()
         with self._engine_call.at(entry.work):
             training = self._executor.start(entry.operation, payload)

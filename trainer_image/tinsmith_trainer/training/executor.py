@@ -133,7 +133,14 @@ class Executor:
         contents: Contents = "training" if request.kind == worker_pb2.TRAINING else "sampler"
         area = EPHEMERAL_AREA if request.kind == worker_pb2.EPHEMERAL else PATH_KINDS[request.kind]
         written = self._checkpoints.write(
-            operation.model_id, operation.seq_id, save.epoch, contents, state, self._base, area
+            operation.model_id,
+            operation.seq_id,
+            save.epoch,
+            contents,
+            state,
+            self._base,
+            area,
+            age_recipients=request.age_recipients,
         )
         reach("checkpoint-before-commit")
         releases = operation.kind == worker_pb2.RELEASE_MODEL
@@ -202,6 +209,7 @@ class Executor:
             encode_forward_backward(outcome),
             protobuf=True,
             trained_tokens=outcome.trained_tokens,
+            input_tokens=outcome.input_tokens,
             forward_only=training.request.forward_only,
         )
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder, WindowFailure
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Refused, TrainerError
@@ -62,7 +61,7 @@ class _NotNow(Exception):
 
 
 class Scheduler:
-    """Owns the engine's thread. `on_saved` is called from the journal's thread with weights that may be sampled."""
+    """Owns the engine's thread. `on_result` is called from the journal's thread, once a result, when it is on disk."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class Scheduler:
         journal: Journal,
         snapshots: SnapshotFolder,
         *,
-        on_saved: Callable[[SavedWeights], None],
+        on_result: Callable[[ModelQueue, OperationResult], None],
         marker: InFlightMarker,
         policy: SnapshotPolicy | None = None,
         attempts: AttemptPolicy | None = None,
@@ -87,7 +86,7 @@ class Scheduler:
         self._executor = executor
         self._queues = queues
         self._journal = journal
-        self._on_saved = on_saved
+        self._on_result = on_result
         self._clock = clock
         self._model_snapshots = ModelSnapshots(
             Snapshotter(engine, snapshots, self.engine_call, self._attempts, policy or SnapshotPolicy(), clock),
@@ -276,7 +275,8 @@ class Scheduler:
             if self._retried_later(queue, operation, error):
                 raise _NotNow from error
             result = self._failed(queue, operation, failure_of(operation, error), self._bears_gradient(entry))
-        return replace(result, snapshot=self._model_snapshots.for_result(queue, entry.work, result))
+        snapshot = self._model_snapshots.for_result(queue, entry.work, result)
+        return replace(result, snapshot=snapshot, started_at=entry.started_at)
 
     def _retried_later(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
         """Whether it is to be tried again, as if it had not run; its model waits, the others go on."""
@@ -315,6 +315,7 @@ class Scheduler:
     def _execute(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Raises _NotNow where it gives way."""
         operation = entry.operation
+        entry.started_at = entry.started_at or self._clock()
         if operation.rejection is not None:
             raise Refused(operation.rejection.category, operation.rejection.message)
         if operation.kind == worker_pb2.OPTIM_STEP and queue.window_failure is not None:
@@ -392,8 +393,7 @@ class Scheduler:
         self.counters.operations_done += result.failure is None
         if result.snapshot is not None:
             self._model_snapshots.replace(queue, result.snapshot, entry.operation.seq_id)
-        if result.saved is not None:
-            self._on_saved(result.saved)
+        self._on_result(queue, result)
         if result.releases:
             self._model_snapshots.replace(queue, None, entry.operation.seq_id)
             self._queues.close_model(queue, "released")

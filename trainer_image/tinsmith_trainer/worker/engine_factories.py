@@ -23,7 +23,9 @@ from tinsmith_trainer.torch_model.model_source import model_directory
 def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     """Loads the base model once for both. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
     model = load_base_model(options)
-    plan = plan_memory(model, options.token_budget, options.recompute or "auto")
+    recompute = options.recompute or "auto"
+    assert recompute != "mlp", "the flags are checked"
+    plan = plan_memory(model, options.token_budget, recompute)
     engine = build_peft_engine(
         model,
         PeftEngineSettings(
@@ -45,18 +47,20 @@ def build_nemo_rl(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     Raises what `build_colocated` does, also where ranks cannot be had.
     """
     from tinsmith_trainer.engines.nemo_rl.factory import build_nemo_rl_engine
-    from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings, ranks_wanted
+    from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings, rank_recompute, ranks_wanted
 
     directory = model_directory(options.model, options.model_revision)
     check_files(directory)
     info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
+    wanted = ranks_wanted(options)
     settings = NemoRlSettings(
         adapter_slots=options.adapter_slots,
         max_rank=options.max_rank,
         token_budget=options.token_budget or DEFAULT_TOKEN_BUDGET,
+        recompute=rank_recompute(options.recompute, on_gpus=wanted.gpus_per_node > 0),
         map_stable_reinforce=options.map_stable_reinforce,
     )
-    engine = build_nemo_rl_engine(directory, _limited(info, options), ranks_wanted(options), settings)
+    engine = build_nemo_rl_engine(directory, _limited(info, options), wanted, settings)
     return engine, build_sampler(options)[1] if options.sampling else None
 
 

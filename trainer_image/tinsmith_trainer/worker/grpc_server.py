@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from abc import ABC
 from typing import NoReturn
 
 import grpc
+import numpy as np
 import structlog
-from tinsmith_rpc import TENANT_METADATA, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
@@ -43,6 +45,7 @@ SAMPLES_NOTHING = (
     "This worker only trains: it was started without a sampler. "
     "Sample on one that has one (in a TrainingSession, sampling: Colocated)."
 )
+KNOWS_TOKENS_ALONE = "this worker's sampler knows tokens alone"
 CATEGORIES = {"user": worker_pb2.USER, "server": worker_pb2.SERVER}
 STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     NotActive: grpc.StatusCode.FAILED_PRECONDITION,
@@ -63,6 +66,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
 
     def __init__(self, samples: Samples | None) -> None:
         self._samples = samples
+        self._rendering = asyncio.Lock()
 
     @override
     async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
@@ -86,6 +90,40 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
         if isinstance(outcome, Failure):
             return _failed(outcome)
         return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=outcome, protobuf=True))
+
+    @override
+    async def RenderPrompt(
+        self, request: worker_pb2.RenderPromptRequest, context: Context
+    ) -> worker_pb2.RenderPromptReply:
+        samples = self._samples or await _refuse(context, SAMPLES_NOTHING)
+        language = samples.sampler.language or await _refuse(context, KNOWS_TOKENS_ALONE)
+        try:
+            # One at a time: Python lets one thread run at a time anyhow, and the sampler's waits for it.
+            async with self._rendering:
+                tokens = await asyncio.to_thread(language.render, request)
+        except UserError as error:
+            await _abort(context, error)
+        return worker_pb2.RenderPromptReply(tokens=np.array(tokens, "<i4").tobytes(), end_tokens=language.eos_token_ids)
+
+    @override
+    async def AwaitText(self, request: worker_pb2.AwaitTextRequest, context: Context) -> worker_pb2.AwaitTextReply:
+        if self._samples is None:
+            return worker_pb2.AwaitTextReply(not_found=worker_pb2.NotFound())
+        try:
+            read = await self._samples.read(request.request_id, request.seen, request.timeout_seconds)
+        except KeyError:
+            return worker_pb2.AwaitTextReply(not_found=worker_pb2.NotFound())
+        reply = worker_pb2.AwaitTextReply(pieces=read.pieces, sampled_tokens=read.tokens)
+        match read.result:
+            case None:
+                reply.pending.SetInParent()
+            case Failure(category, message):
+                reply.failure.CopyFrom(worker_pb2.Failure(category=CATEGORIES[category], message=message))
+            case payload:
+                response = wire_pb2.SampleResponse.FromString(payload)
+                reply.end.prompt_cache_hit_tokens = response.prompt_cache_hit_tokens
+                reply.end.SetInParent()
+        return reply
 
     @override
     async def CancelSample(
@@ -112,6 +150,14 @@ class SamplerServicer(SamplingServicer):
     @override
     async def Describe(self, request: worker_pb2.DescribeRequest, context: Context) -> worker_pb2.DescribeReply:
         return describe_sampler(self._instance_id, self._name, self._base, self._capabilities, self._taken)
+
+    @override
+    async def TakeUsage(self, request: worker_pb2.TakeUsageRequest, context: Context) -> worker_pb2.TakeUsageReply:
+        return self._taken.usage.take()
+
+    @override
+    async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
+        return worker_pb2.TimelineReply(spans=self._taken.timeline(request.session_id))
 
     @override
     async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:
@@ -153,6 +199,15 @@ class WorkerServicer(SamplingServicer):
         if not is_operator(context):  # gaps close in time in which clients could reach us, and the operator is no way
             self._service.heard_from_server()
         return describe(self._service, self._name)
+
+    @override
+    async def TakeUsage(self, request: worker_pb2.TakeUsageRequest, context: Context) -> worker_pb2.TakeUsageReply:
+        return self._service.accounting.meter.take()
+
+    @override
+    async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
+        service = self._service
+        return await service.accounting.timeline(request.session_id, service.queues.all(), service.samples)
 
     @override
     async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:

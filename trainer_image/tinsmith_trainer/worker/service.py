@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Category, Draining, JournalFull, ServerError
@@ -24,6 +24,7 @@ from tinsmith_trainer.oplog.attempts import AttemptPolicy
 from tinsmith_trainer.oplog.forgetting import Forgetting, Retention
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation, OperationResult
+from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
 from tinsmith_trainer.process_exit import tell_at_the_end
 from tinsmith_trainer.sampling.base import Sampler
@@ -34,6 +35,8 @@ from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.scheduler import Scheduler
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.unknown_fields import unknown_fields_of, unknown_fields_of_operation
+from tinsmith_trainer.usage_meter import UsageMeter
+from tinsmith_trainer.worker.accounting import Accounting
 from tinsmith_trainer.worker.volume import Volume, check_base_model
 
 log = structlog.get_logger(__name__)
@@ -104,14 +107,15 @@ class WorkerService:
         self.executor = Executor(parts.engine, parts.checkpoints)
         self.model_places = parts.model_places or PLACES_PER_SLOT * parts.engine.capabilities().adapter_slots
         self.queues = ModelQueues(self.journal, self.model_places, self._announce)
-        self.samples = self._samples_of(parts)
+        self.accounting = Accounting(self.journal)
+        self.samples = self._samples_of(parts, self.accounting.meter)
         self.scheduler = Scheduler(
             parts.engine,
             self.executor,
             self.queues,
             self.journal,
             SnapshotFolder(parts.volume.snapshots_path),
-            on_saved=self._on_saved,
+            on_result=self._on_result,
             marker=self._marker,
             policy=parts.policy,
             attempts=parts.attempts,
@@ -172,6 +176,7 @@ class WorkerService:
         if self.parts.sampler is not None:
             await asyncio.to_thread(self.parts.sampler.close)
         await asyncio.to_thread(self.parts.engine.close)
+        await asyncio.to_thread(self.accounting.keep)
         await asyncio.to_thread(self.journal.close)
         self._marker.close()
 
@@ -317,9 +322,10 @@ class WorkerService:
             waiter.set()
         self._new_events.set()
 
-    def _on_saved(self, saved: SavedWeights) -> None:
-        if self.samples is not None:
-            self.samples.adapters.remember_saved(saved)
+    def _on_result(self, queue: ModelQueue, result: OperationResult) -> None:
+        self.accounting.note_result(queue, result)
+        if self.samples is not None and result.saved is not None:
+            self.samples.adapters.remember_saved(result.saved)
 
     async def _read(self, run: Callable[[journal_tables.Database], T]) -> T:
         return await asyncio.wrap_future(self.journal.read(run))
@@ -335,12 +341,13 @@ class WorkerService:
         self.queues.forget(gone)
 
     @staticmethod
-    def _samples_of(parts: WorkerParts) -> Samples | None:
+    def _samples_of(parts: WorkerParts, usage: UsageMeter) -> Samples | None:
         if parts.sampler is None:
             return None
         engine = parts.engine
         limits = AdapterLimits(SAMPLED_ADAPTERS, engine.capabilities().max_rank, SAMPLED_ADAPTER_BYTES)
-        return Samples(parts.sampler, SamplerAdapters(parts.sampler, parts.checkpoints, engine.base_model(), limits))
+        adapters = SamplerAdapters(parts.sampler, parts.checkpoints, engine.base_model(), limits)
+        return Samples(parts.sampler, adapters, usage=usage)
 
 
 class ResultCache:

@@ -1,4 +1,4 @@
-"""API keys: made, hashed at rest, revoked, and turned into the tenant they speak for."""
+"""API keys: made, hashed at rest, revoked, exchanged for tokens, and turned into the tenant they speak for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinsmith_server.errors import AuthenticationFailed
+from tinsmith_server.errors import AuthenticationFailed, Unprocessable
+from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Token, Tokens
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import ApiKey, Clock, utc_now
@@ -40,24 +41,54 @@ class Keys:
 
     def __init__(self, store: Store, static_key: str | None, clock: Clock = utc_now) -> None:
         self._store = store
+        self._tokens = Tokens(store, clock)
         self._static_hash = hash_key(static_key) if static_key else None
         self._clock = clock
         self._seen: RowCache[str, str] = RowCache(CACHE_SECONDS)
         self._owners: RowCache[str, str] = RowCache(OWNER_SECONDS)
+        # By digests of tokens.
+        self._read: RowCache[str, Token] = RowCache(OWNER_SECONDS)
 
     async def authenticate(self, secret: str | None) -> str:
-        """The tenant of a key. Raises AuthenticationFailed."""
-        if not secret:
-            raise AuthenticationFailed("no API key: set TINKER_API_KEY, which the SDK sends as X-API-Key")
-        digest = hash_key(secret)
+        """The tenant of a key, or of a token that stands for one. Raises AuthenticationFailed."""
+        digest = await self._key_hash(secret)
         if self._is_static(digest):
             return DEFAULT_TENANT
         return self._seen.get(digest) or await self._look_up(digest)
 
     def owner(self, secret: str) -> str | None:
         """The tenant of a key that was used here of late, which may have been revoked since: for counting alone."""
-        digest = hash_key(secret)
+        digest = self.counted_as(secret)
         return DEFAULT_TENANT if self._is_static(digest) else self._owners.get(digest)
+
+    def counted_as(self, secret: str | None) -> str:
+        """What a key is called where things are counted by keys; tokens that were used here are the key's."""
+        digest = hash_key(secret or "")
+        token = self._read.get(digest)
+        return digest if token is None else token.key_hash
+
+    async def token_for(self, secret: str | None) -> str:
+        """An hour of what the key may do. Raises AuthenticationFailed."""
+        tenant = await self.authenticate(secret)
+        return await self._tokens.issue(await self._key_hash(secret), tenant)
+
+    async def record_of(self, secret: str | None) -> ApiKey | None:
+        """What is known of the key that asks; None: it is the server's own. Raises AuthenticationFailed."""
+        await self.authenticate(secret)
+        return await self._store.find_key(await self._key_hash(secret))
+
+    async def _key_hash(self, secret: str | None) -> str:
+        """Of a key, or of the key that a token stands for. Raises AuthenticationFailed."""
+        if not secret:
+            raise AuthenticationFailed("no API key: set TINKER_API_KEY, which the SDK sends as X-API-Key")
+        digest = hash_key(secret)
+        if not secret.startswith(TOKEN_PREFIX):
+            return digest
+        token = self._read.get(digest)
+        if token is None or token.expires <= self._clock().timestamp():
+            token = await self._tokens.read(secret)
+            self._read.put(digest, token)
+        return token.key_hash
 
     def _is_static(self, digest: str) -> bool:
         return self._static_hash is not None and hmac.compare_digest(digest, self._static_hash)
@@ -93,6 +124,14 @@ class Keys:
     async def revoke(self, key_id: int) -> bool:
         """False when there is no such key. Other replicas notice within CACHE_SECONDS."""
         return await self._store.revoke_key(key_id, self._clock())
+
+    async def revoke_own(self, secret: str | None) -> None:
+        """The key that asks. Raises Unprocessable for the server's own."""
+        record = await self.record_of(secret)
+        if record is None:
+            raise Unprocessable("this key is the server's own (setting api_key): it ends where it is set")
+        await self.revoke(record.key_id)
+        self._seen.forget(await self._key_hash(secret))
 
 
 def _new_secret() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_server.errors import TinsmithError, WorkerError
-from tinsmith_server.fleet.base import Fleet, SamplerHandle
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.holdings import Queued
 from tinsmith_server.services.sampling.routing import SamplerLoads
@@ -35,9 +35,8 @@ class Inspection:
 
     @property
     def handles(self) -> Sequence[SamplerHandle]:
-        """Of everything that may say how it is doing: the workers, and what only samples."""
-        by_id: dict[str, SamplerHandle] = {one.sampler_id: one for one in self._fleet.workers}
-        return list({**by_id, **{one.sampler_id: one for one in self._fleet.all_samplers}}.values())
+        """Of everything that may say how it is doing."""
+        return everything_of(self._fleet)
 
     async def refresh(self) -> None:
         """`workers` then has what each one says, by its id."""

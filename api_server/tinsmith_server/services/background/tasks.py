@@ -17,6 +17,7 @@ from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.services.usage.collection import UsageCollection
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import StoreError
 
@@ -26,9 +27,13 @@ INSPECT_SECONDS = 5.0
 REAP_SECONDS = 15.0
 RELEASE_SECONDS = 15.0
 SWEEP_SECONDS = 60.0
+COLLECT_SECONDS = 5.0
 TAKE_UP_SECONDS = 15.0
 WRITE_OFF_SECONDS = 60.0
 FOLLOW_SECONDS = 10.0
+
+USAGE = "usage"
+"""The task that takes away what workers have counted."""
 
 MaintenanceTask = Callable[[], Awaitable[None]]
 
@@ -50,6 +55,7 @@ class Background:
         retention: Retention,
         imports: AdapterImports,
         inspection: Inspection,
+        usage: UsageCollection,
     ) -> None:
         self._store = store
         self._fleet = fleet
@@ -62,6 +68,7 @@ class Background:
         self._retention = retention
         self._imports = imports
         self._inspection = inspection
+        self._usage = usage
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -73,6 +80,7 @@ class Background:
             self._by_one(REAP_SECONDS, "reaper", self._reaper.reap),
             self._by_one(RELEASE_SECONDS, "releaser", self._release),
             self._by_one(SWEEP_SECONDS, "sweeper", self._sweep),
+            self._by_one(COLLECT_SECONDS, USAGE, self._usage.collect),
             self._by_one(TAKE_UP_SECONDS, "binder", self._binding.resume),
             self._by_one(WRITE_OFF_SECONDS, "writer-off", self._lost_workers.write_off),
             self._release_finished_here(),
@@ -86,6 +94,7 @@ class Background:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(StoreError):
+            await self._usage.close(take=self._leases.holds(USAGE))
             await self._leases.leave()
 
     # ---- one round each, whoever holds the lease: any of them may run twice
@@ -99,6 +108,10 @@ class Background:
         """Removing what is past its time."""
         await self._sweep()
 
+    async def collect_now(self) -> None:
+        """Writing down what was used."""
+        await self._usage.collect()
+
     async def write_off_now(self) -> None:
         """Ending models whose worker cannot come back."""
         await self._lost_workers.write_off()
@@ -106,6 +119,7 @@ class Background:
     async def _sweep(self) -> None:
         await self._retention.sweep()
         await self._imports.sweep()
+        await self._usage.sweep()
         await self._store.forget_the_gone()
 
     async def _release(self) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeAlias
 
 from tinsmith_server.errors import NotFound, Unprocessable
+from tinsmith_server.services.accounts.audit import CheckpointEvent, entry
 from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.retention import Retention
@@ -74,7 +75,7 @@ class Checkpoints:
 
     async def delete(self, tenant: str, path: TinkerPath) -> None:
         checkpoint = await self._owned(tenant, path)
-        deleted = await self._retention.forget(checkpoint)
+        deleted = await self._retention.forget(checkpoint, (entry(checkpoint, "checkpoint_deleted", self._clock()),))
         if deleted is not None:
             await self._retention.remove_files(deleted.directory)
 
@@ -83,12 +84,15 @@ class Checkpoints:
         checkpoint = await self._owned(tenant, path)
         if checkpoint.public is public:
             raise Unprocessable(f"{path} is {'already' if public else 'not'} public")
-        await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public)
+        event: CheckpointEvent = "checkpoint_published" if public else "checkpoint_unpublished"
+        along = (entry(checkpoint, event, self._clock()),)
+        await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public, along)
 
     async def set_ttl(self, tenant: str, path: TinkerPath, ttl_seconds: int | None) -> None:
-        await self._owned(tenant, path)
-        expires_at = None if ttl_seconds is None else self._clock() + timedelta(seconds=ttl_seconds)
-        await self._store.set_checkpoint_expiry(path.run_id, path.type, path.name, expires_at)
+        checkpoint, now = await self._owned(tenant, path), self._clock()
+        expires_at = None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds)
+        along = (entry(checkpoint, "checkpoint_ttl_set", now, ttl_seconds=ttl_seconds),)
+        await self._store.set_checkpoint_expiry(path.run_id, path.type, path.name, expires_at, along)
 
     async def _owned(self, tenant: str, path: TinkerPath) -> Checkpoint:
         checkpoint = await self.readable(tenant, str(path))

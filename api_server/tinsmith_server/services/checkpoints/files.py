@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from tinsmith_server.errors import CheckpointRootUnavailable, StartupError
 
@@ -51,6 +53,32 @@ class CheckpointFiles:
             stream = self._filesystem.open(file, "rb", block_size=FETCH_BYTES)
         return self._parts(stream)
 
+    def copy(self, source: str, target: str) -> None:
+        """A whole checkpoint, durable when it returns. Raises FileNotFoundError.
+
+        Nobody changes its files, so on a disk that can they are the same files under two names; an object store copies
+        by itself.
+        """
+        origin, destination = self._path(source), self._path(target)
+        with self.reaching():
+            files = self._filesystem.find(origin)
+            if not files:
+                raise FileNotFoundError(source)
+            for path in files:
+                self._copy_file(path, posixpath.join(destination, posixpath.relpath(path, origin)))
+
+    def _copy_file(self, path: str, target: str) -> None:
+        if self._filesystem.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
+            self._filesystem.cp_file(path, target)
+            return
+        self._filesystem.makedirs(posixpath.dirname(target), exist_ok=True)
+        if not isinstance(self._filesystem, LocalFileSystem):
+            self._filesystem.cp_file(path, target)
+            return
+        if not _link(path, target):
+            self._filesystem.cp_file(path, target)
+        _sync(target, self._root)
+
     def remove(self, directory: str) -> None:
         """Removing what is gone already is fine, and so is what another server removes meanwhile."""
         path = self._path(directory)
@@ -77,6 +105,32 @@ class CheckpointFiles:
         if relative.startswith(("/", "..")) or relative in {"", "."}:
             raise FileNotFoundError(f"{'/'.join(parts)} is outside the checkpoint root")
         return posixpath.join(self._root, relative)
+
+
+def _link(path: str, target: str) -> bool:
+    """Whether the file has the other name, too. Some file systems of networks have no second names."""
+    try:
+        os.link(path, target)
+    except FileExistsError:  # an earlier copy of the same came as far
+        return os.path.samefile(path, target)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise
+        return False
+    return True
+
+
+def _sync(path: str, root: str) -> None:
+    """A file, and the names of it and of the folders that it is in, up to the root's."""
+    while True:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if path == root or path == posixpath.dirname(path):
+            return
+        path = posixpath.dirname(path)
 
 
 def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tinsmith_server.errors import TinsmithError, WorkerError
+from tinsmith_server.errors import AuthenticationFailed, TinsmithError, WorkerError
+from tinsmith_server.services.accounts.keys import Keys
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, CheckpointType, Clock, utc_now
@@ -18,15 +19,19 @@ class CheckpointRefused(TinsmithError):
 class CheckpointLookup:
     """Own checkpoints and public ones; a path that is too fresh for the store is looked for at its worker."""
 
-    def __init__(self, store: Store, events: Events, clock: Clock = utc_now) -> None:
+    def __init__(self, store: Store, events: Events, keys: Keys, clock: Clock = utc_now) -> None:
         self._store = store
+        self._keys = keys
         self._events = events
         self._clock = clock
 
-    async def readable(self, tenant: str, path: str, wanted: CheckpointType | None = None) -> Checkpoint:
+    async def readable(
+        self, tenant: str, path: str, wanted: CheckpointType | None = None, access_token: str | None = None
+    ) -> Checkpoint:
         """Raises CheckpointRefused with a sentence; another tenant's private checkpoint does not exist.
 
-        An external one has weights, so that it is fine wherever those are wanted.
+        An external one has weights, so that it is fine wherever those are wanted. Who has another tenant's key or
+        token, as `access_token`, reads what that one may read.
         """
         try:
             parsed = parse_tinker_path(path)
@@ -35,9 +40,16 @@ class CheckpointLookup:
         if wanted is not None and parsed.type not in (wanted, "external"):
             raise CheckpointRefused(f"{path} is a {parsed.type} checkpoint; this needs one made by {MADE_BY[wanted]}")
         checkpoint = await self._find(parsed.run_id, parsed.type, parsed.name)
-        if checkpoint is None or not (checkpoint.public or checkpoint.tenant == tenant):
+        readers = {tenant} if access_token is None else {tenant, await self._tenant_of(access_token)}
+        if checkpoint is None or not (checkpoint.public or checkpoint.tenant in readers):
             raise CheckpointRefused(f"there is no checkpoint {path}")
         return checkpoint
+
+    async def _tenant_of(self, access_token: str) -> str:
+        try:
+            return await self._keys.authenticate(access_token)
+        except AuthenticationFailed as error:
+            raise CheckpointRefused(f"weights_access_token: {error}") from error
 
     async def _find(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
         found = await self.live(run_id, type, name)

@@ -12,6 +12,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import ModelNotAtWorker
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.audit import of_new
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.failures import Failure
@@ -123,7 +124,8 @@ class Events:
         if model is None:
             log.error("checkpoint of an unknown model", model_id=saved.model_id, directory=saved.directory)
             return
-        await self._store.put_checkpoint(_checkpoint(event, model))
+        checkpoint = _checkpoint(event, model)
+        await self._store.put_checkpoint(checkpoint, of_new(checkpoint, "checkpoint_saved"))
         if saved.kind == worker_pb2.EPHEMERAL:
             await self._store.add_sampling_session(_sampling_session(event, model))
             await self._retention.enforce_ephemeral_cap(model.tenant)

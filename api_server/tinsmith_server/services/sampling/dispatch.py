@@ -82,6 +82,28 @@ class Dispatch:
             self._loads.note_ended(holder.sampler_id, str(sample))
         return reply
 
+    async def await_text(self, sample: SampleId, seen: int, deadline: float) -> worker_pb2.AwaitTextReply:
+        """The pieces behind those that were seen. Raises as `await_result` does."""
+        holder = await self._holder(sample)
+        client = await holder.connection(_remaining(deadline))
+        reply = await client.await_text(str(sample), seen, _remaining(deadline))
+        if reply.WhichOneof("state") != "pending":
+            self._loads.note_ended(holder.sampler_id, str(sample))
+        return reply
+
+    async def render(self, need: Need, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:
+        """By any sampler of the base model. Raises Unprocessable for what cannot be a prompt, and as `give` does."""
+        samplers = sorted(self._fleet.samplers(need.base_model, need.rank), key=lambda one: one.running() is None)
+        deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
+        trouble: WorkerUnavailable | None = None
+        for sampler in samplers:
+            try:
+                client = await sampler.connection(_remaining(deadline))
+                return await client.render_prompt(request)
+            except WorkerUnavailable as error:
+                trouble = error
+        raise await self._refusal(need, trouble)
+
     async def cancel(self, sample: SampleId) -> None:
         """A sampler that is not there has no sample to stop."""
         holder = self._find(sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -116,10 +117,42 @@ class Sampling:
         Raises TooManySamples, which the SDK waits out without limit, and Unprocessable for a model that has not
         been served for minutes.
         """
-        request = submitted.request
-        sampler = await self._sampler(tenant, request.sampling_session_id)
-        session = sampler.session
-        await self._sessions.active(tenant, session.session_id)
+        sampler = await self._sampler(tenant, submitted.request.sampling_session_id)
+        await self._sessions.active(tenant, sampler.session.session_id)
+        return await self._submit(sampler, submitted)
+
+    async def once(self, tenant: str, model: str) -> Sampler:
+        """What a request outside of any session samples from: a base model, or a checkpoint by its path.
+
+        Raises NotFound for one that is not there for this tenant.
+        """
+        sampling_session_id = sampling_session_id_of(f"once-{uuid.uuid4().hex}", 0)
+        session = SamplingSession(
+            sampling_session_id=sampling_session_id,
+            session_id="",
+            sampling_session_seq_id=0,
+            tenant=tenant,
+            base_model=model,
+            created_at=self._clock(),
+        )
+        if model.startswith("tinker://"):
+            session = await self._on_checkpoint(replace(session, base_model=""), model)
+        elif self._fleet.model(model) is None:
+            raise NotFound(f"there is no model {model!r}: name a base model that is served, or a tinker:// path")
+        self._check_served(session.base_model)
+        return await self._with_worker(session)
+
+    async def submit_once(self, sampler: Sampler, number: int, request: worker_pb2.SampleRequest) -> SampleId:
+        """The numbered sample of that request. Raises as `submit` does."""
+        request.sampling_session_id = sampler.session.sampling_session_id
+        return (await self._submit(sampler, SampleSubmission(number, request))).sample
+
+    def note_ended(self, tenant: str, sample: SampleId) -> None:
+        """Of one that was read as text."""
+        self._in_flight.note_ended(tenant, str(sample))
+
+    async def _submit(self, sampler: Sampler, submitted: SampleSubmission) -> Submission:
+        request, session, tenant = submitted.request, sampler.session, sampler.session.tenant
         self._in_flight.admit(tenant)
         need = Need(tenant, session.base_model, worker_id=sampler.worker_id)
         if not request.HasField("rejection") and _has_adapter(session):
@@ -169,6 +202,9 @@ class Sampling:
         session = await self._store.get_sampling_session(sampling_session_id)
         if session is None:
             return None
+        return await self._with_worker(session)
+
+    async def _with_worker(self, session: SamplingSession) -> Sampler:
         run_id = session.model_id or (parse_tinker_path(session.model_path).run_id if session.model_path else None)
         model = await self._store.get_model(run_id) if run_id else None
         return Sampler(session, model.worker_id if model else "")

@@ -21,11 +21,12 @@ from tinsmith_server.fleet.base import Fleet, WorkerHandle
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.holdings import Checkpointed
 from tinsmith_server.services.checkpoints.download_links import sign, verify
+from tinsmith_server.services.checkpoints.ended_runs import add_ended_run
 from tinsmith_server.services.checkpoints.upload_files import UploadFiles
 from tinsmith_server.services.training.model_creation import InvalidModelRequest, check_rank, find_served
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Checkpoint, Clock, Model, Session, utc_now
+from tinsmith_server.store.records import Checkpoint, Clock, utc_now
 from tinsmith_server.wire.ids import TinkerPath
 from tinsmith_server.wire.requests import UploadStartRequest
 
@@ -194,10 +195,15 @@ class AdapterImports:
         made = await worker.import_adapter(
             worker_pb2.ImportAdapterRequest(directory=upload.directory, model_id=upload.run_id, lora=lora)
         )
-        now = self._clock()
-        await self._store.create_session(_session(upload, now), None)
-        await self._store.add_model(_model(upload, handle.worker_id, made.lora, now))
-        await self._store.put_checkpoint(_checkpoint(upload, made, now))
+        await add_ended_run(
+            self._store,
+            upload.session_id,
+            _checkpoint(upload, made, self._clock()),
+            tag=NAME,
+            event="checkpoint_imported",
+            project_id=upload.project_id,
+            worker_id=handle.worker_id,
+        )
         found = await self._found(upload)
         if found is None:
             await asyncio.to_thread(self._files.remove, made.directory)
@@ -220,43 +226,6 @@ class AdapterImports:
 
     async def _secret(self) -> bytes:
         return await self._store.secret(SECRET_NAME)
-
-
-def _session(upload: Upload, now: datetime) -> Session:
-    return Session(
-        session_id=upload.session_id,
-        tenant=upload.tenant,
-        created_at=now,
-        last_heartbeat_at=now,
-        tags=(NAME,),
-        project_id=upload.project_id,
-        finished_at=now,
-        finish_type="success",
-    )
-
-
-def _model(upload: Upload, worker_id: str, lora: worker_pb2.LoraConfig, now: datetime) -> Model:
-    """It was never at work: it is there to have the checkpoint."""
-    return Model(
-        model_id=upload.run_id,
-        session_id=upload.session_id,
-        model_seq_id=0,
-        tenant=upload.tenant,
-        base_model=upload.base_model,
-        worker_id=worker_id,
-        state="released",
-        create_kind="load",
-        create_payload=b"",
-        lora_rank=lora.rank,
-        lora_alpha=lora.alpha,
-        train_attn=lora.train_attn,
-        train_mlp=lora.train_mlp,
-        train_unembed=lora.train_unembed,
-        optimizer={"type": "adamw"},
-        user_metadata=None,
-        created_at=now,
-        last_request_at=now,
-    )
 
 
 def _checkpoint(upload: Upload, made: worker_pb2.ImportAdapterReply, now: datetime) -> Checkpoint:

@@ -54,7 +54,7 @@ async def creation_by_load(tenant: str, body: dict[str, Any], fleet: Fleet, look
     try:
         request = LoadWeightsRequest.model_validate(body)
         check_optimizer(request.optimizer_config)
-        checkpoint = await lookup.readable(tenant, request.path, "training")
+        checkpoint = await lookup.readable(tenant, request.path, "training", request.weights_access_token)
         base_model = base_model or checkpoint.base_model
         served = _compatible(fleet, checkpoint, request.base_model)
         check_rank(served, checkpoint.lora_rank)

@@ -140,17 +140,20 @@ class SubmitRequests:
             request = SaveWeightsExternalRequest.model_validate(body)
         except ValidationError as error:
             return _rejected(model, seq_id, worker_pb2.SAVE_WEIGHTS, sentence(error))
-        if request.age_encryption_recipients:
-            return _rejected(
-                model, seq_id, worker_pb2.SAVE_WEIGHTS, "age encryption of exports is not supported yet by this server"
-            )
-        save = worker_pb2.SaveWeights(kind=worker_pb2.EXTERNAL, name=request.path, ttl_seconds=request.ttl_seconds)
+        save = worker_pb2.SaveWeights(
+            kind=worker_pb2.EXTERNAL,
+            name=request.path,
+            ttl_seconds=request.ttl_seconds,
+            age_recipients=request.age_encryption_recipients,
+        )
         return await self._named(model, seq_id, save, "external")
 
     async def load_weights(self, model: Model, seq_id: int, body: dict[str, Any]) -> worker_pb2.SubmitRequest:
         try:
             request = LoadWeightsRequest.model_validate(body)
-            checkpoint = await self._lookup.readable(model.tenant, request.path, "training")
+            checkpoint = await self._lookup.readable(
+                model.tenant, request.path, "training", request.weights_access_token
+            )
         except ValidationError as error:
             return _rejected(model, seq_id, worker_pb2.LOAD_WEIGHTS, sentence(error))
         except CheckpointRefused as error:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, delete, exists, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tinsmith_server.store.queries.accounting import write_along
 from tinsmith_server.store.queries.base import (
     Queries,
+    changes_rows,
     insert_unless_there,
     newest_first,
     select_records,
     to_record,
     values,
 )
-from tinsmith_server.store.records import LIVE, Checkpoint, CheckpointType, Page
+from tinsmith_server.store.records import LIVE, Along, Checkpoint, CheckpointType, Kept, Page
 from tinsmith_server.store.tables import (
     TOMBSTONE,
     UNNAMED,
@@ -41,8 +43,8 @@ _AGE = (checkpoints.c.created_at, checkpoints.c.epoch, checkpoints.c.event_id, c
 class CheckpointQueries(Queries):
     """The part of `Store` about checkpoints."""
 
-    async def put_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        return await self._database.write(lambda connection: _put(connection, checkpoint))
+    async def put_checkpoint(self, checkpoint: Checkpoint, along: Along = ()) -> Checkpoint | None:
+        return await self._database.write(lambda connection: _put(connection, checkpoint, along))
 
     async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None:
         return await self._look_up(Checkpoint, _select().where(_named(run_id, type, name)))
@@ -59,19 +61,34 @@ class CheckpointQueries(Queries):
             query = query.where(checkpoints.c.type.in_(sorted(types)))
         return await self._read_page(Checkpoint, query, limit, offset)
 
+    async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:
+        query = (
+            select(models.c.session_id, func.count(), func.sum(checkpoints.c.size_bytes))
+            .join_from(checkpoints, models, checkpoints.c.run_id == models.c.model_id)
+            .where(models.c.session_id.in_(session_ids), _NOT_DELETED, ~_EPHEMERAL)
+            .group_by(models.c.session_id)
+        )
+
+        async def read(connection: AsyncConnection) -> Mapping[str, Kept]:
+            return {row[0]: Kept(row[1], int(row[2])) for row in await connection.execute(query)}
+
+        return await self._database.read(read)
+
     async def checkpoint_bytes(self, tenant: str) -> int:
         held = (checkpoints.c.tenant == tenant) & _NOT_DELETED & ~_EPHEMERAL
         return await self._count(select(func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(held))
 
-    async def delete_checkpoint(self, run_id: str, type: CheckpointType, name: str, now: datetime) -> Checkpoint | None:
-        return await self._entomb(_named(run_id, type, name), now)
+    async def delete_checkpoint(
+        self, run_id: str, type: CheckpointType, name: str, now: datetime, along: Along = ()
+    ) -> Checkpoint | None:
+        return await self._entomb(_named(run_id, type, name), now, along)
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime
     ) -> Checkpoint | None:
         return await self._entomb(_named(run_id, type, name) & (checkpoints.c.expires_at <= now), now)
 
-    async def _entomb(self, which: ColumnElement[bool], now: datetime) -> Checkpoint | None:
+    async def _entomb(self, which: ColumnElement[bool], now: datetime, along: Along = ()) -> Checkpoint | None:
         entomb = update(checkpoints).where(which, _NOT_DELETED).values(deleted_at=now).returning(*checkpoints.c)
 
         async def bury(connection: AsyncConnection) -> Checkpoint | None:
@@ -79,19 +96,29 @@ class CheckpointQueries(Queries):
             if row is None:
                 return None
             await _discard(connection, row.directory)
+            await write_along(connection, along)
             return to_record(Checkpoint, row)
 
         return await self._database.write(bury)
 
-    async def set_checkpoint_public(self, run_id: str, type: CheckpointType, name: str, public: bool) -> None:
-        present = _named(run_id, type, name) & _NOT_DELETED
-        await self._write(update(checkpoints).where(present).values(public=public))
+    async def set_checkpoint_public(
+        self, run_id: str, type: CheckpointType, name: str, public: bool, along: Along = ()
+    ) -> None:
+        await self._change(_named(run_id, type, name), {"public": public}, along)
 
     async def set_checkpoint_expiry(
-        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None
+        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None, along: Along = ()
     ) -> None:
-        present = _named(run_id, type, name) & _NOT_DELETED
-        await self._write(update(checkpoints).where(present).values(expires_at=expires_at))
+        await self._change(_named(run_id, type, name), {"expires_at": expires_at}, along)
+
+    async def _change(self, which: ColumnElement[bool], changes: Mapping[str, Any], along: Along) -> None:
+        statement = update(checkpoints).where(which, _NOT_DELETED).values(changes)
+
+        async def change(connection: AsyncConnection) -> None:
+            if await changes_rows(connection, statement):
+                await write_along(connection, along)
+
+        await self._database.write(change)
 
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
         query = _select().where(checkpoints.c.expires_at <= now).order_by(checkpoints.c.expires_at)
@@ -143,9 +170,10 @@ def _named(run_id: str, type: CheckpointType, name: str) -> ColumnElement[bool]:
     return (checkpoints.c.run_id == run_id) & (checkpoints.c.type == type) & (checkpoints.c.name == name)
 
 
-async def _put(connection: AsyncConnection, checkpoint: Checkpoint) -> Checkpoint | None:
+async def _put(connection: AsyncConnection, checkpoint: Checkpoint, along: Along) -> Checkpoint | None:
     row = {**values(checkpoint), "deleted_at": None}
     if await insert_unless_there(connection, checkpoints, row):
+        await write_along(connection, along)
         return None
     named = _named(checkpoint.run_id, checkpoint.type, checkpoint.name)
     # Deleted or not, and locked until the commit. On SQLite the whole transaction holds the write lock.
@@ -153,6 +181,7 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint) -> Checkpoin
     if (present.epoch, present.event_id) >= (checkpoint.epoch, checkpoint.event_id):
         return None
     await connection.execute(update(checkpoints).where(named).values(row))
+    await write_along(connection, along)
     # A deleted one was handed out at its deletion; a directory that the name still points to is no garbage.
     if present.deleted_at is not None or present.directory == checkpoint.directory:
         return None

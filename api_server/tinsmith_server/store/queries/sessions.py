@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, select, update
+from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first, select_records, values
@@ -37,6 +37,19 @@ class SessionQueries(Queries):
             .order_by(*newest_first(sessions.c.created_at, sessions.c.session_id))
         )
         return await self._read_page(Session, query, limit, offset)
+
+    async def sessions_behind(
+        self, tenant: str, position: tuple[datetime, str] | None, limit: int
+    ) -> Sequence[Session]:
+        age = sessions.c.created_at, sessions.c.session_id
+        query = select_records(sessions, Session).where(sessions.c.tenant == tenant)
+        if position is not None:
+            query = query.where(tuple_(*age) < tuple_(*position))
+        return await self._read_all(Session, query.order_by(*newest_first(*age)).limit(limit))
+
+    async def assign_project(self, tenant: str, session_id: str, project_id: str) -> bool:
+        owned = (sessions.c.session_id == session_id) & (sessions.c.tenant == tenant)
+        return await self._write(update(sessions).where(owned).values(project_id=project_id))
 
     async def heartbeat(self, session_id: str, now: datetime) -> Session | None:
         alive = (sessions.c.session_id == session_id) & sessions.c.finished_at.is_(None)

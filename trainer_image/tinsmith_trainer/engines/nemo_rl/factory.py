@@ -51,7 +51,7 @@ def _start_ranks(directory: Path, info: BaseModelInfo, wanted: RanksWanted, sett
         )
     from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
 
-    model = RankModel(directory, wanted.parallelism, settings.max_rank)
+    model = RankModel(directory, wanted.parallelism, settings.max_rank, settings.recompute)
     if wanted.in_process:
         from tinsmith_trainer.engines.nemo_rl.ranks.in_process import InProcessRank
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
@@ -14,18 +15,23 @@ DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 """The flags whose product is how many ranks hold one copy of a model."""
 
 
+RankRecompute = Literal["none", "mlp", "layers"]
+"""What of each layer ranks compute again in backward, not to keep it till then: nothing, its feed-forward, or all."""
+
+
 @dataclass(frozen=True, slots=True)
 class NemoRlSettings:
     """Limits in adapters, ranks of LoRA and tokens.
 
     Every adapter takes the memory of one of `max_rank` on all modules. `token_budget`: tokens of a microbatch on one
     data-parallel copy of the model; longer datums go alone. It decides how sums are rounded: changing it between
-    a crash and its replay changes bits.
+    a crash and its replay changes bits. `recompute` changes none.
     """
 
     adapter_slots: int = 64
     max_rank: int = 128
     token_budget: int = DEFAULT_TOKEN_BUDGET
+    recompute: RankRecompute = "none"
     map_stable_reinforce: bool = True
 
 
@@ -74,7 +80,7 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--tensor-parallel", type=int, metavar="RANKS", help="ranks that share each matrix")
     flags.add_argument("--pipeline-parallel", type=int, metavar="RANKS", help="ranks that share the layers")
     flags.add_argument("--context-parallel", type=int, metavar="RANKS", help="ranks that share a sequence; GPUs only")
-    flags.add_argument("--expert-parallel", type=int, metavar="RANKS", help="ranks that share experts; GPUs only")
+    flags.add_argument("--expert-parallel", type=int, metavar="RANKS", help="ranks that share experts; CPUs only")
     flags.add_argument(
         "--distributed-optimizer",
         action="store_true",
@@ -107,8 +113,8 @@ def ranks_wanted(flags: RankFlags) -> RanksWanted:
     nodes, gpus_per_node = _or(flags.nodes, 1), _or(flags.gpus_per_node, 0)
     if nodes < 1 or gpus_per_node < 0 or _or(flags.ranks, 0) < 0:
         raise ValueError("--nodes must be positive, --ranks and --gpus-per-node cannot be negative")
-    if not gpus_per_node and max(_or(flags.context_parallel, 1), _or(flags.expert_parallel, 1)) > 1:
-        raise ValueError("--context-parallel and --expert-parallel need GPUs: give --gpus-per-node")
+    if not gpus_per_node and _or(flags.context_parallel, 1) > 1:
+        raise ValueError("--context-parallel needs GPUs: give --gpus-per-node")
     ranks = _ranks(flags, nodes, gpus_per_node)
     in_process = ranks == 0
     _check_division(flags, ranks)
@@ -125,6 +131,13 @@ def ranks_wanted(flags: RankFlags) -> RanksWanted:
     if parallelism.world_size % nodes:
         raise ValueError(f"--ranks {ranks} cannot be spread evenly over --nodes {nodes}: {_multiples(ranks, nodes)}")
     return RanksWanted(parallelism, in_process, nodes, gpus_per_node, flags.ray_address)
+
+
+def rank_recompute(given: Literal["auto"] | RankRecompute | None, *, on_gpus: bool) -> RankRecompute:
+    """What `--recompute` comes to; by itself layers on GPUs, whose memory is dear, and nothing on CPUs."""
+    if given is None or given == "auto":
+        return "layers" if on_gpus else "none"
+    return given
 
 
 def _ranks(flags: RankFlags, nodes: int, gpus_per_node: int) -> int:

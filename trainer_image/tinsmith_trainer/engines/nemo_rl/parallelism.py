@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """Where a rank stands: its index in each of the dimensions that divide a model or its data."""
+    """Where a rank stands: its index in each of the dimensions that divide a model or its data.
+
+    `expert`: which share of a mixture's experts it has.
+    """
 
     pipeline: int
     data: int
     context: int
     tensor: int
+    expert: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,19 @@ class Parallelism:
         rest, tensor = divmod(rank, self.tensor)
         rest, context = divmod(rest, self.context)
         pipeline, data = divmod(rest, self.data)
-        return Coordinates(pipeline, data, context, tensor)
+        return Coordinates(pipeline, data, context, tensor, self._in_stage(rank) % self.expert)
+
+    def _in_stage(self, rank: int) -> int:
+        return rank % (self.world_size // self.pipeline)
+
+    def is_first_copy(self, rank: int) -> bool:
+        """Whether what it has of dense layers is told by it, and not by another rank that has the same."""
+        at = self.coordinates(rank)
+        return at.data == 0 and at.context == 0
+
+    def is_first_of_experts(self, rank: int) -> bool:
+        """The same for experts, which fewer ranks hold all of than dense layers."""
+        return self._in_stage(rank) < self.expert
 
     def speakers(self) -> list[int]:
         """For each data index the rank that tells its results: last pipeline stage, first of all else."""

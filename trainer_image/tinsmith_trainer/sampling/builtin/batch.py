@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tinsmith_trainer.sampling.base import Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import DrawnToken, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.builtin.adapter_groups import AdapterGroups
 from tinsmith_trainer.sampling.builtin.adapters import (
     AdapterRun,
@@ -24,7 +24,7 @@ from tinsmith_trainer.sampling.builtin.adapters import (
 )
 from tinsmith_trainer.sampling.builtin.draws import all_logprobs, draw_tokens, on_device, top_logprobs
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
-from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
+from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.kv_cache import RowGeometry
 from tinsmith_trainer.sampling.builtin.prefixes.attention import prefix_spans
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tinsmith_trainer.errors import TrainerError, UserError
-from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sequence, TopkLogprobs
 from tinsmith_trainer.sampling.builtin.adapters import LoadedAdapter
 from tinsmith_trainer.sampling.builtin.draws import Draw, uniform
 from tinsmith_trainer.sampling.builtin.intake import Submission
@@ -36,6 +36,7 @@ class Run:
     seed: int = field(init=False)
     finished: bool = field(init=False, default=False)
     hit_tokens: int = field(init=False, default=0)
+    started_at: float = field(init=False, default=0.0)
     angle_shift: int = field(init=False, default=0)
     """What rotary embeddings behind the prompt count beyond its tokens: for some models an image takes fewer."""
     first_scored: int | None = field(init=False)
@@ -72,16 +73,9 @@ class Run:
             topk_prompt_logprobs=self.scores.topk,
             target_prompt_logprobs=self.scores.targets,
             prompt_alt_tokens=self.scores.alternatives,
+            prompt_tokens=len(self.job.prompt),
+            started_at=self.started_at,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnToken:
-    """What a step gave a row; `top_logprobs` is of one position, if the job asked for it."""
-
-    token: int
-    logprob: float
-    top_logprobs: TopkLogprobs | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +110,8 @@ class Sample:
 
     def push(self, drawn: DrawnToken) -> Sequence | None:
         """Takes a drawn token; the finished sequence if it was the last."""
+        if self.run.job.drawn is not None:
+            self.run.job.drawn(self.index, drawn)
         self.tokens.append(drawn.token)
         self.logprobs.append(drawn.logprob)
         if drawn.top_logprobs is not None:

@@ -8,6 +8,7 @@ turns would. A tenant's jobs start in order; one is passed over only while its o
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -221,6 +222,7 @@ class SamplingLoop:
         return prefill
 
     def _prefill(self, run: Run) -> AnyPrefill:
+        run.started_at = time.time()
         vision, forward = self._torch_model.vision, self._forward
         if not run.job.images or vision is None:
             return open_prompt(run, forward, self._prefixes, self._plan, self._known(run))

@@ -17,6 +17,7 @@ from tinsmith_trainer.sampling.builtin.intake import Intake, Submission
 from tinsmith_trainer.sampling.builtin.loop import SamplingLoop
 from tinsmith_trainer.sampling.builtin.model_cache.choice import SamplerForward, choose_forward
 from tinsmith_trainer.sampling.builtin.settings import BuiltinSamplerSettings
+from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.torch_model.device_faults import end_if_device_is_lost
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -35,6 +36,7 @@ class BuiltinSampler(Sampler):
         forward: SamplerForward | None = None,
     ) -> None:
         self._torch_model = torch_model
+        self._language = ModelLanguage(torch_model.tokenizer, torch_model.eos_token_ids, torch_model.directory)
         self._intake = Intake()
         chosen = choose_forward(torch_model) if forward is None else forward
         self._memory = chosen.memory
@@ -50,6 +52,11 @@ class BuiltinSampler(Sampler):
     @override
     def takes_images(self) -> bool:
         return self._takes_images
+
+    @property
+    @override
+    def language(self) -> ModelLanguage:
+        return self._language
 
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:

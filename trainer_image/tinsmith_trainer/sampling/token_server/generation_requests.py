@@ -101,6 +101,7 @@ def outcome_of(plan: Plan, drawn: Items[Generation], behind: Items[Generation], 
         topk_prompt_logprobs=_topk_prompt(plan, first, behind),
         target_prompt_logprobs=target_logprobs(job, plan.prefixes, behind),
         prompt_alt_tokens=alternative_tokens(job, plan.prefixes, behind),
+        prompt_tokens=len(job.prompt),
     )
 
 

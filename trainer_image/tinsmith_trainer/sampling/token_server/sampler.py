@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Items
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ from typing_extensions import override
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import SamplerClosed, ServerError, TrainerError, UserError
 from tinsmith_trainer.sampling.base import SampleJob, SampleOutcome, Sampler, SamplerStats
+from tinsmith_trainer.sampling.model_language import ModelLanguage
 from tinsmith_trainer.sampling.token_server.adapters import AdapterFolders, ServedAdapter, check_adapter
 from tinsmith_trainer.sampling.token_server.admission import Admission
 from tinsmith_trainer.sampling.token_server.base import MOST_DRAWS, Generation, GenerationRequest, TokenServer
@@ -42,6 +44,7 @@ class TokenServerSampler(Sampler):
     ) -> None:
         self._server = server
         self._model = model
+        self._language = ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory)
         self._folders = folders
         self._thread = thread
         self._on_close = on_close
@@ -53,6 +56,11 @@ class TokenServerSampler(Sampler):
         self._unloading: set[asyncio.Task[None]] = set()  # the thread's
         self._admission = Admission(most_draws)
         self._running: dict[asyncio.Task[SampleOutcome], str] = {}  # the thread's; request ids
+
+    @property
+    @override
+    def language(self) -> ModelLanguage:
+        return self._language
 
     @override
     def load_adapter(self, adapter_key: str, state: AdapterState) -> None:
@@ -189,8 +197,9 @@ class TokenServerSampler(Sampler):
             head=head,
             scored_by_prefixes=head and not self._server.scores_heads,
         )
+        started_at = time.time()
         drawn, behind = await self._draw_all(plan, job.tenant)
-        outcome = outcome_of(plan, drawn, behind, self._model)
+        outcome = replace(outcome_of(plan, drawn, behind, self._model), started_at=started_at)
         self._counters.drew(plan, outcome)
         return outcome
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tinsmith_trainer.engines.nemo_rl.flags import RanksWanted, ranks_wanted
+from tinsmith_trainer.engines.nemo_rl.flags import RanksWanted, rank_recompute, ranks_wanted
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.options import UsageError, WorkerOptions, parse_options
 
@@ -33,6 +33,10 @@ def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:
     assert (found.in_process, found.nodes, found.gpus_per_node) == (False, 2, 0)
 
 
+def test_ranks_on_cpus_can_share_experts() -> None:
+    assert wanted("--ranks=4", "--expert-parallel=2").parallelism == Parallelism(4, expert=2)
+
+
 def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> None:
     division = {"tensor": 2, "pipeline": 1, "context": 1, "data": 2, "nodes": 1}
     flags = ("--ranks=4", "--tensor-parallel=2")
@@ -40,6 +44,14 @@ def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> Non
     assert wanted(*flags, "--ray-address=head:6379").described()["where"] == "Ray at head:6379"
     assert wanted().described()["where"] == "this process"
     assert wanted("--nodes=2", "--gpus-per-node=8", "--no-sampling").described()["gpus_per_node"] == 8
+
+
+def test_layers_are_computed_again_on_gpus_and_nothing_on_cpus_unless_it_is_said() -> None:
+    by_itself = [rank_recompute(None, on_gpus=on_gpus) for on_gpus in (True, False)]
+    assert by_itself == ["layers", "none"]
+    assert [rank_recompute("auto", on_gpus=on_gpus) for on_gpus in (True, False)] == by_itself
+    said = parsed("--engine=nemo-rl", "--recompute=mlp").recompute
+    assert rank_recompute(said, on_gpus=True) == rank_recompute(said, on_gpus=False) == "mlp"
 
 
 @pytest.mark.parametrize("ranks", [(), ("--ranks=16",)], ids=["implied", "said"])
@@ -61,8 +73,9 @@ def test_every_gpu_has_one_rank(ranks: tuple[str, ...]) -> None:
         (("--engine=nemo-rl", "--ranks=2", "--tensor-parallel=0"), "^--tensor-parallel 0: it must be at least 1$"),
         (("--engine=nemo-rl", "--ranks=-1"), "cannot be negative"),
         (("--engine=nemo-rl", "--ray-address=h:6379"), "for several ranks"),
-        (("--engine=nemo-rl", "--ranks=4", "--context-parallel=2"), "need GPUs"),
-        (("--engine=nemo-rl", "--context-parallel=2"), "need GPUs"),
+        (("--engine=nemo-rl", "--ranks=4", "--context-parallel=2"), "needs GPUs"),
+        (("--engine=nemo-rl", "--context-parallel=2"), "needs GPUs"),
+        (("--engine=nemo-rl", "--expert-parallel=2"), "Experts cannot be spread over 2 ranks"),
         (("--engine=nemo-rl", "--rank=2"), "unrecognized arguments: --rank=2"),
         (
             ("--engine=nemo-rl", "--ranks=3", "--nodes=2"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +21,21 @@ def test_coordinates_are_those_of_megatrons_rank_order(pipeline: int, data: int,
     for rank in range(layout.world_size):
         at = layout.coordinates(rank)
         assert ranks[at.pipeline, at.data, at.context, at.tensor] == rank
+
+
+@given(small, small, small, st.integers(1, 4))
+def test_each_share_of_the_experts_is_told_by_one_rank_of_a_stage(
+    pipeline: int, data: int, tensor: int, expert: int
+) -> None:
+    """Megatron's order: expert ranks are neighbours, whatever else divides the stage."""
+    expert = math.gcd(data * tensor, expert)
+    layout = Parallelism(pipeline * data * tensor, tensor=tensor, pipeline=pipeline, expert=expert)
+    ranks = np.arange(layout.world_size).reshape(pipeline, -1, expert)
+
+    told = [layout.coordinates(rank) for rank in range(layout.world_size) if layout.is_first_of_experts(rank)]
+
+    assert [(at.pipeline, at.expert) for at in told] == [(p, e) for p in range(pipeline) for e in range(expert)]
+    assert all(layout.coordinates(int(rank)).expert == e for (_, _, e), rank in np.ndenumerate(ranks))
 
 
 @given(small, small, small, small)

@@ -23,9 +23,10 @@ from support.sampler.jobs import (
 from support.tiny_vision import vision_model
 from support.zoo.families import family_model
 from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.sampling.base import DrawnToken
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.forward import ForwardPass
-from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
+from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.model_cache.batch import CacheBatch
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward

@@ -32,7 +32,7 @@ def is_shifted(datum: Datum) -> bool:
 
 
 def all_shifted(datums: Sequence[Datum]) -> bool:
-    """One datum that is not makes the whole call general: a batch has one set of columns."""
+    """One datum that is not makes the whole call general: its batches have one set of columns."""
     return all(is_shifted(datum) for datum in datums)
 
 

@@ -57,14 +57,17 @@ class Scored:
     inputs: Mapping[str, Tensor]
 
 
-def encode(datums: Sequence[Datum], loss_arrays: Sequence[LossArrays], *, multiple_of: int = 1) -> Batch:
+def encode(
+    datums: Sequence[Datum], loss_arrays: Sequence[LossArrays], *, multiple_of: int = 1, shifted: bool | None = None
+) -> Batch:
     """One row per datum, in their order, all of one length that is a multiple of `multiple_of`.
 
+    `shifted` is `all_shifted` of the whole call, since all of its batches have the same columns; None: of these.
     `loss_arrays` are a PreparedLoss's: the same names for every datum, each of its targets' shape. Where datums
     differ in how many targets a position has, they get as many as the widest; what is added has no weight.
     """
     columns = -(-max(row_length(datum) for datum in datums) // multiple_of) * multiple_of
-    shifted = all_shifted(datums)
+    shifted = all_shifted(datums) if shifted is None else shifted
     batch = {
         INPUT_IDS: torch.zeros(len(datums), columns, dtype=torch.int64),
         INPUT_LENGTHS: torch.tensor([row_length(datum) for datum in datums]),

@@ -1,8 +1,9 @@
 """A call over data-parallel ranks and microbatches.
 
 Copies of the model compute each for itself until a call's gradients are added up, so they may have other microbatches,
-and a microbatch is as long as its own longest datum. Where pipeline stages pass tensors on, or context ranks pack
-sequences, all microbatches of a call have one shape, and rows that count for nothing fill up the last ones.
+and a microbatch is as long as its own longest datum: pipeline stages tell each other the shape of each. Where context
+ranks pack sequences, all rows of a call are of one length, which is not computed but cut off again, and rows that count
+for nothing fill up the last microbatches.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from torch import Tensor
 
 from tinsmith_trainer.engines.base import Datum
 from tinsmith_trainer.engines.losses import LossArrays
+from tinsmith_trainer.engines.nemo_rl.batches.alignment import all_shifted
 from tinsmith_trainer.engines.nemo_rl.batches.batch import INPUT_LENGTHS, NO_ROW, ROW_ID, Batch, encode, rows_in, take
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 
 MAX_ROWS = 8
+LOGPROB_CHUNK_TOKENS = 1024
+"""Tokens whose logits are there at a time: a whole sequence's would not fit beside the model."""
 
 SHORTEST_BESIDE = 0.5
 """A datum joins a microbatch of longer ones unless more than half of its row would be padding."""
@@ -30,8 +34,7 @@ def shards_of(
 
     Tensors share no memory: a view would be pickled with all of what it is a view of.
     """
-    of_one_shape = layout.pipeline > 1 or layout.context > 1
-    return (equal_shards if of_one_shape else close_shards)(datums, arrays, layout, token_budget)
+    return (equal_shards if layout.context > 1 else close_shards)(datums, arrays, layout, token_budget)
 
 
 def length_multiple(*, tensor: int, context: int) -> int:
@@ -49,19 +52,26 @@ def length_multiple(*, tensor: int, context: int) -> int:
 def close_shards(
     datums: Sequence[Datum], arrays: Sequence[LossArrays], layout: Parallelism, token_budget: int
 ) -> list[list[Batch]]:
-    """Datums by length, dealt out in turn, so that copies of the model have about as much to do."""
+    """Datums by length, dealt out in turn, so that copies of the model have about as much to do.
+
+    Microbatches come by falling length, so that pipeline stages, which wait for each other, are at similar ones.
+    """
     lengths = [datum.length for datum in datums]
     multiple = length_multiple(tensor=layout.tensor, context=layout.context)
+    shifted = all_shifted(datums)
 
     def batch(rows: Sequence[int]) -> Batch:
-        part = encode([datums[row] for row in rows], [arrays[row] for row in rows], multiple_of=multiple)
-        return part | {ROW_ID: torch.tensor(rows)}
+        own, of_loss = [datums[row] for row in rows], [arrays[row] for row in rows]
+        return encode(own, of_loss, multiple_of=multiple, shifted=shifted) | {ROW_ID: torch.tensor(rows)}
 
     by_length = sorted(range(len(datums)), key=lambda row: -lengths[row])
     # A rank that has no datum must take part in the sum of gradients all the same.
     idle = filling(batch(by_length[-1:]), 1)
     dealt = (by_length[rank :: layout.data] for rank in range(layout.data))
-    return [[batch(rows) for rows in cut_by_length(own, lengths, token_budget)] or [idle] for own in dealt]
+    shards = [[batch(rows) for rows in cut_by_length(own, lengths, token_budget)] for own in dealt]
+    # Copies that share experts send each other tokens in each of their microbatches, and so have as many.
+    least = max(map(len, shards)) if layout.expert > 1 else 1
+    return [shard + [idle] * (least - len(shard)) for shard in shards]
 
 
 def row_count(length: int, token_budget: int) -> int:

@@ -9,9 +9,24 @@ from typing import Any
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
-FAMILIES = ("llama", "qwen3")
+FAMILIES = ("llama", "qwen3", "qwen3_moe")
+MIXTURES = ("qwen3_moe",)
 # Frequencies that depend on nothing but the config; the others change with the sequence's length, or scale attention.
 ROTARY_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts in the place of a feed-forward, in every layer.
+
+    Each token goes to the `chosen` likeliest, weighted by their probabilities: `renormalised` to 1 together, or as they
+    are among all.
+    """
+
+    experts: int
+    chosen: int
+    intermediate_size: int
+    renormalised: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,7 @@ class Architecture:
     norm_epsilon: float
     query_key_norms: bool
     tied_embeddings: bool
+    mixture: Mixture | None = None
 
 
 def read_architecture(directory: Path, config: Any) -> Architecture:
@@ -44,15 +60,25 @@ def read_architecture(directory: Path, config: Any) -> Architecture:
         vocab_size=config.vocab_size,
         max_sequence_length=config.max_position_embeddings,
         norm_epsilon=config.rms_norm_eps,
-        query_key_norms=config.model_type == "qwen3",
+        query_key_norms=config.model_type in ("qwen3", "qwen3_moe"),
         tied_embeddings=bool(config.tie_word_embeddings),
+        mixture=_mixture(config) if config.model_type in MIXTURES else None,
+    )
+
+
+def _mixture(config: Any) -> Mixture:
+    return Mixture(
+        experts=config.num_experts,
+        chosen=config.num_experts_per_tok,
+        intermediate_size=config.moe_intermediate_size,
+        renormalised=bool(config.norm_topk_prob),
     )
 
 
 def _check_family(directory: Path, config: Any) -> None:
     if config.model_type not in FAMILIES:
         raise ModelDirectoryInvalid(
-            f"The nemo-rl engine on the CPU runs models of the families {' and '.join(FAMILIES)}; {directory} is of "
+            f"The nemo-rl engine on the CPU runs models of the families {', '.join(FAMILIES)}; {directory} is of "
             f"{config.model_type!r}. Use the peft engine, or GPUs."
         )
     unsupported = {
@@ -61,12 +87,17 @@ def _check_family(directory: Path, config: Any) -> None:
         "a sliding window": bool(getattr(config, "use_sliding_window", False)),
         f"rotary positions of the type {_rotary_type(config)!r}": _rotary_type(config) not in ROTARY_TYPES,
         "rotary positions in a part of each head": _rotary(config).get("partial_rotary_factor", 1.0) != 1.0,
+        "layers without experts beside those with them": _is_partly_dense(config),
     }
     if found := [what for what, is_there in unsupported.items() if is_there]:
         raise ModelDirectoryInvalid(
             f"The nemo-rl engine on the CPU cannot run the model in {directory}: it has {' and '.join(found)}. "
             "Use the peft engine, or GPUs."
         )
+
+
+def _is_partly_dense(config: Any) -> bool:
+    return bool(getattr(config, "mlp_only_layers", None)) or getattr(config, "decoder_sparse_step", 1) != 1
 
 
 def _rotary(config: Any) -> dict[str, Any]:
@@ -78,13 +109,28 @@ def _rotary_type(config: Any) -> str:
 
 
 def check_divisible(directory: Path, architecture: Architecture, parallelism: Parallelism) -> None:
-    """Raises ModelDirectoryInvalid where tensor or pipeline ranks cannot have equal parts of the model."""
-    tensor, pipeline = parallelism.tensor, parallelism.pipeline
+    """Raises ModelDirectoryInvalid where tensor, pipeline or expert ranks cannot have equal parts of the model."""
+    tensor, pipeline, expert, mixture = (
+        parallelism.tensor,
+        parallelism.pipeline,
+        parallelism.expert,
+        architecture.mixture,
+    )
+    if mixture is None and expert > 1:
+        raise ModelDirectoryInvalid(
+            f"The model in {directory} has no experts that {expert} ranks could share. Set expert parallelism to 1."
+        )
+    if mixture is not None and tensor > 1:
+        raise ModelDirectoryInvalid(
+            f"Ranks on the CPU cannot divide the matrices of a mixture of experts, as {directory} is one. Set tensor "
+            f"parallelism to 1, and share the experts by expert parallelism."
+        )
     parts = {
         "attention heads": (architecture.heads, tensor, "tensor"),
         "key and value heads": (architecture.kv_heads, tensor, "tensor"),
         "intermediate features": (architecture.intermediate_size, tensor, "tensor"),
         "layers": (architecture.layers, pipeline, "pipeline"),
+        "experts": (mixture.experts if mixture else expert, expert, "expert"),
     }
     for what, (count, ranks, dimension) in parts.items():
         if count % ranks:
@@ -95,10 +141,9 @@ def check_divisible(directory: Path, architecture: Architecture, parallelism: Pa
 
 
 def check_cpu_dimensions(parallelism: Parallelism) -> None:
-    """Raises ValueError for dimensions that need attention and expert kernels of a GPU."""
-    for name in ("context", "expert"):
-        if (count := getattr(parallelism, name)) > 1:
-            raise ValueError(
-                f"Ranks on the CPU cannot divide a model by {name}, which was set to {count}: it needs kernels that "
-                f"only GPUs have. Set {name} to 1."
-            )
+    """Raises ValueError for a dimension that needs attention kernels of a GPU."""
+    if (count := parallelism.context) > 1:
+        raise ValueError(
+            f"Ranks on the CPU cannot divide a model by context, which was set to {count}: it needs kernels that "
+            f"only GPUs have. Set context to 1."
+        )

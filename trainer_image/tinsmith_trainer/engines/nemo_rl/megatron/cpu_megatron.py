@@ -27,7 +27,12 @@ with warnings.catch_warnings():
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer  # noqa: F401
     from megatron.core import __version__ as installed_version
+    from megatron.core.tensor_parallel import random
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+# A router asks for it without TransformerEngine too, whose import would have set it.
+vars(moe_utils).setdefault("te_general_gemm", None)
 
 WRITTEN_FOR = "0.16."
 CPU = torch.device("cpu")
@@ -59,6 +64,8 @@ def cpu_megatron() -> Iterator[None]:
     _check_version()
     _here.depth += 1
     _answer_for_cpu()
+    # A class attribute, set once; None has it made, which needs a GPU.
+    token_dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = _NO_STREAM
     try:
         with _OnCpu():
             yield
@@ -73,6 +80,19 @@ def _check_version() -> None:
             f"Ranks on the CPU need megatron-core {WRITTEN_FOR}x, and {installed_version} is installed: what it asks "
             f"of a GPU may differ. Install megatron-core {WRITTEN_FOR}x, or run on GPUs."
         )
+
+
+class _NoStream:
+    """In the place of a stream and of its events: what is asked for is there."""
+
+    def record_event(self) -> _NoStream:
+        return self
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+
+_NO_STREAM = _NoStream()
 
 
 class _OnCpu(TorchFunctionMode):
@@ -114,10 +134,29 @@ def _no_random_states(*_: Any, **__: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def _no_random_state(*_: Any, **__: Any) -> Tensor:
+    """What a layer is computed again with."""
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def _no_stream(*_: Any, **__: Any) -> _NoStream:
+    return _NO_STREAM
+
+
+def _as_counts(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
+    """How many tokens go to whom: Megatron turns them to numbers where it moves them off a GPU."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
+
+
 _STAND_INS: Mapping[tuple[object, str], _Answer] = {
     (torch.cuda, "current_device"): _current_device,
     (torch.cuda, "synchronize"): _nothing,
     (CudaRNGStatesTracker, "fork"): _no_random_states,
+    (torch.cuda, "current_stream"): _no_stream,
+    (torch.cuda, "stream"): _no_random_states,
+    (token_dispatcher, "maybe_move_tensor_to_cpu"): _as_counts,
+    (random, "_get_cuda_rng_state"): _no_random_state,
+    (random, "_set_cuda_rng_state"): _nothing,
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch.distributed
 from torch._C._distributed_c10d import Store
 
+from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
 from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model, initialise_parallel
 from tinsmith_trainer.engines.nemo_rl.megatron.lora import LoraTensor
@@ -30,6 +31,7 @@ class RankModel:
     directory: Path
     parallelism: Parallelism
     max_rank: int
+    recompute: RankRecompute = "none"
 
 
 def join_process_group(store: Store, parallelism: Parallelism, rank: int) -> None:
@@ -43,7 +45,9 @@ def join_process_group(store: Store, parallelism: Parallelism, rank: int) -> Non
 def build_cpu_rank(model: RankModel, rank: int) -> Rank:
     """After `join_process_group`. Raises ModelDirectoryInvalid."""
     with cpu_megatron():
-        part = build_megatron_model(model.directory, model.parallelism, max_rank=model.max_rank)
+        part = build_megatron_model(
+            model.directory, model.parallelism, max_rank=model.max_rank, recompute=model.recompute
+        )
         ddp, optimizer = wrap_for_training(part.chunk, distributed_optimizer=model.parallelism.distributed_optimizer)
         step = AdapterStep(ddp, optimizer, part.lora.tensors)
     places = LoraPlaces(tuple(_described(tensor) for tensor in part.lora.tensors), part.lora.set_scale)
@@ -51,5 +55,4 @@ def build_cpu_rank(model: RankModel, rank: int) -> Rank:
 
 
 def _described(tensor: LoraTensor) -> TensorPart:
-    rows, columns = tensor.parameter.shape
-    return TensorPart(tensor.name, (rows, columns), tensor.split, tensor.full_shape)
+    return TensorPart(tensor.name, tuple(tensor.parameter.shape), tensor.split, tensor.full_shape, tensor.among)

@@ -18,8 +18,10 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from typing_extensions import override
 
+from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
 from tinsmith_trainer.engines.nemo_rl.megatron.architecture import (
     Architecture,
+    Mixture,
     check_cpu_dimensions,
     check_divisible,
     read_architecture,
@@ -76,38 +78,49 @@ def initialise_parallel(parallelism: Parallelism, rank: int) -> None:
         )
     with cpu_megatron():
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=parallelism.tensor, pipeline_model_parallel_size=parallelism.pipeline
+            tensor_model_parallel_size=parallelism.tensor,
+            pipeline_model_parallel_size=parallelism.pipeline,
+            expert_model_parallel_size=parallelism.expert,
+            expert_tensor_parallel_size=1 if parallelism.expert > 1 else None,
         )
 
 
 def build_megatron_model(
-    directory: Path, parallelism: Parallelism, *, max_rank: int, dtype: torch.dtype = torch.float32
+    directory: Path,
+    parallelism: Parallelism,
+    *,
+    max_rank: int,
+    dtype: torch.dtype = torch.float32,
+    recompute: RankRecompute = "none",
 ) -> MegatronModel:
     """This rank's part, after `initialise_parallel`. The adapter's tensors are float32 whatever `dtype` the base has.
 
-    Raises ModelDirectoryInvalid for files that cannot be read, models other than qwen3 and llama, and parts that do
-    not come out even.
+    Raises ModelDirectoryInvalid for files that cannot be read, models of other families, and parts that do not
+    come out even.
     """
     check_files(directory)
     config = AutoConfig.from_pretrained(directory)
     architecture = read_architecture(directory, config)
     check_divisible(directory, architecture, parallelism)
     part = Part(parallel_state.get_tensor_model_parallel_rank(), parallelism.tensor)
+    experts = Part(parallel_state.get_expert_model_parallel_rank(), parallelism.expert)
     with cpu_megatron():
-        chunk = _build_chunk(architecture, parallelism, dtype)
+        chunk = _build_chunk(architecture, parallelism, dtype, recompute)
         with Checkpoint(directory) as checkpoint:
-            Loader(checkpoint, architecture, part).load(chunk)
+            Loader(checkpoint, architecture, part, experts).load(chunk)
         _set_rotary_frequencies(chunk, config)
         chunk.requires_grad_(False)
-        lora = place_lora(chunk, architecture, part, max_rank)
+        lora = place_lora(chunk, architecture, part, experts, max_rank)
     return MegatronModel(chunk, lora)
 
 
-def _build_chunk(architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype) -> Any:
+def _build_chunk(
+    architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype, recompute: RankRecompute
+) -> Any:
     is_first = parallel_state.is_pipeline_first_stage()
     is_last = parallel_state.is_pipeline_last_stage()
     model = GPTModel(
-        config=_transformer_config(architecture, parallelism, dtype),
+        config=_transformer_config(architecture, parallelism, dtype, recompute),
         transformer_layer_spec=_layer_spec(architecture),
         vocab_size=Part(0, parallelism.tensor).width(architecture.vocab_size) * parallelism.tensor,
         max_sequence_length=architecture.max_sequence_length,
@@ -119,16 +132,38 @@ def _build_chunk(architecture: Architecture, parallelism: Parallelism, dtype: to
     )
     if architecture.tied_embeddings and is_first and is_last:
         model.output_layer.weight = model.embedding.word_embeddings.weight
+    if recompute == "layers" and is_first:
+        model.embedding.register_forward_hook(_with_gradient)
     return model.to(dtype)  # its norms are float32 whatever the config says
 
 
+def _with_gradient(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+    """Where nothing that goes into a layer has a gradient, it would not be computed again, and its LoRA get none."""
+    return embedded.detach().requires_grad_() if torch.is_grad_enabled() else embedded
+
+
 def _layer_spec(architecture: Architecture) -> Any:
-    spec = get_gpt_layer_local_spec(qk_layernorm=architecture.query_key_norms, normalization="RMSNorm")
+    spec = get_gpt_layer_local_spec(
+        num_experts=architecture.mixture.experts if architecture.mixture else None,
+        moe_grouped_gemm=False,
+        qk_layernorm=architecture.query_key_norms,
+        normalization="RMSNorm",
+    )
     spec.submodules.self_attention.submodules.core_attention = CausalAttention
     return spec
 
 
-def _transformer_config(architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype) -> TransformerConfig:
+def _recompute_config(recompute: RankRecompute, mixture: Mixture | None) -> dict[str, Any]:
+    if recompute == "none":
+        return {}
+    if recompute == "mlp":
+        return {"recompute_granularity": "selective", "recompute_modules": ["moe" if mixture else "mlp"]}
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _transformer_config(
+    architecture: Architecture, parallelism: Parallelism, dtype: torch.dtype, recompute: RankRecompute
+) -> TransformerConfig:
     """Sums everywhere, nothing fused (that is CUDA's), nothing drawn at random."""
     return TransformerConfig(
         num_layers=architecture.layers,
@@ -157,10 +192,30 @@ def _transformer_config(architecture: Architecture, parallelism: Parallelism, dt
         perform_initialization=False,
         params_dtype=dtype,
         pipeline_dtype=dtype,
+        # Microbatches are as long as their own datums: stages tell each other the shape of each.
+        variable_seq_lengths=parallelism.pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # asked even without experts: the default has one shape for all
         bf16=dtype == torch.bfloat16,
         cuda_graph_scope=[],  # its default is deprecated, and says so at every start
         calculate_per_token_loss=True,
+        **_recompute_config(recompute, architecture.mixture),
+        **({} if architecture.mixture is None else _mixture_config(architecture.mixture, parallelism)),
     )
+
+
+def _mixture_config(mixture: Mixture, parallelism: Parallelism) -> dict[str, Any]:
+    """No token is dropped, and no loss of a router's joins the caller's."""
+    return {
+        "num_moe_experts": mixture.experts,
+        "moe_router_topk": mixture.chosen,
+        "moe_ffn_hidden_size": mixture.intermediate_size,
+        # Softmax of the chosen alone is that of all with the chosen's share of it divided out.
+        "moe_router_pre_softmax": not mixture.renormalised,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "expert_model_parallel_size": parallelism.expert,
+        "expert_tensor_parallel_size": 1,
+    }
 
 
 def _set_rotary_frequencies(chunk: Any, config: Any) -> None:

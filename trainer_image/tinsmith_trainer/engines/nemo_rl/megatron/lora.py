@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from megatron.core.tensor_parallel import (
@@ -38,15 +38,17 @@ class LoraTensor:
     """One tensor of the adapter on this rank.
 
     `name` is the whole model's, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A"). `parameter` is
-    this rank's part of it, float32; dimension `split` is divided among the tensor ranks in equal parts, in their order;
-    None: all have the same. `full_shape` is the model's, `[max_rank, d_in]` or `[d_out, max_rank]`. The parts of a
-    vocabulary may be longer together; what is beyond the full shape stays zero.
+    this rank's part of it, float32; dimension `split` is divided in equal parts, in their order, among the ranks of
+    tensor or expert parallelism, as `among` says; None: all have the same. `full_shape` is the model's, `[max_rank,
+    d_in]` or `[d_out, max_rank]`, of experts with their number before it. The parts of a vocabulary may be longer
+    together; what is beyond the full shape stays zero.
     """
 
     name: str
     parameter: nn.Parameter
     split: int | None
-    full_shape: tuple[int, int]
+    full_shape: tuple[int, ...]
+    among: Literal["tensor", "expert"] = "tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +154,19 @@ def _mark(parameter: nn.Parameter, split: int | None) -> None:
     marked.allreduce = True
 
 
+class AdaptedLayer(Protocol):
+    scale: float
+
+    def tensors(self) -> Iterator[LoraTensor]: ...
+
+
 class MegatronLora:
     """The adapter of a pipeline stage, one place that any adapter is switched into.
 
     `tensors` are sorted by name. All are there whatever an adapter trains: what it does not train is zero.
     """
 
-    def __init__(self, layers: Sequence[ParallelLora]) -> None:
+    def __init__(self, layers: Sequence[AdaptedLayer]) -> None:
         self._layers = tuple(layers)
         found = [tensor for layer in layers for tensor in layer.tensors()]
         self.tensors = tuple(sorted(found, key=lambda tensor: tensor.name))

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.engines.nemo_rl.megatron.architecture import Architecture
-from tinsmith_trainer.engines.nemo_rl.megatron.lora import COLUMNS, ROWS, Join, MegatronLora, ParallelLora, Projection
+from tinsmith_trainer.engines.nemo_rl.megatron.expert_lora import place_experts
+from tinsmith_trainer.engines.nemo_rl.megatron.lora import (
+    COLUMNS,
+    ROWS,
+    AdaptedLayer,
+    Join,
+    MegatronLora,
+    ParallelLora,
+    Projection,
+)
 from tinsmith_trainer.engines.nemo_rl.megatron.weights import Part, interleave_groups
 
 
@@ -18,6 +27,7 @@ from tinsmith_trainer.engines.nemo_rl.megatron.weights import Part, interleave_g
 class _Placing:
     architecture: Architecture
     part: Part
+    experts: Part
     max_rank: int
 
     def place(
@@ -29,21 +39,36 @@ class _Placing:
         setattr(owner, child, layer)
         return layer
 
-    def layer(self, layer: Any) -> list[ParallelLora]:
-        """The four linear layers of a transformer layer, which knows its number in the whole model, from 1."""
-        sizes, name = self.architecture, f"model.layers.{layer.layer_number - 1}."
-        hidden, inner = sizes.hidden_size, sizes.intermediate_size
-        query, key_value = sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
-        attention, mlp = f"{name}self_attn.", f"{name}mlp."
+    def layer(self, layer: Any) -> list[AdaptedLayer]:
+        """All linear layers of a transformer layer, which knows its number in the whole model, from 1."""
+        name = f"model.layers.{layer.layer_number - 1}."
+        return [*self._attention(layer, f"{name}self_attn."), *self._feed_forward(layer, name)]
+
+    def _attention(self, layer: Any, attention: str) -> list[ParallelLora]:
+        sizes = self.architecture
+        hidden, query, key_value = sizes.hidden_size, sizes.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
         fused = [
             Projection(f"{attention}q_proj", hidden, query),
             Projection(f"{attention}k_proj", hidden, key_value),
             Projection(f"{attention}v_proj", hidden, key_value),
         ]
-        gated = [Projection(f"{mlp}gate_proj", hidden, inner), Projection(f"{mlp}up_proj", hidden, inner)]
         return [
             self.place(layer.self_attention, "linear_qkv", fused, ROWS, self._join_groups),
             self.place(layer.self_attention, "linear_proj", [Projection(f"{attention}o_proj", query, hidden)], COLUMNS),
+        ]
+
+    def _feed_forward(self, layer: Any, name: str) -> list[AdaptedLayer]:
+        hidden, inner, mixture = (
+            self.architecture.hidden_size,
+            self.architecture.intermediate_size,
+            self.architecture.mixture,
+        )
+        if mixture is not None:
+            sizes = hidden, mixture.intermediate_size
+            return [place_experts(layer, name, sizes, mixture.experts, self.experts, self.max_rank)]
+        mlp = f"{name}mlp."
+        gated = [Projection(f"{mlp}gate_proj", hidden, inner), Projection(f"{mlp}up_proj", hidden, inner)]
+        return [
             self.place(layer.mlp, "linear_fc1", gated, ROWS, _side_by_side),
             self.place(layer.mlp, "linear_fc2", [Projection(f"{mlp}down_proj", inner, hidden)], COLUMNS),
         ]
@@ -57,10 +82,12 @@ def _side_by_side(outputs: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(outputs), dim=-1)
 
 
-def place_lora(chunk: Any, architecture: Architecture, part: Part, max_rank: int) -> MegatronLora:
-    """Wraps every linear layer of a GPTModel's pipeline stage in place."""
-    placing = _Placing(architecture, part, max_rank)
-    layers = [placed for layer in chunk.decoder.layers for placed in placing.layer(layer)]
+def place_lora(chunk: Any, architecture: Architecture, part: Part, experts: Part, max_rank: int) -> MegatronLora:
+    """Wraps every linear layer of a GPTModel's pipeline stage in place. `part` is a tensor rank's, `experts` which of
+    a mixture's experts are here.
+    """
+    placing = _Placing(architecture, part, experts, max_rank)
+    layers: list[AdaptedLayer] = [placed for layer in chunk.decoder.layers for placed in placing.layer(layer)]
     if chunk.post_process:
         unembedding = Projection("lm_head", architecture.hidden_size, architecture.vocab_size)
         layers.append(placing.place(chunk, "output_layer", [unembedding], ROWS))

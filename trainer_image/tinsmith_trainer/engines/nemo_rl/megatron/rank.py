@@ -38,7 +38,7 @@ class Step(Protocol):
 
 class Schedule(Protocol):
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        """Results on the last pipeline stage, nothing on the others. Where there are stages, all are of one shape."""
+        """Results on the last pipeline stage, nothing on the others. Microbatches may be of several shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Rank:
         self._schedule = schedule
         self._places = places
         self._at = parallelism.coordinates(rank)
+        self._tells_state = parallelism.is_first_copy(rank) or parallelism.is_first_of_experts(rank)
         self._rank = rank
         self._scales: dict[str, float] = {}
 
@@ -89,9 +90,9 @@ class Rank:
         self._step.clear_gradients(adapter_id)
 
     def ts_state(self, adapter_id: str) -> StepState | None:
-        """This rank's parts. None where another copy of the model tells the same."""
+        """This rank's parts. None where other ranks tell all of the same."""
         state = self._step.read(adapter_id)
-        return None if self._at.data or self._at.context else state
+        return state if self._tells_state else None
 
     def ts_load_state(self, adapter_id: str, scale: float, state: StepState) -> None:
         """`state` holds whole tensors. Replaces what the adapter was."""
@@ -109,4 +110,4 @@ class Rank:
         return {"rank": self._rank, "adapters": len(self._scales)}
 
     def _cut(self, whole: Tensors) -> dict[str, Tensor]:
-        return cut(whole, self._places.parts, self._at.tensor)
+        return cut(whole, self._places.parts, self._at)

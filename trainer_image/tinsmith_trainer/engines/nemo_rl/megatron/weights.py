@@ -4,7 +4,8 @@ Megatron fuses what transformers keeps apart, and splits it over tensor ranks:
 
 - `linear_qkv` holds, key and value head by head, the query heads of that group, then its key, then its value;
 - `linear_fc1` holds a rank's part of gate, then its part of up;
-- columns of `linear_proj` and `linear_fc2`, rows of all others; norms are whole on each rank;
+- columns of `linear_proj` and `linear_fc2`, rows of all others; norms and routers are whole on each rank;
+- each expert of a mixture is such a `linear_fc1` and `linear_fc2`, and expert ranks have some of them;
 - embedding and output layer are padded with zeros to equal parts.
 
 Only what belongs to this rank is read.
@@ -96,6 +97,7 @@ class Loader:
     checkpoint: Checkpoint
     architecture: Architecture
     part: Part
+    experts: Part = Part(0, 1)
 
     def load(self, chunk: Any) -> None:
         """Fills every parameter of a GPTModel's pipeline stage."""
@@ -118,8 +120,9 @@ class Loader:
         return makers
 
     def _layer(self, theirs: str) -> Mapping[str, Callable[[], Tensor]]:
-        attention, mlp, sizes = f"{theirs}self_attn.", f"{theirs}mlp.", self.architecture
+        attention, sizes = f"{theirs}self_attn.", self.architecture
         return {
+            **self._feed_forward(f"{theirs}mlp."),
             "input_layernorm.weight": lambda: self._norm(f"{theirs}input_layernorm.weight"),
             "self_attention.linear_qkv.weight": lambda: self._query_key_value(attention),
             "self_attention.q_layernorm.weight": lambda: self._norm(f"{attention}q_norm.weight", sizes.head_size),
@@ -128,10 +131,28 @@ class Loader:
                 f"{attention}o_proj.weight", sizes.heads * sizes.head_size
             ),
             "pre_mlp_layernorm.weight": lambda: self._norm(f"{theirs}post_attention_layernorm.weight"),
-            "mlp.linear_fc1.weight": lambda: torch.cat(
-                [self._rows(f"{mlp}{name}_proj.weight", sizes.intermediate_size) for name in ("gate", "up")]
+        }
+
+    def _feed_forward(self, theirs: str) -> Mapping[str, Callable[[], Tensor]]:
+        mixture = self.architecture.mixture
+        if mixture is None:
+            return self._gated("mlp.", theirs, self.architecture.intermediate_size)
+        makers: dict[str, Callable[[], Tensor]] = {
+            "mlp.router.weight": lambda: self.checkpoint.part(
+                f"{theirs}gate.weight", (mixture.experts, self.architecture.hidden_size), None, self.part
+            )
+        }
+        for here, expert in enumerate(range(mixture.experts)[self.experts.of(mixture.experts)]):
+            ours = f"mlp.experts.local_experts.{here}."
+            makers |= self._gated(ours, f"{theirs}experts.{expert}.", mixture.intermediate_size)
+        return makers
+
+    def _gated(self, ours: str, theirs: str, inner: int) -> Mapping[str, Callable[[], Tensor]]:
+        return {
+            f"{ours}linear_fc1.weight": lambda: torch.cat(
+                [self._rows(f"{theirs}{name}_proj.weight", inner) for name in ("gate", "up")]
             ),
-            "mlp.linear_fc2.weight": lambda: self._columns(f"{mlp}down_proj.weight", sizes.intermediate_size),
+            f"{ours}linear_fc2.weight": lambda: self._columns(f"{theirs}down_proj.weight", inner),
         }
 
     def _query_key_value(self, attention: str) -> Tensor:

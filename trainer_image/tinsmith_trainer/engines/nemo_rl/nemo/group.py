@@ -26,7 +26,7 @@ from tinsmith_trainer.engines.nemo_rl.nemo.preparation import (
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, RanksLost, agreed
 from tinsmith_trainer.engines.nemo_rl.ranks.ray_answers import collect, start_error
-from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import require_token
+from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import RANKS_FIRST, ended, require_token, started
 from tinsmith_trainer.errors import ServerError, TrainerError
 
 log = structlog.get_logger(__name__)
@@ -54,49 +54,46 @@ def build_nemo_group(
     """
     check_driver(os.environ)
     prepared = prepare(directory, info, parallelism, settings)
-    with shared_with_ranks(os.environ), _joined_ray(ray_address):
+    with shared_with_ranks(os.environ), _joined_ray(ray_address) as folder:
         cluster, policy = _start(prepared, directory, nodes, gpus_per_node)
-        group = NemoGroup(policy, cluster, parallelism)
+        group = NemoGroup(policy, cluster, parallelism, ray_folder=folder)
         # `Policy` returns when Ray has begun with its workers. This waits until they are there.
         group.start()
     return group
 
 
 @contextmanager
-def _joined_ray(address: str | None) -> Iterator[None]:
+def _joined_ray(address: str | None) -> Iterator[str | None]:
     """Ranks are made inside. Without them this process leaves Ray again. Raises ServerError."""
     where = "in this container" if address is None else f"at {address}"
     try:
-        _join_ray(address)
+        folder = _join_ray(address)
     except Exception as error:
         raise ServerError(f"Ray {where} does not answer: {type(error).__name__}: {error}") from error
     try:
-        yield
+        yield folder
     except Exception as error:
-        _leave_ray()
+        ended(folder)
         if isinstance(error, TrainerError):
             raise
         raise ServerError(f"NeMo RL's workers did not start: {type(error).__name__}: {error}") from error
 
 
-def _join_ray(address: str | None) -> None:
-    """Not by NeMo RL's `init_ray`, which attaches to whatever cluster it finds, and starts one with a dashboard."""
+def _join_ray(address: str | None) -> str | None:
+    """The folder of a Ray that was started; None: it ran already.
+
+    Not by NeMo RL's `init_ray`, which attaches to whatever cluster it finds, and starts one with a dashboard.
+    """
+    import ray
+
     if address is None:
         require_token()
-    import ray
-
-    ray.init(
-        address=address or "local",
-        include_dashboard=False,
-        log_to_driver=True,
-        runtime_env={"env_vars": for_ranks(os.environ)},
-    )
-
-
-def _leave_ray() -> None:
-    import ray
-
-    ray.shutdown()
+    how: dict[str, Any] = {"log_to_driver": True, "runtime_env": {"env_vars": for_ranks(os.environ)}}
+    if address is not None:
+        ray.init(address=address, **how)
+        return None
+    how |= {"address": "local", "include_dashboard": False, "_system_config": dict(RANKS_FIRST)}
+    return started(lambda folder: ray.init(_temp_dir=folder, **how))
 
 
 def _start(prepared: Prepared, directory: Path, nodes: int, gpus_per_node: int) -> tuple[Any, Any]:
@@ -126,12 +123,16 @@ def _start(prepared: Prepared, directory: Path, nodes: int, gpus_per_node: int) 
 
 
 class NemoGroup(RankGroup):
-    """`policy` and `cluster` belong to it. Of Ray and NeMo RL no error but RanksLost leaves it."""
+    """`policy`, `cluster` and the Ray of `ray_folder` belong to it.
 
-    def __init__(self, policy: Any, cluster: Any, parallelism: Parallelism) -> None:
+    Of Ray and NeMo RL no error but RanksLost leaves it.
+    """
+
+    def __init__(self, policy: Any, cluster: Any, parallelism: Parallelism, *, ray_folder: str | None = None) -> None:
         self._policy = policy
         self._cluster = cluster
         self._parallelism = parallelism
+        self._ray_folder = ray_folder
         self._closed = False
 
     @property
@@ -173,4 +174,4 @@ class NemoGroup(RankGroup):
         self._closed = True
         self._policy.shutdown()
         self._cluster.shutdown()
-        _leave_ray()
+        ended(self._ray_folder)

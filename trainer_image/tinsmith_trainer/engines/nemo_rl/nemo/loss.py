@@ -14,16 +14,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from tinsmith_trainer.engines.losses import Inputs, Terms
-from tinsmith_trainer.engines.nemo_rl.batches.batch import TARGET_IDS, scored
+from tinsmith_trainer.engines.nemo_rl.batches.batch import INPUT_IDS, TARGET_IDS, scored
 from tinsmith_trainer.engines.nemo_rl.batches.row_results import RowResults, row_results, total_loss
-from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import LOGPROB_CHUNK_TOKENS
+from tinsmith_trainer.engines.nemo_rl.batches.sharding import LOGPROB_CHUNK_TOKENS
 
 ROWS = "tinsmith_rows"
 """The one metric. Those that NeMo RL knows by name, or by an ending, it rescales."""
 
 Logprobs = Callable[[Tensor, Tensor], Tensor]
-"""Of targets `[b, S]` under this rank's logits `[b, S / CP, V / TP]`: float32 `[b, S - 1]`, where column i scores
-column i + 1 of the targets."""
+"""Of targets `[b, S]` or `[b, S, K]` under what the model gave: float32 `[b, S - 1]` or `[b, S - 1, K]`, where column i
+scores column i + 1 of the targets."""
 
 
 class RowList(list[RowResults]):
@@ -41,15 +41,15 @@ class RowList(list[RowResults]):
 class TinkerLoss:
     """`compute` is one of `losses.py`'s, by a call's name and config.
 
-    A shifted batch's logprobs NeMo RL computes itself (`LossInputType.LOGPROB`). A general one's targets it does not
-    know: there this asks for logits (`LossInputType.LOGIT`), and for each of a position's targets its logprob.
+    NeMo RL can compute a shifted batch's logprobs itself (`LossInputType.LOGPROB`). A general one's targets it does not
+    know, nor what to do with hidden states: with `by_itself` this asks for what the model gave (`LossInputType.LOGIT`).
     """
 
-    def __init__(self, compute: Callable[[Tensor, Inputs], Terms], *, general: bool, logprobs: Logprobs) -> None:
+    def __init__(self, compute: Callable[[Tensor, Inputs], Terms], *, by_itself: bool, logprobs: Logprobs) -> None:
         from nemo_rl.algorithms.loss.interfaces import LossInputType, LossType
 
         self.loss_type = LossType.TOKEN_LEVEL  # picks a denominator of NeMo RL's own step, which never runs
-        self.input_type = LossInputType.LOGIT if general else LossInputType.LOGPROB
+        self.input_type = LossInputType.LOGIT if by_itself else LossInputType.LOGPROB
         self._compute = compute
         self._logprobs = logprobs
 
@@ -65,18 +65,15 @@ class TinkerLoss:
         """The sum of the rows' losses, and what each was made from."""
         if next_token_logprobs is None:
             assert logits is not None
-            next_token_logprobs = self._of_targets(logits, data[TARGET_IDS])
+            next_token_logprobs = self._logprobs(logits, data[TARGET_IDS if TARGET_IDS in data else INPUT_IDS])
         terms = self._compute(next_token_logprobs, scored(data).inputs)
         return total_loss(data, terms), {ROWS: RowList([row_results(data, next_token_logprobs, terms)])}
-
-    def _of_targets(self, logits: Tensor, targets: Tensor) -> Tensor:
-        if targets.ndim == 2:
-            return self._logprobs(logits, targets)
-        return torch.stack([self._logprobs(logits, targets[..., k]) for k in range(targets.shape[2])], dim=-1)
 
 
 def parallel_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
     """As NeMo RL's own for the tokens after: vocabulary over tensor ranks, sequence over context ranks, in chunks."""
+    if targets.ndim == 3:
+        return torch.stack([parallel_logprobs(logits, one) for one in targets.unbind(-1)], dim=-1)
     from megatron.core import parallel_state
     from nemo_rl.distributed.model_utils import (
         get_next_token_logprobs_from_logits,

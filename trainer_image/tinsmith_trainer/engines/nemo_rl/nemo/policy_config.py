@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tinsmith_trainer.engines.nemo_rl.batches.alignment import EXTRA_COLUMNS
-from tinsmith_trainer.engines.nemo_rl.batches.sharding import length_multiple
+from tinsmith_trainer.engines.nemo_rl.batches.sharding import LOGPROB_CHUNK_TOKENS, length_multiple
+from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 PRECISION = "bfloat16"
-LOGPROB_CHUNK_TOKENS = 1024
-"""Logits become float32 so many tokens at a time: a whole sequence's would not fit beside the model."""
 
 Config = dict[str, Any]
 
@@ -27,7 +26,8 @@ class NemoModel:
     """What ranks are made for.
 
     `max_tokens` is the longest datum's, `max_rank` the highest rank of an adapter, `token_budget` how many tokens a
-    packed microbatch may have, or those of a longest datum if that is more.
+    packed microbatch may have, or those of a longest datum if that is more, `recompute` what of each layer is
+    computed again in backward.
     """
 
     directory: Path
@@ -37,6 +37,7 @@ class NemoModel:
     max_rank: int
     max_tokens: int
     token_budget: int
+    recompute: RankRecompute = "layers"
 
 
 def policy_config(model: NemoModel, parallelism: Parallelism) -> Config:
@@ -92,8 +93,8 @@ def starting_from(config: Config, converted: Path) -> Config:
 def _check(model: NemoModel, parallelism: Parallelism) -> None:
     if parallelism.expert > 1:
         raise ModelDirectoryInvalid(
-            f"Expert parallelism of {parallelism.expert} needs a mixture-of-experts model, and adapters of those "
-            f"cannot be kept in the PEFT layout yet. Use expert parallelism 1 and a dense model."
+            f"Expert parallelism of {parallelism.expert} needs a mixture-of-experts model, and on GPUs adapters of "
+            f"those cannot be kept in the PEFT layout yet. Use expert parallelism 1 and a dense model."
         )
     shared = {
         "key and value heads": model.kv_heads,
@@ -120,13 +121,13 @@ def _megatron(model: NemoModel, parallelism: Parallelism) -> Config:
         "enabled": True,
         "model_overrides": {},
         "checkpoint": {"async_save": False, "ckpt_assume_constant_structure": True},
-        "use_fused_linear_logprobs": False,
+        "use_fused_linear_logprobs": False,  # it knows no targets but the tokens after; see `NemoSchedule`
         "fused_linear_logprobs_chunk_size": 256,
         "force_reconvert_from_hf": False,
         "empty_unused_memory_level": 0,  # no sampling engine shares these GPUs
-        "activation_checkpointing": True,
-        "recompute_granularity": "full",
-        "recompute_modules": None,
+        "activation_checkpointing": model.recompute != "none",
+        "recompute_granularity": "full" if model.recompute == "layers" else "selective",
+        "recompute_modules": None if model.recompute == "layers" else ["mlp"],
         "cuda_graph_impl": "none",
         "cuda_graph_modules": [],
         "cuda_graph_warmup_steps": 3,

@@ -87,6 +87,7 @@ def nemo_model(directory: Path, info: BaseModelInfo, settings: NemoRlSettings) -
         max_rank=settings.max_rank,
         max_tokens=info.max_sequence_length,
         token_budget=settings.token_budget,
+        recompute=settings.recompute,
     )
 
 

@@ -6,9 +6,9 @@ megatron_policy_worker.py`) without what opens, scales and closes a step: that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -23,47 +23,73 @@ SHORTEST_PACKED = 2
 """Columns: a sequence of one has no position that scores anything, and losses take maxima over positions."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Microbatches of one shape as NeMo RL hands them out. Where stages ask for each shape, none need be said."""
+
+    microbatches: Iterator[Any]
+    count: int
+    rows: int
+    length: int
+
+
 class NemoSchedule:
-    """`worker` is a constructed `MegatronPolicyWorkerImpl`."""
+    """`worker` is a constructed `MegatronPolicyWorkerImpl`, whose model's output layer is called from here on.
+
+    But with packing, where NeMo RL cuts sequences out of what the model gave: tensor ranks would have pieces of them.
+    """
 
     def __init__(self, worker: Any) -> None:
+        from tinsmith_trainer.engines.nemo_rl.megatron.unembedding import defer_unembedding
+
         self._worker = worker
+        self._unembedding = None if worker.cfg["sequence_packing"]["enabled"] else defer_unembedding(worker.model)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
         """Every rank of a data index gets the same. The rows' results on the last pipeline stage, else none.
 
         Gradients are added to what the model's buffers hold, as plain sums over microbatches and context ranks. NeMo RL
-        takes microbatches of one shape at a time; without stages it costs nothing to ask it several times.
+        cuts microbatches of one shape out of a batch; those of all shapes go through the stages one behind the other.
         """
-        shapes = groupby(microbatches, lambda batch: {name: column.shape for name, column in batch.items()})
-        return [result for _, of_one in shapes for result in self._pass(list(of_one), loss, forward_only=forward_only)]
-
-    def _pass(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
-        from nemo_rl.models.megatron.data import get_microbatch_iterator
         from nemo_rl.models.megatron.train import LossPostProcessor, megatron_forward_backward
 
         worker = self._worker
-        shard = _together(microbatches)
-        iterator, count, rows, _, padded_length = get_microbatch_iterator(
-            self._wrapped(shard),
-            worker.cfg,
-            rows_in(microbatches[0]),
-            straggler_timer=worker.mcore_state.straggler_timer,
-        )
-        tinker = TinkerLoss(loss, general=TARGET_IDS in shard, logprobs=parallel_logprobs)
+        cuts = [self._cut(list(of_one)) for _, of_one in groupby(microbatches, _shapes)]
+        count = sum(cut.count for cut in cuts)
+        tinker = self._loss(loss, general=TARGET_IDS in microbatches[0])
         metrics = megatron_forward_backward(
             model=worker.model,
-            data_iterator=iterator,
+            data_iterator=chain.from_iterable(cut.microbatches for cut in cuts),
             num_microbatches=count,
-            seq_length=padded_length,
-            mbs=rows,
+            seq_length=cuts[0].length,
+            mbs=cuts[0].rows,
             post_processing_fn=LossPostProcessor(loss_fn=tinker, cfg=worker.cfg, num_microbatches=count),
             forward_only=forward_only,
             defer_fp32_logits=worker.defer_fp32_logits,
             straggler_timer=worker.mcore_state.straggler_timer,
         )
-        positions = shard[INPUT_IDS].shape[1] - EXTRA_COLUMNS
-        return [_padded(result, positions) for metric in metrics or [] for result in metric[ROWS]]
+        return [result for metric in metrics or [] for result in metric[ROWS]]
+
+    def _loss(self, loss: PreparedLoss, *, general: bool) -> TinkerLoss:
+        unembedding = self._unembedding
+        if unembedding is None:
+            return TinkerLoss(loss, by_itself=general, logprobs=parallel_logprobs)
+        return TinkerLoss(
+            loss,
+            by_itself=True,
+            logprobs=lambda hidden, targets: unembedding.logprobs(hidden, targets[:, EXTRA_COLUMNS:]),
+        )
+
+    def _cut(self, microbatches: Sequence[Batch]) -> _Cut:
+        from nemo_rl.models.megatron.data import get_microbatch_iterator
+
+        iterator, count, rows, _, padded_length = get_microbatch_iterator(
+            self._wrapped(_together(microbatches)),
+            self._worker.cfg,
+            rows_in(microbatches[0]),
+            straggler_timer=self._worker.mcore_state.straggler_timer,
+        )
+        return _Cut(iterator, count, rows, padded_length)
 
     def _wrapped(self, shard: Batch) -> Any:
         """NeMo RL's `BatchedDataDict`, cut into packed microbatches where the workers' configuration says so."""
@@ -88,15 +114,10 @@ class NemoSchedule:
         return packed
 
 
+def _shapes(batch: Batch) -> dict[str, torch.Size]:
+    return {name: column.shape for name, column in batch.items()}
+
+
 def _together(batches: Sequence[Batch]) -> Batch:
     """NeMo RL cuts a shard into microbatches itself, of as many rows as the configuration or the caller says."""
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-
-
-def _padded(result: RowResults, positions: int) -> RowResults:
-    """A packed sequence comes back without its padding; results of several are joined row by row."""
-    shape = list(result.logprobs.shape)
-    shape[1] = positions
-    logprobs = result.logprobs.new_zeros(shape)
-    logprobs[:, : result.logprobs.shape[1]] = result.logprobs
-    return replace(result, logprobs=logprobs)

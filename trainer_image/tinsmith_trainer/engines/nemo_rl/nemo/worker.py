@@ -79,6 +79,8 @@ def rank_of(worker: Any, parallelism: Parallelism) -> Rank:
     # `_create_megatron_config` in `nemo_rl/models/megatron/setup.py` leaves no choice, and Megatron would end the rank
     # where a step of ours refuses a gradient's norm that is not finite, and lives on.
     worker.model.ddp_config.check_for_nan_in_grad = False
+    # Its schedule reads this at every call: stages tell each other each microbatch's shape, and none is padded.
+    worker.model.config.variable_seq_lengths = parallelism.pipeline > 1
     lora = find_lora(worker.model, tensor_ranks=parallelism.tensor)
     step = AdapterStep(worker.model, worker.optimizer, lora.tensors)
     parts = tuple(described(tensor) for tensor in lora.tensors)
@@ -88,5 +90,4 @@ def rank_of(worker: Any, parallelism: Parallelism) -> Rank:
 
 def described(tensor: LoraTensor) -> TensorPart:
     """What the engine must know to cut this rank's part out of an adapter, and to join it to the others'."""
-    rows, columns = tensor.parameter.shape
-    return TensorPart(tensor.name, (rows, columns), tensor.split, tensor.full_shape)
+    return TensorPart(tensor.name, tuple(tensor.parameter.shape), tensor.split, tensor.full_shape, tensor.among)

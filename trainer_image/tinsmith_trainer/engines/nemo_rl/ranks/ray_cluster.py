@@ -10,9 +10,10 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -38,6 +39,8 @@ ALWAYS = {
     # Half a minute by default, which a busy node does not keep to.
     "RAY_gcs_server_port_wait_time_s": "120",
 }
+RANKS_FIRST: Mapping[str, Any] = {"worker_niceness": 0}
+"""Ray's workers give way to all else by default; ranks are what this machine is for."""
 RAY_FOLDER = "/tmp/ray"
 """Where Ray keeps its logs and sockets by itself, and pods have a volume for them."""
 FOLDER_PREFIX = "tinray-"
@@ -62,7 +65,7 @@ class RayCluster:
             if address is not None:
                 _attach(address)
             else:
-                self._folder = _started(cpus)
+                self._folder = started(functools.partial(_start, cpus=cpus))
         except Exception as error:
             self.close()
             where = "in this container" if address is None else f"at {address}"
@@ -70,9 +73,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends what was started. Idempotent."""
-        _shut_down()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        ended(self._folder)
 
 
 def new_folder() -> str:
@@ -101,23 +102,30 @@ def _attach(address: str) -> None:
     ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
 
 
-def _started(cpus: int) -> str:
-    """The folder of a Ray that runs now.
+def started(start: Callable[[str], None]) -> str:
+    """The folder of a Ray that runs now: `start` is given it.
 
     Ray waits 30 s for its own programs, whatever it is told; those of a busy node may need longer once.
     """
     try:
-        return _started_at_once(cpus)
+        return _started_at_once(start)
     except Exception as error:
         log.warning("Ray did not start, and is started again", reason=f"{type(error).__name__}: {error}")
-        return _started_at_once(cpus)
+        return _started_at_once(start)
 
 
-def _started_at_once(cpus: int) -> str:
+def ended(folder: str | None) -> None:
+    """This process is no driver any more, and `folder`, of a Ray that it started, is gone."""
+    _shut_down()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started_at_once(start: Callable[[str], None]) -> str:
     """Or nothing is left of it."""
     folder = new_folder()
     try:
-        _start(folder, cpus)
+        start(folder)
     except Exception:
         _shut_down()
         _clear_away(folder)
@@ -157,8 +165,7 @@ def _start(folder: str, cpus: int) -> None:
             object_store_memory=_object_store_bytes(),
             _node_ip_address="127.0.0.1",
             _temp_dir=folder,
-            # Ray's workers give way to all else by default; ranks are what this machine is for.
-            _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_HEAD_SECONDS, "worker_niceness": 0},
+            _system_config={"gcs_rpc_server_reconnect_timeout_s": LOST_HEAD_SECONDS, **RANKS_FIRST},
         )
 
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence as Items
 
 import torch
 
+from tinsmith_trainer.sampling.base import DrawnToken
 from tinsmith_trainer.sampling.builtin.batch import BatchKey, BatchPlan, StepResult, drawn_of
-from tinsmith_trainer.sampling.builtin.jobs import DrawnToken, Sample
+from tinsmith_trainer.sampling.builtin.jobs import Sample
 from tinsmith_trainer.sampling.builtin.model_cache.forward import CacheForward
 from tinsmith_trainer.sampling.builtin.model_cache.states import SequenceStates, UnlikeStates
 

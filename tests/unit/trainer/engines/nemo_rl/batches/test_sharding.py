@@ -6,6 +6,7 @@ import math
 import pickle
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,6 @@ from tinsmith_trainer.engines.nemo_rl.batches.batch import (
 from tinsmith_trainer.engines.nemo_rl.batches.sharding import (
     MAX_ROWS,
     SHORTEST_BESIDE,
-    close_shards,
     cut_by_length,
     equal_shards,
     fill_up,
@@ -71,11 +71,12 @@ def test_every_copy_of_the_model_has_a_microbatch_and_every_datum_is_in_one(
 
 
 @settings(deadline=None)
-@given(lengths_of_calls, st.integers(1, 4), st.sampled_from([1, 2]))
+@given(lengths_of_calls, st.integers(1, 4), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
 def test_a_microbatch_is_no_longer_than_its_own_longest_datum_needs(
-    lengths: list[int], data_parallel: int, tensor: int
+    lengths: list[int], data_parallel: int, tensor: int, pipeline: int
 ) -> None:
-    for shard in sharded(lengths, Parallelism(data_parallel * tensor, tensor=tensor)):
+    layout = Parallelism(data_parallel * tensor * pipeline, tensor=tensor, pipeline=pipeline)
+    for shard in sharded(lengths, layout):
         for batch in (batch for batch in shard if batch[ROW_ID][0] != NO_ROW):
             assert 0 <= batch[INPUT_IDS].shape[1] - int(batch[INPUT_LENGTHS].max()) < tensor
             assert rows_in(batch) == 1 or batch[INPUT_LENGTHS].max() * rows_in(batch) <= BUDGET + rows_in(batch)
@@ -95,8 +96,8 @@ def test_copies_of_the_model_get_datums_in_equal_numbers_and_of_about_equal_leng
 
 
 @settings(deadline=None)
-@given(lengths_of_calls, st.sampled_from([Parallelism(4, pipeline=2), Parallelism(4, context=2)]))
-def test_stages_and_context_ranks_get_microbatches_of_one_shape(lengths: list[int], layout: Parallelism) -> None:
+@given(lengths_of_calls, st.sampled_from([Parallelism(4, context=2), Parallelism(8, pipeline=2, context=2)]))
+def test_context_ranks_get_microbatches_of_one_shape(lengths: list[int], layout: Parallelism) -> None:
     shards = sharded(lengths, layout)
     assert len({len(shard) for shard in shards}) == 1
     assert len({batch[INPUT_IDS].shape for shard in shards for batch in shard}) == 1
@@ -104,13 +105,37 @@ def test_stages_and_context_ranks_get_microbatches_of_one_shape(lengths: list[in
     assert max(filled) - min(filled) <= 1
 
 
-def test_one_long_datum_does_not_make_the_short_ones_long() -> None:
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_one_long_datum_does_not_make_the_short_ones_long(pipeline: int) -> None:
     lengths = [1000, *[20] * 31]
+    assert columns(sharded(lengths, Parallelism(pipeline, pipeline=pipeline), 1024)) == 1001 + 31 * 21
+
+
+def test_a_fifth_of_what_stages_compute_is_padding_where_one_length_for_all_rows_made_it_two_thirds() -> None:
+    """Lengths as of a program's samples: many short ones, few that go on for long."""
+    lengths = [int(32 * 64 ** (row / 63)) for row in range(64)]
     datums = [sft_datum(length, seed) for seed, length in enumerate(lengths)]
     arrays = prepare_loss(LossSpec("cross_entropy"), datums).arrays
-    close, equal = (columns(way(datums, arrays, Parallelism(), 1024)) for way in (close_shards, equal_shards))
-    assert close == 1001 + 31 * 21
-    assert equal == 32 * 1001
+    of_datums = sum(lengths) + len(lengths)
+    padding = {
+        way: 1 - of_datums / columns(way(datums, arrays, Parallelism(2, pipeline=2), 4096))
+        for way in (shards_of, equal_shards)
+    }
+    assert padding[shards_of] < 0.2
+    assert padding[equal_shards] > 0.66
+
+
+@settings(deadline=None)
+@given(lengths_of_calls, st.lists(st.booleans(), min_size=20, max_size=20))
+def test_all_microbatches_of_a_call_have_the_same_columns(lengths: list[int], shifted: list[bool]) -> None:
+    """One is general where another's datums are, since what a loss is given is decided once a call."""
+    datums = [sft_datum(length, seed) for seed, length in enumerate(lengths)]
+    for datum in (datum for datum, is_shifted in zip(datums, shifted, strict=False) if is_shifted):
+        targets = np.append(datum.tokens[1:], datum.tokens[:1])
+        datum.loss_inputs["target_tokens"] = targets  # type: ignore[index]
+    arrays = prepare_loss(LossSpec("cross_entropy"), datums).arrays
+    [shard] = shards_of(datums, arrays, Parallelism(), BUDGET)
+    assert len({frozenset(batch) for batch in shard}) == 1
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
@@ -122,6 +147,17 @@ def test_rows_stay_within_the_token_budget_unless_one_row_is_above_it(length: in
 
 def test_short_datums_are_computed_together_and_never_too_many_at_a_time() -> None:
     assert [len(part) for part in cut_by_length(range(20), [4] * 20, 1024)] == [MAX_ROWS, MAX_ROWS, 4]
+
+
+@settings(deadline=None)
+@given(lengths_of_calls, st.sampled_from([2, 4]))
+def test_copies_that_share_experts_have_equally_many_microbatches(lengths: list[int], data_parallel: int) -> None:
+    """Each waits in every layer for tokens of the others; what fills up counts for nothing."""
+    apart, together = (sharded(lengths, Parallelism(data_parallel, expert=expert)) for expert in (1, 2))
+    assert {len(shard) for shard in together} == {max(map(len, apart))}
+    for alone, shard in zip(apart, together, strict=True):
+        assert [batch[ROW_ID].tolist() for batch in shard[: len(alone)]] == [b[ROW_ID].tolist() for b in alone]
+        assert all(batch[ROW_ID].tolist() == [NO_ROW] for batch in shard[len(alone) :])
 
 
 def test_a_copy_without_a_datum_computes_one_row_that_counts_for_nothing() -> None:

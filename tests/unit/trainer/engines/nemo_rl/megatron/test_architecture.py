@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 from tinsmith_trainer.engines.nemo_rl.megatron.architecture import (
+    Mixture,
     check_cpu_dimensions,
     check_divisible,
     read_architecture,
 )
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from transformers import GPT2Config, LlamaConfig, Qwen3Config
+from transformers import GPT2Config, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 DIRECTORY = Path("models/small")
 SIZES: dict[str, Any] = {
@@ -35,7 +36,7 @@ def test_sizes_come_from_the_config_and_qwen3_alone_has_norms_of_queries_and_key
 
 
 def test_another_family_is_refused_by_name() -> None:
-    with pytest.raises(ModelDirectoryInvalid, match="llama and qwen3; models/small is of 'gpt2'"):
+    with pytest.raises(ModelDirectoryInvalid, match="llama, qwen3, qwen3_moe; models/small is of 'gpt2'"):
         read_architecture(DIRECTORY, GPT2Config())
 
 
@@ -82,7 +83,33 @@ def test_a_vocabulary_need_not_come_out_even() -> None:
     check_divisible(DIRECTORY, read_architecture(DIRECTORY, LlamaConfig(**SIZES)), Parallelism(world_size=4, tensor=4))
 
 
-@pytest.mark.parametrize("dimension", ["context", "expert"])
-def test_dimensions_that_need_a_gpus_kernels_are_refused_on_the_cpu(dimension: str) -> None:
-    with pytest.raises(ValueError, match=f"divide a model by {dimension}, which was set to 2"):
-        check_cpu_dimensions(Parallelism(world_size=2, **{dimension: 2}))
+def test_a_dimension_that_needs_a_gpus_kernels_is_refused_on_the_cpu() -> None:
+    with pytest.raises(ValueError, match="divide a model by context, which was set to 2"):
+        check_cpu_dimensions(Parallelism(world_size=2, context=2))
+
+
+def mixture(**changes: Any) -> Qwen3MoeConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 50, "norm_topk_prob": True}
+    return Qwen3MoeConfig(**{**SIZES, **sizes, **changes})
+
+
+def test_a_mixture_has_experts_in_every_layer_and_says_how_they_are_weighted() -> None:
+    assert read_architecture(DIRECTORY, mixture()).mixture == Mixture(6, 2, 50, renormalised=True)
+    assert read_architecture(DIRECTORY, LlamaConfig(**SIZES)).mixture is None
+    for partly in ({"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}):
+        with pytest.raises(ModelDirectoryInvalid, match="it has layers without experts beside those with them"):
+            read_architecture(DIRECTORY, mixture(**partly))
+
+
+@pytest.mark.parametrize(
+    ("config", "parallelism", "sentence"),
+    [
+        (LlamaConfig(**SIZES), Parallelism(2, expert=2), "has no experts that 2 ranks could share"),
+        (mixture(), Parallelism(2, tensor=2), "Set tensor parallelism to 1, and share the experts"),
+        (mixture(), Parallelism(4, expert=4), "6 experts, which do not divide among 4 expert ranks"),
+    ],
+    ids=["dense", "tensor", "experts"],
+)
+def test_experts_that_ranks_cannot_share_are_refused(config: Any, parallelism: Parallelism, sentence: str) -> None:
+    with pytest.raises(ModelDirectoryInvalid, match=sentence):
+        check_divisible(DIRECTORY, read_architecture(DIRECTORY, config), parallelism)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,13 +12,15 @@ from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from torch import Tensor
 
 MAX_RANK = 5
-INPUTS, OUTPUTS = 12, 10
+INPUTS, OUTPUTS, EXPERTS = 12, 10, 4
 """Of every module; 10 outputs over 4 tensor ranks are padded, as a vocabulary is."""
 
 
 def parts_of(layout: Parallelism, rank: int) -> list[TensorPart]:
-    """Two modules a pipeline stage: one whose rows tensor ranks divide, and one whose columns they do."""
+    """Of a pipeline stage: modules whose rows tensor ranks divide, whose columns they do, and of which expert ranks
+    share the experts, each with a B of its own."""
     stage, tensor = layout.coordinates(rank).pipeline, layout.tensor
+    own = (EXPERTS // layout.expert, OUTPUTS, MAX_RANK)
     rows, columns = -(-OUTPUTS // tensor), INPUTS // tensor
     A, B = (MAX_RANK, INPUTS), (OUTPUTS, MAX_RANK)
     return [
@@ -24,27 +28,32 @@ def parts_of(layout: Parallelism, rank: int) -> list[TensorPart]:
         TensorPart(f"{stage}.rows.lora_B", (rows, MAX_RANK), 0, B),
         TensorPart(f"{stage}.columns.lora_A", (MAX_RANK, columns), 1, A),
         TensorPart(f"{stage}.columns.lora_B", B, None, B),
+        TensorPart(f"{stage}.experts.lora_A", (1, *A), None, (1, *A)),
+        TensorPart(f"{stage}.experts.lora_B", own, 0, (EXPERTS, *B), "expert"),
     ]
 
 
 layouts = st.builds(
-    lambda pipeline, data, tensor: Parallelism(pipeline * data * tensor, tensor=tensor, pipeline=pipeline),
-    *(st.sampled_from((1, 2)), st.sampled_from((1, 2)), st.sampled_from((1, 2, 3, 4))),
+    lambda pipeline, data, tensor, expert: Parallelism(
+        pipeline * data * tensor, tensor=tensor, pipeline=pipeline, expert=math.gcd(data * tensor, expert)
+    ),
+    *(st.sampled_from((1, 2)), st.sampled_from((1, 2, 4)), st.sampled_from((1, 2, 3, 4)), st.sampled_from((1, 2, 4))),
 )
 
 
 @given(layouts, st.integers(1, MAX_RANK), st.booleans())
 def test_what_was_cut_joins_to_what_it_was(layout: Parallelism, rank: int, all_modules: bool) -> None:
     parts = [parts_of(layout, each) for each in range(layout.world_size)]
-    modules = [f"{stage}.{kind}" for stage in range(layout.pipeline) for kind in ("columns", "rows")]
+    modules = [f"{stage}.{kind}" for stage in range(layout.pipeline) for kind in ("columns", "experts", "rows")]
     trained = modules if all_modules else modules[:1]
     shapes = whole_shapes(parts, trained, rank)
     whole = {name: torch.randn(shape) for name, shape in shapes.items()}
 
-    held: list[dict[str, Tensor] | None] = [
-        cut(whole, own, layout.coordinates(each).tensor) for each, own in enumerate(parts)
+    held: list[dict[str, Tensor] | None] = [cut(whole, own, layout.coordinates(each)) for each, own in enumerate(parts)]
+    silent = [
+        tensors if layout.is_first_copy(each) or layout.is_first_of_experts(each) else None
+        for each, tensors in enumerate(held)
     ]
-    silent = [None if layout.coordinates(each).data else tensors for each, tensors in enumerate(held)]
     joined = join(silent, parts, layout, shapes)
 
     assert list(joined) == list(whole)
@@ -56,7 +65,7 @@ def test_padding_and_what_is_not_trained_are_zero(layout: Parallelism, rank: int
     parts = [parts_of(layout, each) for each in range(layout.world_size)]
     whole = {name: torch.ones(shape) for name, shape in whole_shapes(parts, ["0.rows"], rank).items()}
 
-    held = [cut(whole, own, layout.coordinates(each).tensor) for each, own in enumerate(parts)]
+    held = [cut(whole, own, layout.coordinates(each)) for each, own in enumerate(parts)]
 
     for own, tensors in zip(parts, held, strict=True):
         assert {name: tensor.shape for name, tensor in tensors.items()} == {part.name: part.shape for part in own}

@@ -21,7 +21,7 @@ from tinsmith_trainer.engines.nemo_rl.nemo.group import NemoGroup, build_nemo_gr
 from tinsmith_trainer.engines.nemo_rl.nemo.preparation import STOCK_WORKER, WORKER
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.engines.nemo_rl.rank_group import Answer, RanksFailed, RanksLost
-from tinsmith_trainer.engines.nemo_rl.ranks import ray_answers
+from tinsmith_trainer.engines.nemo_rl.ranks import ray_answers, ray_cluster
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError, UserError
 
 WHAT_A_DRIVER_IMPORTS = """
@@ -32,8 +32,9 @@ LAYOUT = Parallelism(8, tensor=2, pipeline=2)
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
     stand_in: Any = FakeRay()
+    monkeypatch.setattr(ray_cluster, "RAY_FOLDER", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.setattr(ray_answers, "ray", stand_in)
     found: FakeRay = stand_in
@@ -115,6 +116,7 @@ def test_a_ray_of_its_own_has_no_dashboard_and_a_key(ray: FakeRay, image: Path) 
     [policy] = Policy.made
     assert ray.joined["address"] == "local"
     assert not ray.joined["include_dashboard"]
+    assert ray.joined["_system_config"] == {"worker_niceness": 0}, "ranks do not give way to other programs"
     assert policy.environment["RAY_AUTH_MODE"] == "token"
     assert len(policy.environment["RAY_AUTH_TOKEN"]) == 64
 
@@ -173,6 +175,24 @@ def test_a_ray_that_does_not_answer_is_named(ray: FakeRay, monkeypatch: pytest.M
     monkeypatch.setattr(ray, "init", nobody)
     with pytest.raises(ServerError, match="Ray at head:6379 does not answer: ConnectionError"):
         build("head:6379")
+
+
+@pytest.mark.usefixtures("fake_nemo_rl", "image")
+def test_a_ray_that_was_too_slow_to_start_is_started_once_more_and_its_folder_goes_with_the_ranks(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+
+    def too_slow_at_first(**arguments: Any) -> None:
+        folders.append(Path(arguments["_temp_dir"]))
+        if len(folders) == 1:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", too_slow_at_first)
+    ranks = build()
+    assert [folder.exists() for folder in folders] == [False, True]
+    ranks.close()
+    assert not folders[1].exists()
 
 
 @pytest.mark.usefixtures("ray")

@@ -37,6 +37,8 @@ def by_hand(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def of_targets(logits: Tensor, targets: Tensor) -> Tensor:
+    if targets.ndim == 3:
+        return torch.stack([of_targets(logits, one) for one in targets.unbind(-1)], dim=-1)
     return torch.log_softmax(logits, -1).gather(-1, targets.roll(-1, 1).unsqueeze(-1)).squeeze(-1)[:, :-1]
 
 
@@ -56,7 +58,7 @@ def test_it_is_the_plain_sum_over_the_calls_tokens_whatever_nemo_rl_would_divide
     logprobs = by_hand(logits, batch)
     expected = loss(logprobs, scored(batch).inputs)
     general = TARGET_IDS in batch
-    tinker = TinkerLoss(loss, general=general, logprobs=of_targets)
+    tinker = TinkerLoss(loss, by_itself=general, logprobs=of_targets)
     given_input = {"logits": logits} if general else {"next_token_logprobs": logprobs}
     total, metrics = tinker(batch, torch.tensor(17.0), torch.tensor(23.0), **given_input)
     assert total.item() == pytest.approx(expected.loss.sum().item(), rel=1e-6)
@@ -65,10 +67,17 @@ def test_it_is_the_plain_sum_over_the_calls_tokens_whatever_nemo_rl_would_divide
     assert torch.allclose(rows.logprobs, logprobs, atol=1e-6)
 
 
-def test_it_asks_for_logits_only_where_targets_are_not_the_tokens_after() -> None:
+def test_it_finds_the_tokens_after_by_itself_too() -> None:
+    loss, batch = prepared(*CALLS["tokens after"])
+    logits = torch.randn(*batch["input_ids"].shape, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
+    _, metrics = TinkerLoss(loss, by_itself=True, logprobs=of_targets)(batch, None, None, logits=logits)
+    assert torch.allclose(metrics[ROWS][0].logprobs, by_hand(logits, batch), atol=1e-6)
+
+
+def test_it_asks_for_what_the_model_gave_where_it_finds_logprobs_by_itself() -> None:
     loss, _ = prepared(*CALLS["tokens after"])
-    assert TinkerLoss(loss, general=False, logprobs=of_targets).input_type.value == "logprob"
-    assert TinkerLoss(loss, general=True, logprobs=of_targets).input_type.value == "logit"
+    assert TinkerLoss(loss, by_itself=False, logprobs=of_targets).input_type.value == "logprob"
+    assert TinkerLoss(loss, by_itself=True, logprobs=of_targets).input_type.value == "logit"
 
 
 def row(index: int) -> RowResults:

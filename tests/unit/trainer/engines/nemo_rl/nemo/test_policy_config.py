@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.engines.nemo_rl.batches.sharding import length_multiple
+from tinsmith_trainer.engines.nemo_rl.flags import RankRecompute
 from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import NemoModel, policy_config, starting_from
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
@@ -73,6 +74,19 @@ def test_nothing_communicates_ahead_or_frees_gradients() -> None:
 def test_packing_is_on_only_where_context_ranks_need_it() -> None:
     assert not policy_config(MODEL, Parallelism(8, tensor=4))["sequence_packing"]["enabled"]
     assert policy_config(MODEL, Parallelism(8, tensor=2, context=2))["sequence_packing"]["enabled"]
+
+
+@pytest.mark.parametrize(
+    ("recompute", "is_on", "granularity", "modules"),
+    [("none", False, "selective", ["mlp"]), ("mlp", True, "selective", ["mlp"]), ("layers", True, "full", None)],
+)
+def test_what_is_computed_again_is_what_was_asked_for(
+    recompute: RankRecompute, is_on: bool, granularity: str, modules: list[str] | None
+) -> None:
+    """`_apply_performance_config` reads the two others where the first is on."""
+    megatron = policy_config(replace(MODEL, recompute=recompute), Parallelism())["megatron_cfg"]
+    assert megatron["activation_checkpointing"] is is_on
+    assert (megatron["recompute_granularity"], megatron["recompute_modules"]) == (granularity, modules)
 
 
 @given(

@@ -32,6 +32,12 @@ class TinyModel(nn.Module):
         return self.table[input_ids]
 
 
+def _by_hand(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if targets.ndim == 3:
+        return torch.stack([_by_hand(logits, one) for one in targets.unbind(-1)], dim=-1)
+    return torch.log_softmax(logits, -1).gather(-1, targets.roll(-1, 1).unsqueeze(-1)).squeeze(-1)[:, :-1]
+
+
 def worker(*, packing: bool) -> Any:
     config = {
         "sequence_packing": {
@@ -57,7 +63,7 @@ def _one_rank(fake_nemo_rl: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module,
         "parallel_logprobs",
-        lambda logits, ids: torch.log_softmax(logits, -1).gather(-1, ids.roll(-1, 1).unsqueeze(-1)).squeeze(-1)[:, :-1],
+        _by_hand,
     )
 
 

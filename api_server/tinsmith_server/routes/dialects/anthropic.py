@@ -1,0 +1,111 @@
+"""Anthropic's calls: messages, and how many tokens they are. Clients are given `…/anthropic/api` as their base URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from tinsmith_rpc import worker_pb2
+from typing_extensions import override
+
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.logs import redact
+from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
+from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
+from tinsmith_server.routes.dialects.requests import STREAMS, DialectRoute, conversation_as, problems_as, status_of
+from tinsmith_server.routes.openapi import takes
+from tinsmith_server.wire.dialects.anthropic_answers import MessageEvents, message
+from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
+from tinsmith_server.wire.dialects.texts import Usage
+
+TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class AnthropicError(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicProblem(BaseModel):
+    """The form of every error."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicError
+
+
+def problem(status: int, detail: str) -> dict[str, Any]:
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return AnthropicProblem(error=AnthropicError(type=kind, message=detail)).model_dump()
+
+
+class AnthropicRoute(DialectRoute):
+    problem = staticmethod(problem)
+
+
+router = APIRouter(
+    prefix="/anthropic/api/v1",
+    tags=["Anthropic's dialect"],
+    responses=problems_as(AnthropicProblem),
+    route_class=AnthropicRoute,
+)
+
+
+@router.post("/messages", summary="Answer a conversation", openapi_extra=takes(MessagesRequest), responses=STREAMS)
+async def messages(
+    body: Annotated[MessagesRequest, Depends(conversation_as(MessagesRequest))],
+    request: Request,
+    tenant: Tenant,
+    services: ServicesDep,
+    key: ApiKey,
+) -> Response:
+    drawing = Drawing(services, key, body.text_request())
+    if body.stream:
+        return await streamed_answer(request, drawing, tenant, MessageWriter(body.model))
+    return await whole_answer(request, drawing, tenant, lambda found, usage: message(body.model, found[0], usage))
+
+
+@router.post("/messages/count_tokens", summary="Count a prompt's tokens", openapi_extra=takes(CountTokensRequest))
+async def count_tokens(
+    body: Annotated[CountTokensRequest, Depends(conversation_as(CountTokensRequest, samples=False))],
+    tenant: Tenant,
+    services: ServicesDep,
+) -> Response:
+    return JSONResponse({"input_tokens": await services.texts.count(tenant, body.model, body.prompt())})
+
+
+class MessageWriter(EventWriter):
+    """Each event with its name."""
+
+    def __init__(self, model: str) -> None:
+        self._events = MessageEvents(model)
+
+    @override
+    def begin(self, usage: Usage) -> Iterable[bytes]:
+        return [_event(self._events.begin(usage))]
+
+    @override
+    def of(self, index: int, piece: worker_pb2.TextPiece) -> Iterable[bytes]:
+        return [_event(event) for event in self._events.of(piece)]
+
+    @override
+    def end(self, usage: Usage) -> Iterator[bytes]:
+        for event in self._events.end(usage):
+            yield _event(event)
+
+    @override
+    def trouble(self, error: TinsmithError) -> bytes:
+        return _event(problem(status_of(error), redact(str(error))))
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return f"event: {content['type']}\ndata: ".encode() + orjson.dumps(content) + b"\n\n"

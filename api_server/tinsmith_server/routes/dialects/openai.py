@@ -1,0 +1,136 @@
+"""OpenAI's calls: models, completions, chat completions. Clients are given `…/oai/api/v1` as their base URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from tinsmith_rpc import worker_pb2
+from typing_extensions import override
+
+from tinsmith_server.errors import TinsmithError
+from tinsmith_server.logs import redact
+from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant
+from tinsmith_server.routes.dialects.answers import Drawing, EventWriter, streamed_answer, whole_answer
+from tinsmith_server.routes.dialects.requests import STREAMS, DialectRoute, conversation_as, problems_as, status_of
+from tinsmith_server.routes.openapi import takes
+from tinsmith_server.wire.dialects.openai_answers import (
+    ChatChunks,
+    CompletionChunks,
+    Head,
+    chat_completion,
+    completion,
+    model,
+    model_list,
+)
+from tinsmith_server.wire.dialects.openai_requests import ChatCompletionRequest, CompletionRequest
+from tinsmith_server.wire.dialects.texts import Usage
+
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
+
+
+class OpenAiError(BaseModel):
+    message: str
+    type: str
+    param: None = None
+    code: str | None = None
+
+
+class OpenAiProblem(BaseModel):
+    """The form of every error."""
+
+    error: OpenAiError
+
+
+def problem(status: int, detail: str) -> dict[str, Any]:
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    error = OpenAiError(message=detail, type=kind, code=CODES.get(status))
+    return OpenAiProblem(error=error).model_dump()
+
+
+class OpenAiRoute(DialectRoute):
+    problem = staticmethod(problem)
+
+
+router = APIRouter(
+    prefix="/oai/api/v1", tags=["OpenAI's dialect"], responses=problems_as(OpenAiProblem), route_class=OpenAiRoute
+)
+
+
+@router.get("/models", summary="Base models and saved samplers")
+async def list_models(tenant: Tenant, services: ServicesDep) -> Response:
+    models = await services.texts.models(tenant)
+    return JSONResponse(model_list((one.name, one.created) for one in models))
+
+
+@router.get("/models/{name:path}", summary="One model")
+async def get_model(name: str, tenant: Tenant, services: ServicesDep) -> Response:
+    found = await services.texts.model(tenant, name)
+    return JSONResponse(model(found.name, found.created))
+
+
+@router.post("/completions", summary="Go on with a text", openapi_extra=takes(CompletionRequest), responses=STREAMS)
+async def completions(
+    body: Annotated[CompletionRequest, Depends(conversation_as(CompletionRequest))],
+    request: Request,
+    tenant: Tenant,
+    services: ServicesDep,
+    key: ApiKey,
+) -> Response:
+    head, drawing = Head(body.model, "cmpl"), Drawing(services, key, body.text_request())
+    if body.stream:
+        writer = ChunkWriter(CompletionChunks(head), with_usage=body.streams_usage)
+        return await streamed_answer(request, drawing, tenant, writer)
+    return await whole_answer(request, drawing, tenant, lambda found, usage: completion(head, found, usage))
+
+
+@router.post(
+    "/chat/completions", summary="Answer a conversation", openapi_extra=takes(ChatCompletionRequest), responses=STREAMS
+)
+async def chat_completions(
+    body: Annotated[ChatCompletionRequest, Depends(conversation_as(ChatCompletionRequest))],
+    request: Request,
+    tenant: Tenant,
+    services: ServicesDep,
+    key: ApiKey,
+) -> Response:
+    head, drawing = Head(body.model, "chatcmpl"), Drawing(services, key, body.text_request())
+    if body.stream:
+        writer = ChunkWriter(ChatChunks(head), with_usage=body.streams_usage)
+        return await streamed_answer(request, drawing, tenant, writer)
+    return await whole_answer(request, drawing, tenant, lambda found, usage: chat_completion(head, found, usage))
+
+
+class ChunkWriter(EventWriter):
+    """`with_usage`: a chunk of its own before the end says what was used."""
+
+    def __init__(self, chunks: ChatChunks | CompletionChunks, *, with_usage: bool) -> None:
+        self._chunks = chunks
+        self._with_usage = with_usage
+
+    @override
+    def begin(self, usage: Usage) -> Iterable[bytes]:
+        return ()
+
+    @override
+    def of(self, index: int, piece: worker_pb2.TextPiece) -> Iterable[bytes]:
+        return [_event(chunk) for chunk in self._chunks.of(index, piece)]
+
+    @override
+    def end(self, usage: Usage) -> Iterator[bytes]:
+        if self._with_usage:
+            yield _event(self._chunks.usage(usage))
+        yield b"data: [DONE]\n\n"
+
+    @override
+    def trouble(self, error: TinsmithError) -> bytes:
+        return _event(problem(status_of(error), redact(str(error))))
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(content) + b"\n\n"

@@ -1,0 +1,189 @@
+"""Samples that are asked for in words and answered in words, for requests outside of any session.
+
+The worker has the model's files, so it renders prompts and reads answers; here nothing knows a tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerError, WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
+from tinsmith_server.services.failures import Failure
+from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.sampling.dispatch import Dispatch, Need
+from tinsmith_server.services.sampling.sampling import Sampler, Sampling
+from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, Usage
+from tinsmith_server.wire.ids import KIND_OF_TYPE, SampleId, TinkerPath
+
+T = TypeVar("T")
+
+# The SDK waits out a sampler that is full; other clients give up after a few tries.
+PATIENCE_SECONDS = 20.0
+MOST_SAVED = 1000
+PAUSE_SECONDS = 1.0
+HOLD_SECONDS = 20.0
+STOPPING = "the server is stopping; send the request again"
+TOKEN_BYTES = 4
+
+Pieces = Sequence[worker_pb2.TextPiece]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """`created` in Unix seconds, 0 where nobody knows."""
+
+    name: str
+    created: int
+
+
+class Texts:
+    """From a request to samples that are drawn, which can be read while they are."""
+
+    def __init__(
+        self, fleet: Fleet, checkpoints: Checkpoints, sampling: Sampling, dispatch: Dispatch, long_polls: LongPolls
+    ) -> None:
+        self._fleet = fleet
+        self._checkpoints = checkpoints
+        self._sampling = sampling
+        self._dispatch = dispatch
+        self._long_polls = long_polls
+
+    async def models(self, tenant: str) -> list[NamedModel]:
+        """What can be sampled from by a name: base models, then the tenant's newest saved samplers."""
+        bases = [NamedModel(model.name, 0) for model in self._fleet.models if model.sampling]
+        page = await self._checkpoints.all(tenant, MOST_SAVED, 0)
+        saved = [
+            NamedModel(str(TinkerPath(one.run_id, KIND_OF_TYPE[one.type], one.name)), int(one.created_at.timestamp()))
+            for one in page.rows
+            if one.type == "sampler"
+        ]
+        return bases + saved
+
+    async def model(self, tenant: str, name: str) -> NamedModel:
+        """Raises NotFound for what is not there for this tenant."""
+        await self._sampling.once(tenant, name)
+        return next((model for model in await self.models(tenant) if model.name == name), NamedModel(name, 0))
+
+    async def count(self, tenant: str, model: str, prompt: Prompt) -> int:
+        """The prompt's tokens. Raises NotFound, Unprocessable, TooManySamples."""
+        sampler = await self._sampling.once(tenant, model)
+        return len((await self._rendered(sampler, prompt)).tokens) // TOKEN_BYTES
+
+    async def begin(self, tenant: str, request: TextRequest) -> list[Generation]:
+        """One for each prompt. Raises NotFound, Unprocessable, and TooManySamples after some patience; then nothing
+        is left of the others."""
+        sampler = await self._sampling.once(tenant, request.model)
+        begun: list[Generation] = []
+        try:
+            for number, prompt in enumerate(request.prompts):
+                rendered = await self._rendered(sampler, prompt)
+                wanted = _sample_request(request, rendered)
+                sample = await _patiently(partial(self._sampling.submit_once, sampler, number, wanted))
+                begun.append(Generation(self, tenant, sample, len(rendered.tokens) // TOKEN_BYTES))
+        except BaseException:
+            await asyncio.shield(stop_all(begun))
+            raise
+        return begun
+
+    async def pieces(self, sample: SampleId, seen: int) -> worker_pb2.AwaitTextReply:
+        """As soon as there is more than was seen. Raises WorkerUnavailable for a sample that is lost."""
+        deadline = asyncio.get_running_loop().time() + HOLD_SECONDS
+        try:
+            reply = await self._long_polls.hold(self._dispatch.await_text(sample, seen, deadline), released=None)
+        except Gone as error:
+            raise WorkerUnavailable(f"the sampler has ended; send the request again ({error})") from error
+        if reply is None:
+            raise WorkerUnavailable(STOPPING)
+        match reply.WhichOneof("state"):
+            case "failure":
+                failure = Failure.from_worker(reply.failure)
+                raise (Unprocessable if failure.category == "user" else WorkerError)(failure.message)
+            case "not_found":
+                raise WorkerUnavailable("the sampler has been restarted meanwhile; send the request again")
+        return reply
+
+    async def stop(self, tenant: str, sample: SampleId, *, is_over: bool) -> None:
+        """Nobody reads it any more."""
+        self._sampling.note_ended(tenant, sample)
+        if not is_over:
+            await self._dispatch.cancel(sample)
+
+    async def _rendered(self, sampler: Sampler, prompt: Prompt) -> worker_pb2.RenderPromptReply:
+        """Of tokens the text is empty, which tells what ends a sequence."""
+        need = Need(sampler.session.tenant, sampler.session.base_model, worker_id=sampler.worker_id)
+        wanted = prompt.rendered or worker_pb2.RenderPromptRequest(text="")
+        rendered = await _patiently(partial(self._dispatch.render, need, wanted))
+        if prompt.rendered is None:
+            rendered.tokens = prompt.tokens
+        return rendered
+
+
+class Generation:
+    """One prompt's sample while it is drawn. Whoever has it stops it in the end."""
+
+    def __init__(self, texts: Texts, tenant: str, sample: SampleId, prompt_tokens: int) -> None:
+        self._texts = texts
+        self._tenant = tenant
+        self._sample = sample
+        self._is_over = False
+        self.usage = Usage(prompt=prompt_tokens)
+
+    async def pieces(self) -> AsyncIterator[Pieces]:
+        """As they come, to the end. Raises Unprocessable where the sample was wrong, and what else may become of it."""
+        seen = 0
+        while not self._is_over:
+            reply = await self._texts.pieces(self._sample, seen)
+            seen += len(reply.pieces)
+            self.usage.sampled = reply.sampled_tokens
+            if reply.WhichOneof("state") == "end":
+                self._is_over = True
+                self.usage.cached = reply.end.prompt_cache_hit_tokens
+            yield reply.pieces
+
+    async def stop(self) -> None:
+        """Gives its place back, if it has not ended. May be called again."""
+        await self._texts.stop(self._tenant, self._sample, is_over=self._is_over)
+        self._is_over = True
+
+
+async def stop_all(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        await generation.stop()
+
+
+async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Again, while there is no room, for as long as clients wait without a word."""
+    until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    while True:
+        try:
+            return await ask()
+        except TooManySamples:
+            if asyncio.get_running_loop().time() + PAUSE_SECONDS > until:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+def _sample_request(request: TextRequest, rendered: worker_pb2.RenderPromptReply) -> worker_pb2.SampleRequest:
+    params = request.params
+    return worker_pb2.SampleRequest(
+        prompt_tokens=rendered.tokens,
+        num_samples=request.choices,
+        max_tokens=params.max_tokens,
+        seed=None if params.seed is None else params.seed % 2**64,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        has_stop=True,
+        stop_strings=request.stops,
+        stop_tokens=rendered.end_tokens,
+        topk_sample_logprobs=request.logprobs or 0,
+        reading=worker_pb2.Reading(chat=request.chat, tools=request.tools, logprobs=request.logprobs is not None),
+    )

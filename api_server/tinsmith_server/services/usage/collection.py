@@ -1,0 +1,99 @@
+"""What workers and samplers have counted, brought into the store in rounds: no request writes anything for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import WorkerError
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Clock, Usage, UsageKind, utc_now
+from tinsmith_server.wire.ids import session_of
+
+# One that hangs must not keep the others' numbers back.
+TAKE_SECONDS = 4.0
+# How often stored bytes are looked at, and how long an absence of all servers may be that is counted as one.
+STORAGE_SECONDS = timedelta(minutes=5)
+LONGEST_STORAGE = timedelta(days=1)
+RETENTION = timedelta(days=90)
+"""Of usage and of audit entries."""
+
+_KINDS: Mapping[worker_pb2.UsageKind.ValueType, UsageKind] = {
+    worker_pb2.TRAINING_TOKENS: "training",
+    worker_pb2.PREFILLED_TOKENS: "prefill",
+    worker_pb2.CACHED_PREFILL_TOKENS: "cached_prefill",
+    worker_pb2.SAMPLED_TOKENS: "sample",
+}
+
+
+class UsageCollection:
+    """A worker gives each number away once. What the store does not take is kept here, and nothing more is taken until
+    it does: so what a kill of this server can lose is on its way between the two."""
+
+    def __init__(self, store: Store, fleet: Fleet, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._clock = clock
+        # By the row without its amount.
+        self._unwritten: Counter[Usage] = Counter()
+        self._one_at_a_time = asyncio.Lock()
+        self._round: asyncio.Task[None] | None = None
+
+    async def collect(self) -> None:
+        """One round, which goes on when its caller is cancelled."""
+        self._round = asyncio.create_task(self._collect(take=True))
+        await asyncio.shield(self._round)
+
+    async def close(self, *, take: bool) -> None:
+        """The last round. Without `take` the workers' numbers are left to another server."""
+        await self._collect(take=take)
+
+    async def sweep(self) -> None:
+        """Counts what is stored, and forgets what is past its time."""
+        now = self._clock()
+        await self._store.add_storage_usage(now, STORAGE_SECONDS, LONGEST_STORAGE)
+        await self._store.forget_accounts(now - RETENTION)
+
+    async def _collect(self, *, take: bool) -> None:
+        async with self._one_at_a_time:
+            await self._write()
+            if take:
+                await self._take_all()
+                await self._write()
+
+    async def _take_all(self) -> None:
+        handles = everything_of(self._fleet)
+        for handle, reply in zip(handles, await asyncio.gather(*map(_take, handles)), strict=True):
+            # A worker of a later release may count what this one cannot tell of.
+            for one in (one for one in reply.usage if one.kind in _KINDS):
+                self._unwritten[await self._row(handle.base_model, one)] += one.amount
+
+    async def _row(self, base_model: str, used: worker_pb2.Usage) -> Usage:
+        session_id, hour = session_of(used.used_by), datetime.fromtimestamp(used.hour, UTC)
+        tenant = used.tenant
+        if not tenant and (session := await self._store.get_session(session_id)) is not None:
+            tenant = session.tenant  # of a model that was made under a release that did not say
+        return Usage(tenant, session_id, base_model, hour, _KINDS[used.kind], 0)
+
+    async def _write(self) -> None:
+        if self._unwritten:
+            await self._store.add_usage([replace(row, amount=amount) for row, amount in self._unwritten.items()])
+            self._unwritten.clear()
+
+
+async def _take(handle: SamplerHandle) -> worker_pb2.TakeUsageReply:
+    """Nothing of one that does not answer, or is of a release that does not count."""
+    worker = handle.running()
+    if worker is None:
+        return worker_pb2.TakeUsageReply()
+    try:
+        async with asyncio.timeout(TAKE_SECONDS):
+            return await worker.take_usage()
+    except (WorkerError, TimeoutError):
+        return worker_pb2.TakeUsageReply()

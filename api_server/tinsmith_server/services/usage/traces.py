@@ -1,0 +1,140 @@
+"""A session's operations and samples as a trace, which Perfetto and chrome://tracing open.
+
+The format is Chrome's, "Trace Event Format": complete events, with times in microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import orjson
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import NotFound, WorkerError
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
+from tinsmith_server.services.accounts.ownership import owned_session
+from tinsmith_server.services.checkpoints.download_links import sign, verify
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import Clock, utc_now
+from tinsmith_server.wire.ids import OperationId, session_of
+
+SECRET_NAME = "trace-urls"
+TRACE_PATH = "/api/v1/traces"
+ASK_SECONDS = 10.0
+MOST_SPANS = 20_000
+"""The newest, of all workers together: some megabytes."""
+AT_ONCE = 2
+MICROSECONDS = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What one worker or sampler has said."""
+
+    base_model: str
+    spans: Sequence[worker_pb2.Span]
+
+
+class Traces:
+    """A link, signed and with an end, is all that the one who follows it needs. What it leads to is made then."""
+
+    def __init__(self, store: Store, fleet: Fleet, ttl_seconds: float, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._ttl = timedelta(seconds=ttl_seconds)
+        self._clock = clock
+        self._making = asyncio.Semaphore(AT_ONCE)
+
+    async def link(self, tenant: str, session_id: str, base_url: str) -> str:
+        """Raises NotFound, also for another tenant's session."""
+        await owned_session(self._store, tenant, session_id)
+        token = sign(await self._store.secret(SECRET_NAME), session_id, self._clock() + self._ttl)
+        return f"{base_url.rstrip('/')}{TRACE_PATH}/{token}"
+
+    async def trace(self, token: str) -> bytes:
+        """JSON. Of workers that do not answer nothing is in it. Raises NotFound for a forged or expired link."""
+        session_id = verify(await self._store.secret(SECRET_NAME), token, self._clock())
+        if session_id is None:
+            raise NotFound("this link to a trace is not valid, or no longer; ask for a new one")
+        async with self._making:
+            handles = everything_of(self._fleet)
+            said = await asyncio.gather(*(_ask(handle, session_id) for handle in handles))
+            return await asyncio.to_thread(trace_of, session_id, said, self._clock().timestamp())
+
+
+async def _ask(handle: SamplerHandle, session_id: str) -> Spans:
+    worker = handle.running()
+    if worker is not None:
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                return Spans(handle.base_model, (await worker.timeline(session_id)).spans)
+        except (WorkerError, TimeoutError):
+            pass
+    return Spans(handle.base_model, ())
+
+
+def trace_of(session_id: str, said: Iterable[Spans], now: float) -> bytes:
+    """A process for each model and sampling session; in it as many tracks as there were operations at a time, so that
+    on each track one ends before the next begins. What has not ended goes on until `now`, in Unix seconds."""
+    found = [(one.base_model, span) for one in said for span in one.spans if session_of(span.owner) == session_id]
+    found.sort(key=lambda each: each[1].submitted)
+    owners: defaultdict[tuple[str, str], list[worker_pb2.Span]] = defaultdict(list)
+    for base_model, span in found[-MOST_SPANS:]:
+        owners[span.owner, base_model].append(span)
+    events: list[dict[str, Any]] = []
+    for process, ((owner, base_model), spans) in enumerate(sorted(owners.items()), start=1):
+        events.append(_named(process, f"{owner} on {base_model}"))
+        for span, track in _on_tracks(spans, now):
+            events += _events(span, process, track, now)
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"session_id": session_id}}
+    return orjson.dumps(content)
+
+
+def _named(process: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+
+
+def _on_tracks(spans: Iterable[worker_pb2.Span], now: float) -> Iterator[tuple[worker_pb2.Span, int]]:
+    """Each on the track that has been free for longest, or else a new one; `spans` in the order of their beginning."""
+    free: list[tuple[int, int]] = []
+    for span in spans:
+        begin, _, end = _times(span, now)
+        if free and free[0][0] <= begin:
+            _, track = heapq.heappop(free)
+        else:
+            track = len(free) + 1
+        heapq.heappush(free, (end, track))
+        yield span, track
+
+
+def _events(span: worker_pb2.Span, process: int, track: int, now: float) -> Iterator[dict[str, Any]]:
+    """The whole, and in it its parts: how long it waited, and how long it was computed."""
+    submitted, started, ended = _times(span, now)
+    category = "sampling" if span.request_id else "training"
+    request_id = span.request_id or str(OperationId(span.owner, span.seq_id))
+    state = "failed" if span.failed else "done" if span.ended else "running"
+    parts = [(span.name, submitted, ended), ("waiting", submitted, started), ("computing", started, ended)]
+    for name, begin, end in parts if span.started else parts[:1]:
+        yield {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "pid": process,
+            "tid": track,
+            "ts": begin,
+            "dur": end - begin,
+            "args": {"request_id": request_id, "state": state},
+        }
+
+
+def _times(span: worker_pb2.Span, now: float) -> tuple[int, int, int]:
+    """When it came, began and ended, each no sooner than the one before: a clock may have been set meanwhile."""
+    submitted = round(span.submitted * MICROSECONDS)
+    started = max(submitted, round(span.started * MICROSECONDS))
+    return submitted, started, max(started, round((span.ended or now) * MICROSECONDS))

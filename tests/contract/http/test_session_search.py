@@ -1,0 +1,97 @@
+"""Sessions are found by what is known of them, and by their own tenant alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.server.http_server import TestedServer
+from tinsmith_server.services.accounts import session_search
+
+SUCCESS = {"reason": {"type": "success"}, "detail": "done"}
+
+
+async def made(server: TestedServer, **fields: Any) -> str:
+    server.time.now += timedelta(seconds=1)
+    body = {"tags": [], "user_metadata": {}, "sdk_version": "0", **fields}
+    session_id: str = (await server.post("/create_session", body)).json()["session_id"]
+    return session_id
+
+
+async def search(server: TestedServer, headers: dict[str, str] | None = None, **body: Any) -> dict[str, Any]:
+    answer = await server.post("/sessions/search", body, headers=headers)
+    found: dict[str, Any] = answer.raise_for_status().json()
+    return found
+
+
+async def ids(server: TestedServer, **body: Any) -> list[str]:
+    return [session["session_id"] for session in (await search(server, **body))["sessions"]]
+
+
+async def test_a_summary_has_what_the_session_holds_and_how_it_ended(server: TestedServer) -> None:
+    model_id = await server.model()
+    session_id = model_id.split(":", maxsplit=1)[0]
+    await server.outcome(await server.save(model_id, 1, "ck"))
+    (running,) = (await search(server))["sessions"]
+    assert (running["checkpoints_count"], running["status"]) == (1, {"type": "active"})
+    assert running["checkpoint_storage_bytes"] > 0
+    await server.post(f"/sessions/{session_id}/finish", SUCCESS)
+    (ended,) = (await search(server))["sessions"]
+    assert ended["status"] == {"type": "client_finished", "reason": {"type": "success"}, "detail": "done"}
+
+
+async def test_sessions_are_found_by_each_thing_that_is_known_of_them(server: TestedServer) -> None:
+    first = await made(server, display_name="Long Maths run", project_id="p1", user_metadata={"seed": "1"})
+    second = await made(server, display_name="short chat", project_id="p2", user_metadata={"seed": "2"})
+    await server.post(f"/sessions/{second}/finish", SUCCESS)
+    assert await ids(server) == [second, first]
+    assert await ids(server, display_name="maths LONG") == [first]
+    assert await ids(server, display_name="maths", session_id=second) == [second, first]
+    assert await ids(server, project_ids=["p2", "p3"]) == [second]
+    assert await ids(server, user_metadata={"seed": "1"}) == [first]
+    assert await ids(server, statuses=[{"type": "active"}]) == [first]
+    assert await ids(server, statuses=[{"type": "client_finished", "reasons": ["success"]}]) == [second]
+    assert await ids(server, statuses=[{"type": "client_finished", "reasons": ["errored"]}, {"type": "failed"}]) == []
+
+
+async def test_pages_have_every_session_once(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_search, "AT_ONCE", 2)
+    monkeypatch.setattr(session_search, "LOOKED_THROUGH", 4)
+    sessions = [await made(server, user_metadata={"odd": str(number % 2)}) for number in range(9)]
+    found: list[str] = []
+    cursor: dict[str, Any] = {}
+    for _ in range(9):
+        page = await search(server, limit=3, user_metadata={"odd": "1"}, **cursor)
+        found += [session["session_id"] for session in page["sessions"]]
+        if "next_cursor" not in page:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert found == sessions[7::-2]
+
+
+async def test_another_tenants_sessions_are_nobodys(server: TestedServer) -> None:
+    session_id = await made(server)
+    stranger = {"X-API-Key": (await server.services.keys.create("stranger", "laptop")).secret}
+    own = {"owner_urns": ["tinsmith:tenant:default"], "type": "user"}
+    assert (await search(server, stranger, owner={"type": "accessible"}))["sessions"] == []
+    assert (await search(server, stranger, owner=own))["sessions"] == []
+    assert await ids(server, owner=own) == [session_id]
+    moved = await server.client.put(f"/sessions/{session_id}/project", json={"project_id": "p"}, headers=stranger)
+    assert moved.status_code == 404
+
+
+async def test_a_session_that_moves_takes_its_runs_along(server: TestedServer) -> None:
+    model_id = await server.model()
+    path = f"/sessions/{model_id.split(':', maxsplit=1)[0]}/project"
+    assert (await server.client.put(path, json={"project_id": "there"})).status_code == 200
+    runs = (await server.client.get("/training_runs", params={"project_id": "there"})).json()["training_runs"]
+    assert [run["training_run_id"] for run in runs] == [model_id]
+
+
+@pytest.mark.parametrize(
+    "body", [{"limit": 201}, {"owner": {"type": "everybody"}}, {"statuses": []}, {"cursor": {"last_created_at": "now"}}]
+)
+async def test_what_cannot_be_searched_for_is_refused_in_words(server: TestedServer, body: dict[str, Any]) -> None:
+    refused = await server.post("/sessions/search", body)
+    assert (refused.status_code, next(iter(body)) in refused.json()["detail"]) == (422, True)

@@ -1,0 +1,55 @@
+"""The real `Policy` on the real `RayVirtualCluster`, however ranks divide the work, trains as the PEFT engine does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.nemo_rl.beside_peft import Apart, trained_apart
+from support.nemo_rl.engines import engine_over
+from support.nemo_rl.real_workers import real_ranks
+from support.tiny_models import tiny_model
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
+from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.torch_model.tiny_model import Family
+
+pytestmark = [pytest.mark.nemo_rl, pytest.mark.timeout(1800)]
+
+MAX_RANK = 8
+SETTINGS = NemoRlSettings(max_rank=MAX_RANK, token_budget=64)
+FLOAT32 = Apart(logprob=1e-5, norm=1e-4, weight=1e-5)
+BFLOAT16 = Apart(logprob=5e-2, norm=5e-2, weight=5e-3)
+"""From the PEFT engine in float32: what a base in bfloat16 rounds, which is what GPUs have."""
+
+LAYOUTS: dict[str, tuple[Family, Parallelism]] = {
+    "one rank": ("llama3", Parallelism(1)),
+    "tensor 2 with sequence parallelism": ("llama3", Parallelism(2, tensor=2)),
+    "pipeline 2": ("llama3", Parallelism(2, pipeline=2)),
+    "data 2": ("llama3", Parallelism(2)),
+    "context 2": ("llama3", Parallelism(2, context=2)),
+    "Qwen3, one rank": ("qwen3", Parallelism(1)),
+    "Qwen3, data 2 with the optimizer distributed": ("qwen3", Parallelism(2, distributed_optimizer=True)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_train_two_adapters_as_the_peft_engine_does(layout: str, note: Any) -> None:
+    family, parallelism = LAYOUTS[layout]
+    apart = _apart(family, parallelism, float32=True)
+    assert apart.within(FLOAT32), apart
+    note(f"`Policy` over Ray, {layout}, float32", str(FLOAT32), str(apart))
+
+
+def test_a_rank_in_bfloat16_trains_what_bfloat16_rounds_of_it(note: Any) -> None:
+    apart = _apart("llama3", Parallelism(1), float32=False)
+    assert apart.within(BFLOAT16), apart
+    note("`Policy` over Ray, one rank, bfloat16 as on GPUs", str(BFLOAT16), str(apart))
+
+
+def _apart(family: Family, parallelism: Parallelism, *, float32: bool) -> Apart:
+    model = tiny_model(family, dtype=torch.float32)
+    with real_ranks(model, parallelism, SETTINGS, float32=float32) as ranks:
+        peft = build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK))
+        return trained_apart(engine_over(ranks, model, SETTINGS), peft)

@@ -1,0 +1,99 @@
+"""The vendor's command line with this server: `tinker auth`, models, runs and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from click.testing import CliRunner, Result
+from support.server.attacked_server import PROGRAM
+from support.server.serve_process import API_KEY, ServedInstallation
+from tinker.cli.__main__ import main_cli
+from tinker.types import SessionSearchRequest
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+
+from .conftest import MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """Of a user with a home of their own. Commands run in this process: what starts one takes a second."""
+
+    url: str
+    home: Path
+
+    def run(self, *arguments: str, key: str | None = API_KEY, typed: str = "") -> Result:
+        environment = {"HOME": str(self.home), "TINKER_BASE_URL": self.url, "TINKER_API_KEY": key}
+        return CliRunner().invoke(main_cli, arguments, input=typed, env=environment)
+
+    def read(self, *arguments: str) -> Any:
+        """What the command prints as JSON."""
+        done = self.run("--format", "json", *arguments)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
+    """Nothing here computes."""
+    folder = tmp_path_factory.mktemp("served")
+    model = make_tiny_model(folder / "model")
+    served = ServedInstallation(folder / "data", {MODEL: model}, {"token_exchange": "true"}, program=PROGRAM)
+    yield served.start()
+    served.stop()
+
+
+@pytest.fixture
+def shell(installation: ServedInstallation, tmp_path: Path) -> Shell:
+    return Shell(installation.url, tmp_path)
+
+
+def test_a_key_that_was_pasted_is_what_commands_go_by(shell: Shell) -> None:
+    login = shell.run("auth", "login", key=None, typed=f"{API_KEY}\n")
+    assert "Logged in as default (default)" in login.output
+    assert "yes" in shell.run("auth", "status", key=None).stdout
+    assert shell.run("auth", "logout", key=None).exit_code == 0
+    assert shell.run("auth", "status", key=None).exit_code != 0
+
+
+def test_a_wrong_key_is_told_so(shell: Shell) -> None:
+    login = shell.run("auth", "login", key=None, typed="tml-nobodys\n")
+    assert login.exit_code != 0
+    assert "unknown or revoked API key" in repr(vars(login.exception))
+
+
+def test_a_key_says_whose_it_is(shell: Shell) -> None:
+    told = shell.read("auth", "whoami")
+    assert (told["user_urn"], told["org_urn"]) == ("tinsmith:tenant:default", "tml:organization:default")
+
+
+def test_models_runs_and_checkpoints_are_listed(shell: Shell, installation: ServedInstallation) -> None:
+    session = installation.post("/api/v1/create_session", {"tags": [], "user_metadata": {}, "sdk_version": "0"}).json()
+    body = {"session_id": session["session_id"], "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4}}
+    run = installation.retrieve(installation.post("/api/v1/create_model", body).json()["request_id"]).json()["model_id"]
+    save = installation.post("/api/v1/save_weights", {"model_id": run, "seq_id": 1, "path": "ck"}).json()
+    path = installation.retrieve(save["request_id"]).json()["path"]
+    assert MODEL in json.dumps(shell.read("model", "list"))
+    assert run in json.dumps(shell.read("run", "list"))
+    assert run in json.dumps(shell.read("run", "info", run))
+    assert path in json.dumps(shell.read("checkpoint", "list", "--run-id", run))
+    assert shell.run("checkpoint", "publish", path).exit_code == 0
+    assert shell.read("checkpoint", "info", path)["public"] is True
+    assert shell.run("checkpoint", "set-ttl", path, "--ttl", "7200").exit_code == 0
+    assert shell.run("checkpoint", "delete", path, "--yes").exit_code == 0
+    assert path not in json.dumps(shell.read("checkpoint", "list", "--run-id", run))
+
+
+@pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
+def test_sessions_are_searched_and_moved_by_the_sdk(installation: ServedInstallation) -> None:
+    body = {"tags": [], "user_metadata": {}, "sdk_version": "0", "display_name": "to be found"}
+    session_id = installation.post("/api/v1/create_session", body).json()["session_id"]
+    rest = tinker.RestClient(base_url=installation.url, api_key=API_KEY)
+    rest.assign_session_project(session_id, "there").result()
+    (found,) = rest.search_sessions(SessionSearchRequest(display_name="found", project_ids=["there"])).result().sessions
+    assert (found.session_id, found.project_id, found.checkpoints_count) == (session_id, "there", 0)

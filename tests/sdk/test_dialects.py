@@ -1,0 +1,173 @@
+"""The unmodified clients of OpenAI and Anthropic on base models and saved samplers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+import tinker
+from support.client.sdk import adam, service_client
+from support.server.serve_process import API_KEY, HTTP_OPTIONS, ServedInstallation
+from tinker import types
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .conftest import MODEL
+
+PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
+QUESTION = [{"role": "user", "content": "2+3"}]
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}]
+ANSWER = '<think>\nHm\n</think>\n\nSo\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>'
+CANCEL_SECONDS = 60.0
+GREEDY = {"temperature": 0}
+"""The client has no parameter for it any more; the server has."""
+
+
+@pytest.fixture(scope="module")
+def oai(server: ServedInstallation) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/oai/api/v1", api_key=API_KEY) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(server: ServedInstallation) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=f"{server.url}/anthropic/api", api_key=API_KEY) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def tokenizer(server: ServedInstallation) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(server.models[MODEL])
+
+
+@pytest.fixture(scope="module")
+def taught(server: ServedInstallation, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The path of a sampler that has learned to think, to say something and to call a tool."""
+    prompt = tokenizer.apply_chat_template(QUESTION, tools=TOOLS, add_generation_prompt=True, return_dict=False)
+    answer = tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
+    tokens, weights = [*prompt, *answer], [0.0] * (len(prompt) - 1) + [1.0] * len(answer)
+    inputs: Any = {"target_tokens": tokens[1:], "weights": weights}
+    datum = types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+    with service_client(server) as client:
+        model = client.create_lora_training_client(MODEL, rank=32, seed=1).result()
+        for _ in range(80):
+            model.forward_backward([datum], "cross_entropy")
+            step = model.optim_step(adam(5e-3))
+        step.result()
+        path: str = model.save_weights_for_sampler("taught").result().path
+    return path
+
+
+def chunks_of(client: openai.OpenAI, **options: Any) -> list[Any]:
+    return list(client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options))
+
+
+def test_the_examples_of_the_page_run_as_they_stand(
+    server: ServedInstallation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for example in examples:
+        exec(example.replace("http://127.0.0.1:8000", server.url).replace("tml-…", API_KEY), {})
+    assert len(examples) == len(capsys.readouterr().out.split("\n", 1)) == 2
+
+
+def test_a_completion_is_what_tinkers_own_sample_is(
+    oai: openai.OpenAI, client: tinker.ServiceClient, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokens = tokenizer("Ada has", add_special_tokens=False)["input_ids"]
+    params = types.SamplingParams(max_tokens=12, seed=7)
+    sampler = client.create_sampling_client(base_model=MODEL).result()
+    expected = sampler.sample(types.ModelInput.from_ints(tokens), 2, params).result().sequences
+    for prompt in ("Ada has", tokens):
+        found = oai.completions.create(model=MODEL, prompt=prompt, max_tokens=12, seed=7, n=2, logprobs=1)
+        for choice, sequence in zip(found.choices, expected, strict=True):
+            assert choice.text == tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+            assert choice.logprobs is not None
+            assert choice.logprobs.token_logprobs == pytest.approx(sequence.logprobs)
+            assert choice.finish_reason == "length"
+
+
+def test_an_answer_comes_apart_and_its_stream_holds_the_same(oai: openai.OpenAI, taught: str) -> None:
+    asked: dict[str, Any] = {"model": taught, "messages": QUESTION, "tools": TOOLS, "temperature": 0, "max_tokens": 80}
+    whole: Any = oai.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    message: Any = choice.message
+    assert (choice.finish_reason, message.content, message.reasoning_content) == ("tool_calls", "So", "Hm")
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == [("add", '{"a": 2}')]
+    *chunks, last = chunks_of(oai, **asked)
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (
+        whole.usage.prompt_tokens,
+        whole.usage.completion_tokens,
+    )
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == "So"
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "Hm"
+    (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": 2}')
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_the_same_answer_in_anthropics_words(claude: anthropic.Anthropic, taught: str) -> None:
+    tools: list[Any] = [{"name": "add", "input_schema": PARAMETERS}]
+    asked: dict[str, Any] = {"model": taught, "messages": QUESTION, "tools": tools}
+    counted = claude.messages.count_tokens(**asked).input_tokens
+    assert claude.messages.count_tokens(model=taught, messages=QUESTION).input_tokens < counted  # type: ignore[arg-type]
+    with claude.messages.stream(max_tokens=80, extra_body=GREEDY, **asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (claude.messages.create(max_tokens=80, extra_body=GREEDY, **asked), streamed):
+        thought, said, call = message.content
+        assert (thought.type, said.type, call.type) == ("thinking", "text", "tool_use")
+        assert (thought.thinking, said.text, call.name, call.input) == ("Hm", "So", "add", {"a": 2})
+        assert message.stop_reason == "tool_use"
+        assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
+
+
+def test_text_is_streamed_while_it_is_drawn_and_who_leaves_gives_the_place_back(
+    server: ServedInstallation, oai: openai.OpenAI
+) -> None:
+    """A random model ends a sequence after some 500 tokens."""
+    before = server.metric("tinsmith_sampled_tokens_total")
+    asked: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "n": 64}
+    with oai.chat.completions.create(stream=True, **asked) as stream:
+        next(iter(stream))
+    deadline = time.monotonic() + CANCEL_SECONDS
+    while (drawn := server.metric("tinsmith_sampled_tokens_total") - before) == 0 or samples_at_work(server):
+        assert time.monotonic() < deadline, "the samples go on"
+        time.sleep(0.2)
+    assert drawn < 64 * 250
+
+
+def samples_at_work(server: ServedInstallation) -> float:
+    """As of the server's latest look at its worker."""
+    lines = httpx.get(f"{server.url}/metrics", **HTTP_OPTIONS).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'state="sampling"' in line)
+
+
+def test_a_stop_string_is_no_part_of_the_text(oai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    greedy: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 40}
+    text = oai.completions.create(prompt="Ada has", **greedy).choices[0].text
+    stop = text[len(text) // 2 :][:2]
+    stopped = oai.completions.create(prompt="Ada has", stop=stop, **greedy).choices[0]
+    assert (stopped.text, stopped.finish_reason) == (text.partition(stop)[0], "stop")
+    asked: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "extra_body": GREEDY}
+    said = claude.messages.create(**asked).content[0].text  # type: ignore[union-attr]
+    end = said[len(said) // 2 :][:2]
+    message = claude.messages.create(stop_sequences=[end], **asked)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", end)
+
+
+def test_a_prompt_beyond_the_context_is_told_in_words(oai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    long: list[Any] = [{"role": "user", "content": "Ada has " * 5000}]
+    with pytest.raises(openai.BadRequestError, match="leaves no room"):
+        oai.chat.completions.create(model=MODEL, messages=long)
+    with pytest.raises(anthropic.BadRequestError, match="leaves no room"):
+        claude.messages.create(model=MODEL, messages=long, max_tokens=8)
+    with pytest.raises(openai.BadRequestError, match="leaves no room"):
+        oai.chat.completions.create(model=MODEL, messages=long, stream=True)

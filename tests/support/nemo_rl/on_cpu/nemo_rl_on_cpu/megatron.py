@@ -1,0 +1,49 @@
+"""Megatron's core without a GPU: no random states of one, and no kernels for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+KERNELS = (
+    "apply_rope_fusion",
+    "bias_dropout_fusion",
+    "gradient_accumulation_fusion",
+    "masked_softmax_fusion",
+    "moe_permute_fusion",
+    "persist_layer_norm",
+)
+"""Fields of `TransformerConfig` that ask for kernels of TransformerEngine's, Apex' or Megatron's own."""
+
+
+def draw_without_gpu() -> None:
+    """Nothing that matters is drawn: there is no dropout, and weights come from files. What is drawn is by the CPU's
+    generator, which checkpointed layers restore as ever."""
+    from megatron.core.tensor_parallel import random
+
+    @contextmanager
+    def fork(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    def nothing(*_: Any, **__: Any) -> None: ...
+
+    random.CudaRNGStatesTracker.fork = fork
+    random.CudaRNGStatesTracker.add = nothing
+    vars(random).update(
+        model_parallel_cuda_manual_seed=nothing, _get_cuda_rng_state=nothing, _set_cuda_rng_state=nothing
+    )
+
+
+def use_no_kernels() -> None:
+    """Our worker's config asks for one of rotary positions, and checkpoints remember what they were made with."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    finish = TransformerConfig.__post_init__
+
+    def without_kernels(config: Any) -> None:
+        for name in KERNELS:
+            setattr(config, name, False)
+        finish(config)
+
+    TransformerConfig.__post_init__ = without_kernels

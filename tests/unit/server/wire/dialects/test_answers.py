@@ -1,0 +1,111 @@
+"""Pieces of text in the words of both dialects: what is streamed is what is answered whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic.types
+import openai.types
+import openai.types.chat
+import pytest
+from tinsmith_rpc import wire_pb2, worker_pb2
+from tinsmith_server.wire.dialects import anthropic_answers, openai_answers
+from tinsmith_server.wire.dialects.texts import Message, Usage
+
+USAGE = Usage(prompt=7, sampled=5, cached=2)
+CALL = worker_pb2.ToolCall(name="add", arguments='{"a": 1}')
+END = worker_pb2.SequenceEnd(tokens=5)
+PIECES = [
+    worker_pb2.TextPiece(reasoning="Hm"),
+    worker_pb2.TextPiece(reasoning=", so"),
+    worker_pb2.TextPiece(content="I "),
+    worker_pb2.TextPiece(content="add"),
+    worker_pb2.TextPiece(tool_call=CALL),
+    worker_pb2.TextPiece(tool_call=CALL),
+    worker_pb2.TextPiece(end=END),
+]
+
+
+def whole(pieces: list[worker_pb2.TextPiece]) -> Message:
+    message = Message()
+    for piece in pieces:
+        message.add(piece)
+    return message
+
+
+def ended(reason: wire_pb2.StopReason = wire_pb2.STOP, stop: str = "", *, calls: bool = False) -> Message:
+    end = worker_pb2.TextPiece(end=worker_pb2.SequenceEnd(reason=reason, stop_string=stop))
+    return whole([*([worker_pb2.TextPiece(tool_call=CALL)] if calls else []), end])
+
+
+def test_a_chat_completion_is_one_to_openais_client_and_its_chunks_add_up_to_it() -> None:
+    head = openai_answers.Head("m", "chatcmpl")
+    answer = openai.types.chat.ChatCompletion.model_validate(
+        openai_answers.chat_completion(head, [whole(PIECES)], USAGE)
+    )
+    message: Any = answer.choices[0].message
+    assert (message.content, message.reasoning_content, answer.choices[0].finish_reason) == (
+        "I add",
+        "Hm, so",
+        "tool_calls",
+    )
+    chunks = openai_answers.ChatChunks(head)
+    sent = [chunk for piece in PIECES for chunk in chunks.of(0, piece)] + [chunks.usage(USAGE)]
+    parsed = [openai.types.chat.ChatCompletionChunk.model_validate(chunk) for chunk in sent]
+    deltas: list[Any] = [chunk.choices[0].delta for chunk in parsed[:-1]]
+    assert "".join(delta.content or "" for delta in deltas) == "I add"
+    assert [call.index for delta in deltas for call in delta.tool_calls or ()] == [0, 1]
+    assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    assert parsed[-2].choices[0].finish_reason == "tool_calls"
+    assert parsed[-1].usage == answer.usage
+
+
+def test_a_message_is_one_to_anthropics_client_and_its_events_add_up_to_it() -> None:
+    answer = anthropic.types.Message.model_validate(anthropic_answers.message("m", whole(PIECES), USAGE))
+    assert [block.type for block in answer.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert (answer.stop_reason, answer.usage.input_tokens, answer.usage.cache_read_input_tokens) == ("tool_use", 5, 2)
+    events = anthropic_answers.MessageEvents("m")
+    sent = [events.begin(Usage(7)), *(event for piece in PIECES for event in events.of(piece)), *events.end(USAGE)]
+    kinds = [event["type"].removeprefix("content_block_") for event in sent]
+    blocks = ["start", "delta", "delta", "stop"] * 2 + ["start", "delta", "stop"] * 2
+    assert kinds == ["message_start", *blocks, "message_delta", "message_stop"]
+    assert [event["index"] for event in sent if event["type"] == "content_block_start"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("message", "openais", "anthropics"),
+    [
+        (ended(), "stop", ("end_turn", None)),
+        (ended(stop="x"), "stop", ("stop_sequence", "x")),
+        (ended(wire_pb2.LENGTH), "length", ("max_tokens", None)),
+        (ended(calls=True), "tool_calls", ("tool_use", None)),
+        (ended(wire_pb2.LENGTH, calls=True), "length", ("max_tokens", None)),
+    ],
+    ids=["end", "stop", "length", "call", "call at the length"],
+)
+def test_how_a_sequence_ended_has_a_word_in_each_dialect(
+    message: Message, openais: str, anthropics: tuple[str, str | None]
+) -> None:
+    answer = openai_answers.chat_completion(openai_answers.Head("m", "x"), [message], USAGE)
+    assert answer["choices"][0]["finish_reason"] == openais
+    theirs = anthropic_answers.message("m", message, USAGE)
+    assert (theirs["stop_reason"], theirs["stop_sequence"]) == anthropics
+
+
+def test_logprobs_of_a_streamed_completion_are_those_of_a_whole_one() -> None:
+    tokens = [worker_pb2.TokenText(text=text, logprob=-0.5) for text in ("a", "bc", "\ufffd")]
+    tokens[0].likeliest.extend([worker_pb2.TokenText(text="x", logprob=-0.1)] * 2)
+    pieces = [worker_pb2.TextPiece(tokens=[token]) for token in tokens]
+    head = openai_answers.Head("m", "cmpl")
+    answer = openai_answers.completion(head, [whole(pieces)], USAGE)["choices"][0]["logprobs"]
+    assert (answer["tokens"], answer["text_offset"]) == (["a", "bc", "\ufffd"], [0, 1, 3])
+    chunks = openai_answers.CompletionChunks(head)
+    streamed = [chunk["choices"][0]["logprobs"] for piece in pieces for chunk in chunks.of(0, piece)]
+    assert {name: [value for one in streamed for value in one[name]] for name in answer} == answer
+
+
+def test_a_token_that_holds_a_part_of_a_character_has_no_bytes() -> None:
+    tokens = [worker_pb2.TokenText(text="é"), worker_pb2.TokenText(text="\ufffd")]
+    message = whole([worker_pb2.TextPiece(tokens=tokens)])
+    answer = openai_answers.chat_completion(openai_answers.Head("m", "x"), [message], USAGE)
+    assert [one["bytes"] for one in answer["choices"][0]["logprobs"]["content"]] == [[195, 169], None]

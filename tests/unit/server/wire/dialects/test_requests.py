@@ -1,0 +1,170 @@
+"""From bodies of other makers' clients to samples; what would change the answer and is not done is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
+from tinsmith_server.wire.dialects.openai_requests import ChatCompletionRequest, CompletionRequest, conversation
+from tinsmith_server.wire.dialects.texts import Prompt
+from tinsmith_server.wire.requests import sentence
+
+HELLO = [{"role": "user", "content": "Hello"}]
+LIST_CALL = {"function": {"name": "add", "arguments": "[1]"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"model": "m", "messages": HELLO, **fields})
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"model": "m", "prompt": "Hello", **fields})
+
+
+def messages(**fields: Any) -> MessagesRequest:
+    return MessagesRequest.model_validate({"model": "m", "messages": HELLO, "max_tokens": 4, **fields})
+
+
+def rendered(prompt: Prompt) -> Any:
+    assert prompt.rendered is not None
+    return prompt.rendered
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "words"),
+    [
+        (chat, {"frequency_penalty": 0.5}, "frequency_penalty"),
+        (chat, {"logit_bias": {"5": 1}}, "logit_bias"),
+        (chat, {"tool_choice": "required"}, "tool_choice"),
+        (chat, {"response_format": {"type": "json_object"}}, "response_format"),
+        (chat, {"top_logprobs": 2}, "comes with logprobs"),
+        (chat, {"top_k": 0}, "top_k"),
+        (chat, {"stop": [""]}, "string to stop at"),
+        (chat, {"stop": ["x"] * 65}, "65 strings"),
+        (chat, {"n": 129}, "n: "),
+        (chat, {"messages": []}, "messages"),
+        (chat, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0: role"),
+        (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only texts"),
+        (chat, {"messages": [{"role": "assistant", "tool_calls": [LIST_CALL]}]}, "object"),
+        (completion, {"echo": True}, "echo"),
+        (completion, {"suffix": "x"}, "suffix"),
+        (completion, {"best_of": 3}, "best_of"),
+        (completion, {"prompt": []}, "1 to 128 prompts"),
+        (completion, {"prompt": [[5, -1]]}, "no token id"),
+        (messages, {"tool_choice": {"type": "any"}}, "tool_choice"),
+        (messages, {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        (messages, {"tools": [{"type": "bash", "name": "bash"}]}, "input_schema"),
+        (messages, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image'"),
+        (messages, {"max_tokens": 0}, "max_tokens"),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_answer_and_is_not_done_is_refused_in_words(
+    make: Any, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        make(**fields)
+    assert words in sentence(refused.value)
+
+
+def test_what_has_no_effect_may_be_named() -> None:
+    quiet = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "store": False}
+    chat(**quiet, response_format={"type": "text"}, tool_choice="auto", parallel_tool_calls=True, modalities=["text"])
+    completion(**quiet, echo=False, best_of=1)
+
+
+def test_messages_become_what_chat_templates_know() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    found = conversation(
+        [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": parts, "name": "Ada"},
+            {"role": "assistant", "content": None, "reasoning_content": "Hm", "tool_calls": [call], "refusal": None},
+            {"role": "tool", "tool_call_id": "c", "content": "2"},
+        ]
+    )
+    called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert found == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello", "name": "Ada"},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [called]},
+        {"role": "tool", "content": "2", "tool_call_id": "c"},
+    ]
+
+
+def test_anthropics_blocks_become_the_same() -> None:
+    body = [
+        {"role": "user", "content": "Hello"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm", "signature": ""},
+                {"type": "text", "text": "So"},
+                {"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "2"}]},
+                {"type": "text", "text": "And?"},
+            ],
+        },
+    ]
+    called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert messages(messages=body, system=[{"type": "text", "text": "Be brief."}]).conversation() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "So", "reasoning_content": "Hm", "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c", "content": "2"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+def test_tools_of_both_dialects_are_one_to_the_model() -> None:
+    function = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
+    ours = chat(tools=[{"type": "function", "function": function}]).text_request()
+    theirs = messages(tools=[{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]).text_request()
+    assert json.loads(ours.tools) == json.loads(theirs.tools) == [{"type": "function", "function": function}]
+    assert rendered(ours.prompts[0]).tools == ours.tools
+
+
+def test_tools_that_may_not_be_chosen_are_not_shown() -> None:
+    assert chat(tools=[{"type": "function"}], tool_choice="none").text_request().tools == ""
+    tool = {"name": "add", "input_schema": SCHEMA}
+    assert messages(tools=[tool], tool_choice={"type": "none"}).text_request().tools == ""
+
+
+def test_an_answer_that_anthropics_client_has_begun_is_gone_on_with() -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "Good"}]
+    assert rendered(messages(messages=begun).prompt()).continue_last
+    assert not rendered(messages().prompt()).continue_last
+    assert not rendered(chat(messages=begun).text_request().prompts[0]).continue_last
+
+
+def test_what_templates_may_ask_for_reaches_them() -> None:
+    asked = chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}).text_request()
+    assert json.loads(rendered(asked.prompts[0]).variables) == {"reasoning_effort": "low", "enable_thinking": False}
+    told = CountTokensRequest.model_validate({"model": "m", "messages": HELLO, "thinking": {"type": "disabled"}})
+    assert json.loads(rendered(told.prompt()).variables) == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("ab", ["ab"]), (["a", "b"], ["a", "b"]), ([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]])],
+)
+def test_a_prompt_may_be_one_or_several_texts_or_lists_of_tokens(prompt: Any, expected: list[Any]) -> None:
+    found = completion(prompt=prompt).text_request()
+    assert [
+        one.rendered.text if one.rendered else memoryview(one.tokens).cast("i").tolist() for one in found.prompts
+    ] == expected
+    assert found.params.max_tokens == 16
+
+
+def test_a_conversation_has_all_of_the_context_unless_it_says_how_much() -> None:
+    assert chat().text_request().params.max_tokens is None
+    assert chat(max_tokens=5, max_completion_tokens=6).text_request().params.max_tokens == 6

@@ -1,0 +1,83 @@
+"""From conversations to tokens, by the model's own files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tinsmith_rpc import worker_pb2
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.sampling import model_language as language_module
+from tinsmith_trainer.sampling.model_language import ModelLanguage
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"properties": {}}}}]
+HELLO = {"role": "user", "content": "Hello"}
+
+
+@pytest.fixture
+def language(model: TorchModel) -> ModelLanguage:
+    return ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory)
+
+
+def rendered(language: ModelLanguage, *messages: Any, **others: Any) -> str:
+    request = worker_pb2.RenderPromptRequest(conversation=json.dumps(messages), **others)
+    text: str = language.tokenizer.decode(language.render(request), skip_special_tokens=False)
+    return text
+
+
+def test_a_conversation_is_rendered_by_the_models_own_template(language: ModelLanguage) -> None:
+    expected = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered(language, HELLO) == expected
+
+
+def test_tools_and_variables_reach_the_template(language: ModelLanguage) -> None:
+    text = rendered(language, HELLO, tools=json.dumps(TOOLS), variables=json.dumps({"enable_thinking": False}))
+    assert '"name": "add"' in text
+    assert text.endswith("<think>\n\n</think>\n\n")
+
+
+def test_an_answer_that_has_begun_is_gone_on_with(language: ModelLanguage) -> None:
+    text = rendered(language, HELLO, {"role": "assistant", "content": "Good"}, continue_last=True)
+    assert text.endswith("<|im_start|>assistant\nGood")
+
+
+@pytest.mark.parametrize(
+    ("messages", "variables", "words"),
+    [
+        ([{"role": "tool"}], {}, "refused the conversation"),
+        ([HELLO], {"chat_template": "{{ 1 }}"}, "chat_template cannot be set"),
+        ([HELLO], {"tokenize": False}, "tokenize cannot be set"),
+    ],
+    ids=["no content", "template", "option"],
+)
+def test_what_the_template_cannot_take_is_refused_in_words(
+    language: ModelLanguage, messages: list[Any], variables: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        rendered(language, *messages, variables=json.dumps(variables))
+
+
+def test_a_model_without_a_chat_template_takes_texts_alone(
+    language: ModelLanguage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(language.tokenizer, "chat_template", None)
+    with pytest.raises(UserError, match="no chat template"):
+        rendered(language, HELLO)
+    assert language.render(worker_pb2.RenderPromptRequest(text="Hello"))
+
+
+def test_transformers_knows_how_answers_of_these_families_are_read() -> None:
+    """Under no public name: another release may have them elsewhere."""
+    families = ["qwen2", "qwen3", "qwen3_moe", "qwen3_5", "gemma4"]
+    assert all(language_module._known_template(family) for family in families)
+    assert language_module._known_template("llama") is None
+
+
+def test_what_the_models_files_say_of_its_answers_goes_first(
+    language: ModelLanguage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"start_anchor": "x", "fields": {"content": {}}}
+    monkeypatch.setattr(language.tokenizer, "response_template", own, raising=False)
+    assert language.response_template == own

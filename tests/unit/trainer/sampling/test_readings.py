@@ -1,0 +1,126 @@
+"""Samples as text: the same text, whether its tokens were told one by one or at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Items
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_rpc import wire_pb2, worker_pb2
+from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, SamplingParams, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.model_language import ModelLanguage
+from tinsmith_trainer.sampling.readings import Reading, StopCut
+from tinsmith_trainer.torch_model.loading import TorchModel
+
+CHAT = worker_pb2.Reading(chat=True)
+PLAIN = worker_pb2.Reading()
+ANSWER = "<think>\nHm.\n</think>\n\nGrüße, 漢!"
+
+
+@pytest.fixture(scope="module")
+def language(model: TorchModel) -> ModelLanguage:
+    return ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory)
+
+
+def tokens_of(language: ModelLanguage, text: str) -> list[int]:
+    tokens: list[int] = language.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokens
+
+
+def begun(language: ModelLanguage, wanted: worker_pb2.Reading, *stops: str) -> Reading:
+    prompt = np.array(tokens_of(language, "<|im_start|>assistant\n"), np.int32)
+    params = SamplingParams(stop_strings=stops, stop_tokens=language.eos_token_ids)
+    reading = Reading()
+    reading.begin(language, SampleJob("r", "", prompt, params), wanted)
+    return reading
+
+
+def outcome(tokens: Items[int], *, stopped: bool = True) -> SampleOutcome:
+    logprobs = np.full(len(tokens), -1.0, np.float32)
+    return SampleOutcome((Sequence(np.array(tokens, np.int32), logprobs, stopped),))
+
+
+def whole(pieces: Items[worker_pb2.TextPiece]) -> tuple[str, str, worker_pb2.SequenceEnd]:
+    assert [piece.HasField("end") for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    return "".join(p.content for p in pieces), "".join(p.reasoning for p in pieces), pieces[-1].end
+
+
+@pytest.mark.parametrize("told", [0, 5, 1000], ids=["at the end", "some before", "all before"])
+def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLanguage, told: int) -> None:
+    tokens = tokens_of(language, ANSWER + "<|im_end|>")
+    reading = begun(language, CHAT)
+    for token in tokens[:told]:
+        reading.drawn(0, DrawnToken(token, -1.0))
+    reading.finish(outcome(tokens))
+    content, reasoning, end = whole(reading.behind(0))
+    assert (content, reasoning) == ("Grüße, 漢!", "Hm.")
+    assert (end.reason, end.stop_string, end.tokens) == (wire_pb2.STOP, "", len(tokens))
+
+
+def test_plain_text_shows_no_tokens_that_stand_for_no_text(language: ModelLanguage) -> None:
+    reading = begun(language, PLAIN)
+    reading.finish(outcome(tokens_of(language, "a<|im_start|>b<|im_end|>")))
+    assert whole(reading.behind(0))[0] == "ab"
+
+
+def test_a_text_that_runs_to_its_length_in_the_middle_of_a_character_says_so(language: ModelLanguage) -> None:
+    reading = begun(language, PLAIN)
+    reading.finish(outcome(tokens_of(language, "a漢")[:-1], stopped=False))
+    content, _, end = whole(reading.behind(0))
+    assert (content[0], end.reason) == ("a", wire_pb2.LENGTH)
+    assert set(content[1:]) == {"\ufffd"}
+
+
+def test_a_stop_string_ends_the_text_and_is_named(language: ModelLanguage) -> None:
+    reading = begun(language, PLAIN, "never", "STOP")
+    reading.finish(outcome(tokens_of(language, "one STOP and")))
+    content, _, end = whole(reading.behind(0))
+    assert (content, end.stop_string) == ("one ", "STOP")
+
+
+def test_logprobs_come_with_the_texts_of_their_tokens_but_not_of_the_one_that_ends(language: ModelLanguage) -> None:
+    reading = begun(language, worker_pb2.Reading(logprobs=True))
+    first, second = tokens_of(language, "ab")
+    top = TopkLogprobs(np.array([[second, first]], np.int32), np.array([[-0.5, -1.0]], np.float32))
+    reading.drawn(0, DrawnToken(first, -1.0, top))
+    reading.finish(outcome([first, second, *tokens_of(language, "<|im_end|>")]))
+    scored = [token for piece in reading.behind(0) for token in piece.tokens]
+    assert [(token.text, token.logprob) for token in scored] == [("a", -1.0), ("b", -1.0)]
+    assert [one.text for one in scored[0].likeliest] == ["b", "a"]
+
+
+async def test_pieces_that_were_seen_are_forgotten_and_whoever_waits_hears_of_new_ones(language: ModelLanguage) -> None:
+    reading = begun(language, PLAIN)
+    for token in tokens_of(language, "ab"):
+        reading.drawn(0, DrawnToken(token, -1.0))
+    assert [piece.content for piece in reading.behind(0)] == ["a", "b"]
+    assert [piece.content for piece in reading.behind(1)] == ["b"]
+    waiting = asyncio.create_task(reading.grown(2, 60.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    reading.drawn(0, DrawnToken(tokens_of(language, "c")[0], -1.0))
+    await waiting
+    assert [piece.content for piece in reading.behind(2)] == ["c"]
+
+
+@given(
+    text=st.text("ab", max_size=12), stops=st.lists(st.text("ab", min_size=1, max_size=3), max_size=3), data=st.data()
+)
+def test_a_cut_text_is_what_comes_before_the_first_stop(text: str, stops: list[str], data: st.DataObject) -> None:
+    cut, shown = StopCut(stops), ""
+    at = 0
+    while at < len(text):
+        size = data.draw(st.integers(1, 3))
+        shown += cut.push(text[at : at + size])
+        at += size
+    shown += cut.rest()
+    ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    if not ends:
+        assert (shown, cut.found) == (text, "")
+    else:
+        assert cut.found in stops
+        assert text.startswith(shown + cut.found)
+        assert not any(stop in shown for stop in stops)

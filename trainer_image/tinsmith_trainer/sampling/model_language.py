@@ -1,0 +1,113 @@
+"""A base model's language by the files that it came with: conversations to tokens, and answers apart."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.sampling.language import TextParser
+from tinsmith_trainer.sampling.message_parser import MessageParser
+from tinsmith_trainer.unknown_fields import unknown_fields_of
+
+PREFIX_TOKENS = 4096
+"""Of the prompt, which are enough to hold what a chat template begins an answer with."""
+
+
+@dataclass(frozen=True)
+class ModelLanguage:
+    """The `Language` of a model; `directory` is that of its files."""
+
+    tokenizer: Any
+    eos_token_ids: tuple[int, ...]
+    directory: Path
+
+    def render(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
+        if reason := unknown_fields_of(request):
+            raise UserError(reason)
+        if request.WhichOneof("prompt") == "text":
+            tokens: list[int] = self.tokenizer(request.text)["input_ids"]
+            return tokens
+        return self._conversation(
+            _read("messages", request.conversation, list),
+            _read("tools", request.tools or "[]", list),
+            _read("chat_template_kwargs", request.variables or "{}", dict),
+            continue_last=request.continue_last,
+        )
+
+    @cached_property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How an assistant's message is read, in transformers' form: as the model's files say, else as transformers
+        knows it of the model's type; None: nobody says."""
+        own: Mapping[str, Any] | None = getattr(self.tokenizer, "response_template", None)
+        return own if own is not None else _known_template(self._model_type)
+
+    @cached_property
+    def special_tokens(self) -> frozenset[int]:
+        """Those that stand for no text."""
+        return frozenset(token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special)
+
+    def message_parser(self, prompt: NDArray[np.int32], tools: str) -> TextParser | None:
+        if self.response_template is None:
+            return None
+        prefix = self.tokenizer.decode(prompt[-PREFIX_TOKENS:].tolist(), skip_special_tokens=False)
+        return MessageParser(self.response_template, prefix, json.loads(tools or "[]"))
+
+    @property
+    def _model_type(self) -> str:
+        return str(json.loads((self.directory / "config.json").read_text()).get("model_type", ""))
+
+    def _conversation(
+        self, messages: list[Any], tools: list[Any], variables: dict[str, Any], *, continue_last: bool
+    ) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            raise UserError(
+                "This model has no chat template, so a conversation cannot be put to it. Send a text as a completion."
+            )
+        if taken := sorted(_parameters(self.tokenizer.apply_chat_template) & variables.keys()):
+            raise UserError(f"chat_template_kwargs: {', '.join(taken)} cannot be set by a request.")
+        try:
+            tokens: list[int] = self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools or None,
+                add_generation_prompt=not continue_last,
+                continue_final_message=continue_last,
+                return_dict=False,
+                **variables,
+            )
+        except Exception as error:  # templates are programs: jinja2's own errors, and any that Python has
+            raise UserError(
+                f"The model's chat template refused the conversation: {error or type(error).__name__}."
+            ) from error
+        return tokens
+
+
+def _parameters(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def _read(what: str, text: str, kind: type[Any]) -> Any:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{what}: {error}.") from error
+    if not isinstance(content, kind):
+        raise UserError(f"{what} is no {kind.__name__}.")
+    return content
+
+
+def _known_template(model_type: str) -> Mapping[str, Any] | None:
+    """transformers has them for its own server, under no public name: a test says that they are found there."""
+    from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
+
+    templates: Mapping[Sequence[str], Mapping[str, Any]] = _RESPONSE_TEMPLATE_FALLBACKS
+    return next((template for types, template in templates.items() if model_type in types), None)

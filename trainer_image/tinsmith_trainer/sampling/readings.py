@@ -1,0 +1,184 @@
+"""Samples as text, while they are drawn: what each of their sequences has grown by, in pieces.
+
+Tokens come one by one from the sampler that says them before the end, and all together from one that does not: the
+pieces are the same, but for their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Items
+
+from tinsmith_rpc import wire_pb2, worker_pb2
+
+from tinsmith_trainer.sampling.base import EMPTY_TOKEN, DrawnToken, SampleJob, SampleOutcome, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.language import Delta, Language, PlainText, TextParser
+from tinsmith_trainer.sampling.stops import IncrementalText, StopRule
+
+
+class Reading:
+    """Of one sample. One event loop's, but for its beginning."""
+
+    def __init__(self) -> None:
+        self._sequences: Items[SequenceReading] = ()
+        self._pieces: list[worker_pb2.TextPiece] = []
+        self._forgotten = 0
+        self._grown = asyncio.Event()
+
+    def begin(self, language: Language, job: SampleJob, request: worker_pb2.Reading) -> None:
+        """Before anything is drawn, in any thread. Raises ValueError for tools, or a template, that are none."""
+        rule = StopRule.of(job.params, language.eos_token_ids)
+        parsers = [_parser(language, job, request) for _ in range(job.num_samples)]
+        self._sequences = [SequenceReading(language, rule, parser, request.logprobs) for parser in parsers]
+
+    def drawn(self, index: int, token: DrawnToken) -> None:
+        self._add(index, self._sequences[index].push(token))
+
+    def finish(self, outcome: SampleOutcome) -> None:
+        """With what was not said before the end. Of a failure there is no text."""
+        for index, sequence in enumerate(outcome.sequences):
+            reading = self._sequences[index]
+            for token in drawn_tokens(sequence)[reading.tokens :]:
+                self._add(index, reading.push(token))
+            self._add(index, reading.finish(sequence))
+
+    def ended(self) -> None:
+        """Whoever waits shall look why."""
+        self._grown.set()
+
+    @property
+    def tokens(self) -> int:
+        """Drawn so far, by all sequences."""
+        return sum(sequence.tokens for sequence in self._sequences)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what nobody has seen yet."""
+        return sum(piece.ByteSize() for piece in self._pieces)
+
+    def behind(self, seen: int) -> Items[worker_pb2.TextPiece]:
+        """Forgets those that were seen."""
+        del self._pieces[: max(0, seen - self._forgotten)]
+        self._forgotten = max(self._forgotten, seen)
+        return tuple(self._pieces)
+
+    async def grown(self, seen: int, timeout_seconds: float) -> None:
+        """Returns when there is more than was seen, when there will be no more, or when it is time."""
+        if self._forgotten + len(self._pieces) > seen:
+            return
+        self._grown.clear()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._grown.wait()
+        except TimeoutError:
+            return
+
+    def _add(self, index: int, pieces: Items[worker_pb2.TextPiece]) -> None:
+        for piece in pieces:
+            piece.sequence = index
+            self._pieces.append(piece)
+        if pieces:
+            self._grown.set()
+
+
+class SequenceReading:
+    """Of one sequence: from tokens to text, to what comes before a stop, to what the parser makes of it."""
+
+    def __init__(self, language: Language, rule: StopRule, parser: TextParser, logprobs: bool) -> None:
+        self.tokens = 0
+        self._language = language
+        self._rule = rule
+        self._parser = parser
+        self._logprobs = logprobs
+        self._text = IncrementalText(language.tokenizer)
+        self._cut = StopCut(rule.strings)
+        # What a response template knows the ends of a message by is hidden from those who read plain text.
+        self._hidden = language.special_tokens if isinstance(parser, PlainText) else frozenset()
+
+    def push(self, drawn: DrawnToken) -> list[worker_pb2.TextPiece]:
+        self.tokens += 1
+        if drawn.token in self._rule.token_ids:
+            return []
+        pieces = [worker_pb2.TextPiece(tokens=[self._scored(drawn)])] if self._logprobs else []
+        if drawn.token not in self._hidden:
+            pieces += _pieces(self._parser.feed(self._cut.push(self._text.push(drawn.token))))
+        return pieces
+
+    def finish(self, sequence: Sequence) -> list[worker_pb2.TextPiece]:
+        rest = self._cut.push(self._text.rest()) + self._cut.rest()
+        pieces = _pieces([*self._parser.feed(rest), *self._parser.finish()])
+        reason = wire_pb2.STOP if sequence.stopped else wire_pb2.LENGTH
+        end = worker_pb2.SequenceEnd(reason=reason, stop_string=self._cut.found, tokens=self.tokens)
+        return [*pieces, worker_pb2.TextPiece(end=end)]
+
+    def _scored(self, drawn: DrawnToken) -> worker_pb2.TokenText:
+        scored = self._token(drawn.token, drawn.logprob)
+        if (top := drawn.top_logprobs) is not None:
+            for token, logprob in zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True):
+                if token != EMPTY_TOKEN:
+                    scored.likeliest.append(self._token(token, logprob))
+        return scored
+
+    def _token(self, token: int, logprob: float) -> worker_pb2.TokenText:
+        text = self._language.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return worker_pb2.TokenText(text=text, logprob=logprob)
+
+
+class StopCut:
+    """A text up to the first stop string. What may be the beginning of one is held back."""
+
+    def __init__(self, strings: Items[str]) -> None:
+        self.found = ""
+        self._strings = strings
+        self._held = ""
+
+    def push(self, piece: str) -> str:
+        if self.found:
+            return ""
+        text = self._held + piece
+        starts = {start: string for string in self._strings if (start := text.find(string)) >= 0}
+        if starts:
+            first = min(starts)
+            self.found, self._held = starts[first], ""
+            return text[:first]
+        held = max((_overlap(text, string) for string in self._strings), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def rest(self) -> str:
+        """At the end: it was the beginning of nothing."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, string: str) -> int:
+    """How many characters at the text's end are the string's first ones."""
+    most = min(len(text), len(string) - 1)
+    return next((size for size in range(most, 0, -1) if string.startswith(text[len(text) - size :])), 0)
+
+
+def drawn_tokens(sequence: Sequence) -> list[DrawnToken]:
+    """As if they had come one by one."""
+    top = sequence.topk_logprobs
+    rows = [
+        None if top is None else TopkLogprobs(top.token_ids[i : i + 1], top.logprobs[i : i + 1])
+        for i in range(len(sequence.tokens))
+    ]
+    tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
+    return [DrawnToken(*drawn) for drawn in zip(tokens, logprobs, rows, strict=True)]
+
+
+def _parser(language: Language, job: SampleJob, request: worker_pb2.Reading) -> TextParser:
+    parser = language.message_parser(job.prompt, request.tools) if request.chat else None
+    return PlainText() if parser is None else parser
+
+
+def _pieces(deltas: Items[Delta]) -> list[worker_pb2.TextPiece]:
+    return [
+        worker_pb2.TextPiece(
+            content=delta.content,
+            reasoning=delta.reasoning,
+            tool_call=worker_pb2.ToolCall(name=delta.name, arguments=delta.arguments) if delta.name else None,
+        )
+        for delta in deltas
+    ]

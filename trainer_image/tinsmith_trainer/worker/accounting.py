@@ -1,0 +1,123 @@
+"""What a worker says of who used it: tokens that nobody has written down yet, and when operations came and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterable
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.errors import JournalFull, ServerError
+from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal_tables import OperationResult
+from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
+from tinsmith_trainer.sampling.sample_queue import Samples
+from tinsmith_trainer.usage_meter import UsageMeter
+
+log = structlog.get_logger(__name__)
+
+META_KEY = "usage"
+"""Of what a clean stop has left, in the journal's `meta`."""
+MOST_SPANS = 20_000
+"""The newest: a reply has some megabytes at most."""
+
+_NAMES = {
+    worker_pb2.CREATE_MODEL: "create_model",
+    worker_pb2.LOAD_MODEL: "load_model",
+    worker_pb2.FORWARD_BACKWARD: "forward_backward",
+    worker_pb2.OPTIM_STEP: "optim_step",
+    worker_pb2.SAVE_WEIGHTS: "save_weights",
+    worker_pb2.LOAD_WEIGHTS: "load_weights",
+    worker_pb2.RELEASE_MODEL: "release_model",
+}
+
+
+class Accounting:
+    """Numbers are kept in memory, since a write for each operation would cost more than they are worth; a clean stop
+    leaves them in the journal for the next process."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.meter = UsageMeter()
+        self._journal = journal
+        if journal.read(lambda db: journal_tables.get_meta(db, META_KEY)).result():
+            self._take_left()
+
+    def note_result(self, queue: ModelQueue, result: OperationResult) -> None:
+        """Of an operation that has run for the first time. From any thread."""
+        self.meter.add(queue.model_id, queue.tenant, worker_pb2.TRAINING_TOKENS, result.input_tokens)
+
+    def keep(self) -> None:
+        """At a clean stop, when nothing is counted any more."""
+        left = base64.b64encode(self.meter.take().SerializeToString()).decode()
+        if not left:
+            return
+        try:
+            self._journal.write(lambda db: journal_tables.set_meta(db, META_KEY, left)).result()
+        except (JournalFull, ServerError) as error:
+            log.warning("usage is not kept", reason=str(error))
+
+    async def timeline(
+        self, session_id: str, queues: Iterable[ModelQueue], samples: Samples | None
+    ) -> worker_pb2.TimelineReply:
+        """Of the session's operations and samples, the newest where there are more than a reply holds."""
+        spans = await asyncio.wrap_future(self._journal.read(lambda db: read_timeline(db, session_id)))
+        own = (queue for queue in queues if queue.model_id.startswith(f"{session_id}:"))
+        spans += [_waiting(entry) for queue in own for entry in list(queue.entries.values()) if not entry.is_finished]
+        if samples is not None:
+            spans += samples.timeline(session_id)
+        return worker_pb2.TimelineReply(spans=sorted(spans, key=lambda span: span.submitted)[-MOST_SPANS:])
+
+    def _take_left(self) -> None:
+        """Forgotten before it is counted: a process that is killed between loses it, and none counts it twice."""
+        try:
+            left = self._journal.write(_take_left).result()
+        except JournalFull as error:
+            log.warning("usage is left for the next start", reason=str(error))
+        else:
+            self.meter.give_back(worker_pb2.TakeUsageReply.FromString(left))
+
+
+def _take_left(db: journal_tables.Database) -> bytes:
+    left = journal_tables.get_meta(db, META_KEY)
+    if left:
+        journal_tables.set_meta(db, META_KEY, "")
+    return base64.b64decode(left or "")
+
+
+def read_timeline(db: journal_tables.Database, session_id: str, most: int = MOST_SPANS) -> list[worker_pb2.Span]:
+    """Of those that have ended, oldest first. Models are told by their ids, `<session>:<...>`."""
+    rows = db.execute(
+        "SELECT model_id, seq_id, kind, forward_only, accepted_at, started_at, finished_at, status FROM operations"
+        " INDEXED BY timeline WHERE finished_at IS NOT NULL AND model_id >= ?1 AND model_id < ?2"
+        " ORDER BY accepted_at DESC LIMIT ?3",
+        (f"{session_id}:", f"{session_id};", most),
+    )
+    return [_span(row) for row in rows][::-1]
+
+
+def _waiting(entry: Entry) -> worker_pb2.Span:
+    """Or under way."""
+    operation = entry.operation
+    return worker_pb2.Span(
+        owner=operation.model_id,
+        seq_id=operation.seq_id,
+        name=_NAMES[operation.kind],
+        submitted=operation.accepted_at,
+        started=entry.started_at or 0.0,
+    )
+
+
+def _span(row: tuple) -> worker_pb2.Span:  # type: ignore[type-arg]
+    model_id, seq_id, kind, forward_only, accepted_at, started_at, finished_at, status = row
+    return worker_pb2.Span(
+        owner=model_id,
+        seq_id=seq_id,
+        name="forward" if forward_only else _NAMES[kind],
+        submitted=accepted_at,
+        started=started_at,
+        ended=finished_at,
+        failed=status in ("failed", "late"),
+    )
