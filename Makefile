@@ -180,13 +180,14 @@ zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and 
 soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
 	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
 
-bench: venv ## steps, short and many calls, the output projection, samples, saves, long lives, starts, creations, memory: each beside its goal
+bench: venv ## steps, short and many calls, the output projection, samples, saves, new weights, long lives, starts, creations, memory: each beside its goal
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/shared_forwards.py
 	$(BIN)/python benchmarks/output_projection.py
 	$(BIN)/python benchmarks/sampling.py
 	PYTHONPATH=tests $(BIN)/python benchmarks/sample_requests.py
 	$(BIN)/python benchmarks/saves.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/weight_sync.py
 	$(BIN)/python benchmarks/long_lives.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/create_model.py

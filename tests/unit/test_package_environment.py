@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from email import message_from_string
 from pathlib import Path
@@ -13,17 +14,21 @@ import package_environment
 import pytest
 from package_environment import (
     COMPLETE,
+    IMAGE_PYTHON,
+    NEMO_RL,
     UNUSED_SECONDS,
     VLLM,
     Packages,
     directory_for,
     environment_directory,
+    interpreter,
     main,
     make_environment,
     remove_unused,
 )
 
 METADATA = Path(__file__).parents[1] / "support" / "token_server" / "vllm_cpu" / "vllm.dist-info" / "METADATA"
+IMAGE = Path(__file__).parents[2] / "trainer_image" / "Dockerfile.cpu"
 
 
 @pytest.fixture
@@ -51,6 +56,20 @@ def test_another_lock_or_python_has_an_environment_of_its_own(cache: Path, tmp_p
     found = {one, other_python, directory_for("vllm-cpu", lock, "3.11.7")}
     assert len(found) == 3
     assert {environment.parent for environment in found} == {cache}
+
+
+def test_its_python_is_the_images_so_that_pods_can_run_it_and_any_other_where_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"/lib/python{IMAGE_PYTHON}/site-packages" in IMAGE.read_text()
+    find_python = tmp_path / "find-python"
+    for line, expected in ((f"echo /usr/bin/python$1 && [ $1 = {IMAGE_PYTHON} ]", None), ("exit 1", sys.executable)):
+        find_python.write_text(f"#!/bin/sh\n{line}\n")
+        find_python.chmod(0o755)
+        monkeypatch.setattr(package_environment, "FIND_PYTHON", find_python)
+        assert interpreter.__wrapped__(VLLM) == (expected or f"/usr/bin/python{IMAGE_PYTHON}")
+    with pytest.raises(subprocess.CalledProcessError):
+        interpreter.__wrapped__(NEMO_RL)
 
 
 def test_it_is_installed_once(cache: Path) -> None:

@@ -23,11 +23,23 @@ BLOCK_BYTES = 4 * 1024**2
 ALIGNMENT_BYTES = 4096
 """Of memory, offsets and lengths, for any disk that goes without the page cache."""
 
+HEAD_BYTES = 8
+MemoryFor = Callable[[bytes, int], memoryview]
+"""Where a file's content is to go, by its first HEAD_BYTES and its size: memory of single bytes, as many as it has."""
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
     sha256: str
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file's content, and the digest of what was read."""
+
+    content: bytes | memoryview
+    sha256: str
 
 
 def sync_directory(directory: Path) -> None:
@@ -70,6 +82,25 @@ def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
         digest = beside.submit(sha256_of, *content)
         write()
         return WrittenFile(digest.result(), size_of(content))
+
+
+def read_hashed(path: Path, memory_for: MemoryFor) -> ReadFile:
+    """All of a file; a thread hashes it meanwhile, block by block. Raises OSError.
+
+    It is read, and not mapped: where somebody shortens a mapped file, or its disk fails, the whole process ends.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "hasher") as beside:
+        head = file.read(HEAD_BYTES)
+        content = memory_for(head, max(os.fstat(file.fileno()).st_size, len(head)))
+        content[: len(head)] = head
+        filled, hashing = len(head), [beside.submit(digest.update, head)]
+        while taken := file.readinto(content[filled : filled + BLOCK_BYTES]):
+            hashing.append(beside.submit(digest.update, content[filled : filled + taken]))
+            filled += taken
+        for block in hashing:
+            block.result()
+    return ReadFile(content[:filled], digest.hexdigest())
 
 
 def sha256_of(*content: bytes | memoryview) -> str:

@@ -79,6 +79,9 @@ class SamplerClient(Protocol):
     async def sample(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
         """Tenants share the sampler fairly. Raises TooManySamples when its queue is full."""
 
+    async def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
+        """Samples of it are about to come. Raises WorkerError, also for a sampler of a release that takes no hints."""
+
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
     async def cancel_sample(self, request_id: str) -> None: ...
     async def render_prompt(self, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:

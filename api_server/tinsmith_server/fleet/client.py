@@ -108,6 +108,10 @@ class GrpcWorkerClient(WorkerClient):
             raise WorkerUnavailable(str(error)) from error
 
     @override
+    async def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
+        await _call(self._stub.Prepare, worker_pb2.PrepareRequest(adapter=adapter), QUICK_TIMEOUT_SECONDS)
+
+    @override
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply:
         request = worker_pb2.AwaitSampleRequest(request_id=request_id, timeout_seconds=timeout_seconds)
         return await _call(self._stub.AwaitSample, request, timeout_seconds + HOLD_GRACE_SECONDS)

@@ -27,6 +27,7 @@ from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.polling.futures import Futures
 from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.polling.texts import Texts
+from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.sampling import Sampling
@@ -79,7 +80,9 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
     retention = Retention(store, files, settings, clock)
     delivery = Delivery(store, fleet)
     freed = Changes()
-    events = Events(store, fleet, retention, delivery, freed)
+    loads = SamplerLoads()
+    hints = AdapterHints(fleet, loads)
+    events = Events(store, fleet, retention, delivery, freed, hints.tell)
     static_key = settings.api_key.get_secret_value() if settings.api_key else None
     keys = Keys(store, static_key, clock)
     lookup = CheckpointLookup(store, events, keys, clock)
@@ -98,9 +101,17 @@ def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock 
         clock=clock,
     )
     requests = SubmitRequests(fleet, events, lookup, holdings.checkpoints)
-    loads = SamplerLoads()
     dispatch = Dispatch(fleet, loads)
-    sampling = Sampling(store, fleet, sessions, lookup, dispatch, holdings.samples, clock)
+    sampling = Sampling(
+        store=store,
+        fleet=fleet,
+        sessions=sessions,
+        lookup=lookup,
+        dispatch=dispatch,
+        hints=hints,
+        in_flight=holdings.samples,
+        clock=clock,
+    )
     checkpoints = Checkpoints(store, lookup, retention, clock)
     inspection = Inspection(store, fleet, loads, holdings.queued)
     reaper = Reaper(

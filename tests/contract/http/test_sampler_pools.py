@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeReplica
 from support.server.http_server import TestedServer, running_server, settings_for
+from tinsmith_server.services.sampling.adapter_hints import TOLD_REPLICAS
 from tinsmith_server.services.sampling.routing import BUSIER_FACTOR, FEW_SAMPLES
 from tinsmith_server.wire.ids import sampler_token
 
+AWAIT_SECONDS = 20.0
 PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}
 
 
@@ -398,3 +400,38 @@ async def test_anothers_sample_does_not_exist(server: TestedServer, fleet: FakeF
     assert answer.status_code == 404
     made_up = submitted.replace("sess-", "sess-x")
     assert (await server.result(made_up)).status_code == 404
+
+
+async def until_told(replicas: list[FakeReplica], count: int, versions: int) -> None:
+    """So many of them, of so many versions. Each server says what it hears of, so one may be told twice."""
+
+    def told() -> int:
+        return sum(len({adapter.directory for adapter in one.fake.prepared}) == versions for one in replicas)
+
+    async with asyncio.timeout(AWAIT_SECONDS):
+        while told() < count:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_pool_hears_of_weights_before_their_first_sample_and_a_worker_that_trains_does_not(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    replicas = await add_pool(fleet, "p1", "p2")
+    model_id = await server.model()
+    unnamed = {"model_id": model_id, "seq_id": 1, "sampling_session_seq_id": 0}
+    await server.outcome(await server.post("/save_weights_for_sampler", unnamed))
+    await until_told(replicas, 2, versions=1)
+    body = {"model_id": model_id, "seq_id": 2, "path": "named"}
+    named = await server.outcome(await server.post("/save_weights_for_sampler", body))
+    opened = {"session_id": await server.session(), "sampling_session_seq_id": 1, "model_path": named["path"]}
+    assert (await server.post("/create_sampling_session", opened)).status_code == 200
+    await until_told(replicas, 2, versions=2)
+    assert server.worker.prepared == []
+
+
+async def test_of_a_large_pool_some_replicas_hear_of_new_weights(server: TestedServer, fleet: FakeFleet) -> None:
+    replicas = await add_pool(fleet, *(f"p{number}" for number in range(TOLD_REPLICAS + 3)))
+    body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0}
+    await server.outcome(await server.post("/save_weights_for_sampler", body))
+    await until_told(replicas, TOLD_REPLICAS, versions=1)
+    assert [one.fake.prepared for one in replicas].count([]) == 3

@@ -23,7 +23,6 @@ from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 MAX_RANK = 8
 LAYOUTS = {
     "one": Parallelism(),
-    "expert-2": Parallelism(2, expert=2),
     "expert-2-data-4-distributed-optimizer": Parallelism(4, expert=2, distributed_optimizer=True),
     "expert-2-pipeline-2": Parallelism(4, pipeline=2, expert=2),
 }

@@ -102,6 +102,22 @@ async def test_an_adapter_saved_a_moment_ago_is_found(stub: Stub, replica: PoolR
         assert (await result(stub, f"fresh-{seed}")).HasField("result")
 
 
+async def test_an_adapter_that_is_announced_is_in_memory_before_a_sample_names_it(
+    own_replica: PoolReplica, model: TorchModel
+) -> None:
+    stub = own_replica.rpc()
+    adapter = save(own_replica, model, seed=1)
+    await stub.Prepare(worker_pb2.PrepareRequest(adapter=adapter), timeout=AWAIT_SECONDS)
+    assert (await describe(stub)).adapters_used == 1
+    await sample(stub, "announced", adapter)
+    assert (await result(stub, "announced")).HasField("result")
+    missing = worker_pb2.AdapterRef(directory="ephemeral/never", manifest_digest="0")
+    await stub.Prepare(worker_pb2.PrepareRequest(adapter=missing), timeout=AWAIT_SECONDS)
+    own_replica.signal(signal.SIGTERM)
+    status, errors = await own_replica.ended()
+    assert status == 0, errors
+
+
 async def test_it_trains_nothing_and_keeps_nothing(stub: Stub) -> None:
     for call, message in (
         (stub.Submit, worker_pb2.SubmitRequest(epoch=1, model_id="s:train:0")),

@@ -31,7 +31,7 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
     """While it is on, no file of a checkpoint can be read or written."""
     outage = Outage()
     monkeypatch.setattr(storage_retries, "STORAGE_RETRY_SECONDS", RETRY_SECONDS)
-    for method in ("_read_file", "_write_file"):
+    for method in ("_read_file_hashed", "_write_file"):
         monkeypatch.setattr(CheckpointStorage, method, _refusing(outage, getattr(CheckpointStorage, method)))
     yield outage
     outage.on = False

@@ -45,6 +45,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.outcomes: dict[Key, worker_pb2.AwaitReply] = {}
         self.events: list[worker_pb2.Event] = []
         self.samples: dict[str, worker_pb2.SampleRequest] = {}
+        self.prepared: list[worker_pb2.AdapterRef] = []
         self.cancelled: list[str] = []
         self.withheld: set[Key | str] = set()
         self.withholds_texts = False
@@ -231,6 +232,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     @override
     async def Timeline(self, request: worker_pb2.TimelineRequest, context: Context) -> worker_pb2.TimelineReply:
         return worker_pb2.TimelineReply(spans=self.spans)
+
+    async def Prepare(self, request: worker_pb2.PrepareRequest, context: Context) -> worker_pb2.PrepareReply:
+        self.prepared.append(request.adapter)
+        return worker_pb2.PrepareReply()
 
     @override
     async def Events(self, request: worker_pb2.EventsRequest, context: Context) -> worker_pb2.EventsReply:

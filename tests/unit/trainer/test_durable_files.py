@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tinsmith_trainer.durable_files import BLOCK_BYTES, WrittenFile, write_file, write_synced
+from tinsmith_trainer.durable_files import BLOCK_BYTES, HEAD_BYTES, WrittenFile, read_hashed, write_file, write_synced
 
 SIZES = [0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 4097]
 
@@ -96,3 +96,33 @@ def test_a_large_file_leaves_the_page_cache_alone(tmp_path: Path) -> None:
         except OSError as error:
             pytest.skip(f"this file system cannot say what is cached: {error.strerror}")
     assert read == 0
+
+
+@pytest.mark.parametrize("size_bytes", SIZES)
+def test_content_is_read_whole_into_the_memory_that_was_given_with_its_digest(tmp_path: Path, size_bytes: int) -> None:
+    content = content_of(size_bytes)
+    (tmp_path / "file").write_bytes(content)
+    asked: list[tuple[bytes, int]] = []
+
+    def memory_for(head: bytes, size: int) -> memoryview:
+        asked.append((head, size))
+        return memoryview(bytearray(size))
+
+    read = read_hashed(tmp_path / "file", memory_for)
+    assert asked == [(content[:HEAD_BYTES], size_bytes)]
+    assert bytes(read.content) == content
+    assert read.sha256 == described(content).sha256
+
+
+def test_a_file_that_is_shortened_while_it_is_read_is_as_long_as_what_was_read(tmp_path: Path) -> None:
+    """Its digest then differs from the manifest's, and nothing worse happens."""
+    content = content_of(3 * BLOCK_BYTES)
+    (tmp_path / "file").write_bytes(content)
+
+    def memory_for(_: bytes, size: int) -> memoryview:
+        os.truncate(tmp_path / "file", BLOCK_BYTES)
+        return memoryview(bytearray(size))
+
+    read = read_hashed(tmp_path / "file", memory_for)
+    assert bytes(read.content) == content[:BLOCK_BYTES]
+    assert read.sha256 == described(content[:BLOCK_BYTES]).sha256

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from safetensors.numpy import load as load_tensors
-
 from tinsmith_trainer.checkpoints import age_files
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, StorageFault
-from tinsmith_trainer.durable_files import Pieces, WrittenFile, sha256_of, size_of
+from tinsmith_trainer.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
-from tinsmith_trainer.engines.tensor_files import tensor_file
+from tinsmith_trainer.engines.tensor_files import memory_for_tensors, tensor_file, tensors_of
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable, UserError
 from tinsmith_trainer.failpoints import reach
 
@@ -103,12 +101,12 @@ class CheckpointRoot:
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
         """Raises CheckpointInvalid when anything is missing, altered, or of another base model; or as `write` does."""
-        manifest_bytes = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
-        if sha256_of(manifest_bytes) != manifest_digest:
+        found = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
+        if found.sha256 != manifest_digest:
             raise CheckpointInvalid(
                 f"The checkpoint {directory} was altered: its manifest is not the one that was saved."
             )
-        manifest = json.loads(manifest_bytes)
+        manifest = json.loads(bytes(found.content))
         _check_base_model(directory, manifest, base)
         _check_not_encrypted(directory, manifest)
         files = self._read_files(directory, manifest["files"])
@@ -120,12 +118,12 @@ class CheckpointRoot:
         """What `read` needs, of a checkpoint that no record tells of. Raises CheckpointInvalid when there is none."""
         manifest = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
         try:
-            json.loads(manifest)
+            json.loads(bytes(manifest.content))
         except ValueError as error:
             raise CheckpointInvalid(
                 f"The checkpoint {directory} has a manifest that is not valid JSON: {error}."
             ) from error
-        return sha256_of(manifest)
+        return manifest.sha256
 
     def read_asset(self, tenant: str, location: str) -> bytes:
         """A file that an administrator put below `assets/<tenant>/`.
@@ -183,15 +181,15 @@ class CheckpointRoot:
                 return directory, manifest
         return None
 
-    def _read_files(self, directory: str, names: Iterable[str]) -> dict[str, bytes]:
+    def _read_files(self, directory: str, names: Iterable[str]) -> dict[str, ReadFile]:
         try:
-            found = self._storage.read(directory, names)
+            found = self._storage.read_hashed(directory, names, memory_for_tensors)
         except StorageFault as error:
             raise _unusable(error, f"The checkpoint {directory} cannot be read from {self._storage.url}") from error
-        missing = [name for name, content in found.items() if content is None]
+        missing = [name for name, file in found.items() if file is None]
         if missing:
             raise CheckpointInvalid(f"The checkpoint {directory} is incomplete: {', '.join(missing)} is missing.")
-        return {name: content for name, content in found.items() if content is not None}
+        return {name: file for name, file in found.items() if file is not None}
 
 
 def _unusable(fault: StorageFault, what: str) -> ServerError:
@@ -199,10 +197,10 @@ def _unusable(fault: StorageFault, what: str) -> ServerError:
     return kind(f"{what}: {fault}")
 
 
-def _check_content(directory: str, name: str, content: bytes, entry: dict[str, Any]) -> None:
-    if len(content) != entry["size_bytes"] or sha256_of(content) != entry["sha256"]:
+def _check_content(directory: str, name: str, file: ReadFile, entry: dict[str, Any]) -> None:
+    if len(file.content) != entry["size_bytes"] or file.sha256 != entry["sha256"]:
         raise CheckpointInvalid(
-            f"The checkpoint {directory} is damaged: {name} has {len(content)} bytes unlike its manifest "
+            f"The checkpoint {directory} is damaged: {name} has {len(file.content)} bytes unlike its manifest "
             f"({entry['size_bytes']} bytes). Use another checkpoint."
         )
 
@@ -264,10 +262,10 @@ def _check_not_encrypted(directory: str, manifest: dict[str, Any]) -> None:
         )
 
 
-def _decode(manifest: dict[str, Any], files: dict[str, bytes]) -> LoadedCheckpoint:
-    tensors = peft_layout.decode_weights(files[peft_layout.WEIGHTS_FILE])
+def _decode(manifest: dict[str, Any], files: dict[str, ReadFile]) -> LoadedCheckpoint:
+    tensors = peft_layout.decode_weights(files[peft_layout.WEIGHTS_FILE].content)
     has_optimizer = OPTIMIZER_FILE in files
     if has_optimizer:
-        tensors |= load_tensors(files[OPTIMIZER_FILE])
+        tensors |= tensors_of(files[OPTIMIZER_FILE].content)
     state = AdapterState(LoraSpec(**manifest["lora"]), manifest["optimizer_step"], tensors)
     return LoadedCheckpoint(state, has_optimizer, manifest.get("base_model_quantization", ""))

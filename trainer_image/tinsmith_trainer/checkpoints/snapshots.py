@@ -15,11 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load as load_tensors
-
-from tinsmith_trainer.durable_files import Pieces, make_directory, sha256_of, write_file
+from tinsmith_trainer.durable_files import Pieces, make_directory, read_hashed, write_file
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
-from tinsmith_trainer.engines.tensor_files import tensor_file
+from tinsmith_trainer.engines.tensor_files import SIZE_BYTES, header_end, memory_for_tensors, tensor_file, tensors_of
 from tinsmith_trainer.errors import Category, ServerError, SnapshotDamaged
 from tinsmith_trainer.failpoints import reach
 
@@ -72,14 +70,14 @@ class SnapshotFolder:
         """Raises SnapshotDamaged when it is missing or not what was written, ServerError when it cannot be read now."""
         path = self._folder / file.name
         try:
-            content = path.read_bytes()
+            found = read_hashed(path, memory_for_tensors)
         except FileNotFoundError as error:
             raise SnapshotDamaged(f"The snapshot {path} is gone.") from error
         except OSError as error:
             raise ServerError(f"The snapshot {path} cannot be read: {error.strerror}.") from error
-        if sha256_of(content) != file.digest:
+        if found.sha256 != file.digest:
             raise SnapshotDamaged(f"The snapshot {path} is damaged: its digest differs from the journal's.")
-        return _decode(content)
+        return _decode(found.content)
 
     def peek(self, file: SnapshotFile) -> tuple[int, int]:
         """Rank and optimizer step, without a look at its tensors. Raises SnapshotDamaged when it is missing."""
@@ -126,15 +124,15 @@ def _description(header: bytes) -> dict[str, Any]:
     return description
 
 
-def _decode(content: bytes) -> Snapshot:
-    header_size = int.from_bytes(content[:8], "little")
-    description = _description(content[8 : 8 + header_size])
+def _decode(content: bytes | memoryview) -> Snapshot:
+    end = header_end(bytes(content[:SIZE_BYTES]))
+    description = _description(bytes(content[SIZE_BYTES:end]))
     if description["format_version"] != FORMAT_VERSION:
         raise ServerError(
             f"A snapshot has format {description['format_version']}; this worker reads format {FORMAT_VERSION}."
         )
     failure = description["window_failure"]
-    state = AdapterState(LoraSpec(**description["lora"]), description["optimizer_step"], load_tensors(content))
+    state = AdapterState(LoraSpec(**description["lora"]), description["optimizer_step"], tensors_of(content))
     return Snapshot(
         description["model_id"], description["applied"], state, WindowFailure(**failure) if failure else None
     )

@@ -18,7 +18,17 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from tinsmith_trainer.durable_files import Pieces, WrittenFile, hashed_while, sync_directory, write_synced
+from tinsmith_trainer.durable_files import (
+    MemoryFor,
+    Pieces,
+    ReadFile,
+    WrittenFile,
+    hashed_while,
+    read_hashed,
+    sha256_of,
+    sync_directory,
+    write_synced,
+)
 from tinsmith_trainer.errors import ServerError
 
 T = TypeVar("T")
@@ -78,9 +88,16 @@ class CheckpointStorage:
 
     def read(self, directory: str, names: Iterable[str]) -> dict[str, bytes | None]:
         """Contents by name; None: there is no such file."""
+        return self._read_all(directory, names, self._read_file)
+
+    def read_hashed(self, directory: str, names: Iterable[str], memory_for: MemoryFor) -> dict[str, ReadFile | None]:
+        """Contents by name, with digests. `memory_for` says where those of a disk go; others are where they came."""
+        return self._read_all(directory, names, lambda path: self._read_file_hashed(path, memory_for))
+
+    def _read_all(self, directory: str, names: Iterable[str], read: Callable[[str], R]) -> dict[str, R]:
         wanted = list(names)
         try:
-            contents = self._together(lambda name: self._read_file(f"{self._path}/{directory}/{name}"), wanted)
+            contents = self._together(lambda name: read(f"{self._path}/{directory}/{name}"), wanted)
         except Exception as error:
             raise _fault(error) from error
         return dict(zip(wanted, contents, strict=True))
@@ -109,6 +126,15 @@ class CheckpointStorage:
     def _read_file(self, path: str) -> bytes | None:
         try:
             return bytes(self._fs.cat_file(path))
+        except FileNotFoundError:
+            return None
+
+    def _read_file_hashed(self, path: str, memory_for: MemoryFor) -> ReadFile | None:
+        if not self._is_local:
+            content = self._read_file(path)
+            return None if content is None else ReadFile(content, sha256_of(content))
+        try:
+            return read_hashed(Path(path), memory_for)
         except FileNotFoundError:
             return None
 

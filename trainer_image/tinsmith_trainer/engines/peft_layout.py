@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load as load_tensors
 
 from tinsmith_trainer.durable_files import Pieces
 from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.engines.expert_layouts import fused, one_by_one, peft_targets
-from tinsmith_trainer.engines.tensor_files import tensor_file
+from tinsmith_trainer.engines.tensor_files import tensor_file, tensors_of
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -81,9 +80,9 @@ def _write(folder: Path, files: Mapping[str, Pieces]) -> None:
             file.writelines(content)
 
 
-def decode_weights(content: bytes) -> dict[str, NDArray[np.float32]]:
-    """The inverse for the weights file: tensors by the adapter state's names."""
-    return {_state_name(key): tensor for key, tensor in load_tensors(content).items()}
+def decode_weights(content: bytes | memoryview) -> dict[str, NDArray[np.float32]]:
+    """The inverse for the weights file: views of its content, by the adapter state's names."""
+    return {_state_name(key): tensor for key, tensor in tensors_of(content).items()}
 
 
 def _config(lora: LoraSpec, modules: list[str], base_model: str) -> dict[str, object]:

@@ -122,6 +122,11 @@ class Samples:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
+        """Samples of it are about to come."""
+        if not self._draining:
+            self.adapters.prepare(adapter)
+
     async def wait(self, request_id: str, timeout_seconds: float) -> bytes | Failure | None:
         """The result, or None when it is not there in time. Raises KeyError for ids that are not known, or lost."""
         sample = self._samples[request_id]

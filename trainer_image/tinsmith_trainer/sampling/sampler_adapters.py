@@ -25,6 +25,8 @@ from tinsmith_trainer.torch_model.image_files import MAX_IMAGES
 log = structlog.get_logger(__name__)
 
 RECENT_SAVE_BYTES = 1024**3
+MOST_PREPARING = 2
+"""Adapters that are read though no sample has named them yet: more would hold up those that are waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class SamplerAdapters:
         self._recent: OrderedDict[str, AdapterState] = OrderedDict()
         self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # taken longest ago first
         self._waiting: OrderedDict[str, list[_Waiter]] = OrderedDict()
+        self._preparing: set[str] = set()
         self._references: dict[str, worker_pb2.AdapterRef] = {}  # of those that wait
 
     def __len__(self) -> int:
@@ -94,6 +97,20 @@ class SamplerAdapters:
             self.give_back(adapter, tenant)
             raise
         return adapter
+
+    def prepare(self, reference: worker_pb2.AdapterRef) -> None:
+        """Begins to load it ahead of the samples that are about to come, in a place that nobody uses or waits for.
+
+        Until one has come it is the first to go: who announces many and samples none takes one place from others.
+        """
+        key = reference.manifest_digest
+        is_busy = bool(self._waiting) or len(self._preparing) >= MOST_PREPARING
+        if key in self._resident or is_busy or not self._has_room():
+            return
+        self._preparing.add(key)
+        self._resident[key] = self._start_loading(reference)
+        self._resident.move_to_end(key, last=False)
+        self._resident[key].loading.add_done_callback(lambda _: self._preparing.discard(key))
 
     async def read_assets(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
         """Puts the data of images that are files on the checkpoint root into the request. Raises TrainerError."""

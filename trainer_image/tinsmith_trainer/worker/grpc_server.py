@@ -133,6 +133,12 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
             self._samples.cancel(request.request_id)
         return worker_pb2.CancelSampleReply()
 
+    @override
+    async def Prepare(self, request: worker_pb2.PrepareRequest, context: Context) -> worker_pb2.PrepareReply:
+        samples = self._samples or await _refuse(context, SAMPLES_NOTHING)
+        samples.prepare(request.adapter)
+        return worker_pb2.PrepareReply()
+
 
 class SamplerServicer(SamplingServicer):
     """A process that samples and trains nothing: it has no journal, so no epoch fences it."""

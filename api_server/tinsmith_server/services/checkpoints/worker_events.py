@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from tinsmith_rpc import worker_pb2
@@ -36,13 +37,24 @@ _TYPES: dict[worker_pb2.CheckpointKind.ValueType, CheckpointType] = {
 class Events:
     """Applying an event twice changes nothing, so any replica may drain at any time."""
 
-    def __init__(self, store: Store, fleet: Fleet, retention: Retention, delivery: Delivery, freed: Changes) -> None:
-        """`freed` is noted when a model has ended, and left a place."""
+    def __init__(
+        self,
+        store: Store,
+        fleet: Fleet,
+        retention: Retention,
+        delivery: Delivery,
+        freed: Changes,
+        to_be_sampled: Callable[[Checkpoint], None],
+    ) -> None:
+        """`freed` is noted when a model has ended, and left a place; `to_be_sampled` hears of
+        weights that were saved to sample from them.
+        """
         self._store = store
         self._fleet = fleet
         self._retention = retention
         self._delivery = delivery
         self._freed = freed
+        self._to_be_sampled = to_be_sampled
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def drain(self, worker_id: str, connect_seconds: float = CONNECT_SECONDS) -> int:
@@ -127,6 +139,7 @@ class Events:
         checkpoint = _checkpoint(event, model)
         await self._store.put_checkpoint(checkpoint, of_new(checkpoint, "checkpoint_saved"))
         if saved.kind == worker_pb2.EPHEMERAL:
+            self._to_be_sampled(checkpoint)
             await self._store.add_sampling_session(_sampling_session(event, model))
             await self._retention.enforce_ephemeral_cap(model.tenant)
 

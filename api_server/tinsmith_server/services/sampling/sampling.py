@@ -18,6 +18,7 @@ from tinsmith_server.services.accounts.holdings import SamplesInFlight
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.failures import training_only
+from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
 from tinsmith_server.services.sampling.sample_requests import SampleSubmission
 from tinsmith_server.store.base import Store
@@ -54,11 +55,13 @@ class Sampling:
 
     def __init__(
         self,
+        *,
         store: Store,
         fleet: Fleet,
         sessions: Sessions,
         lookup: CheckpointLookup,
         dispatch: Dispatch,
+        hints: AdapterHints,
         in_flight: SamplesInFlight,
         clock: Clock = utc_now,
     ) -> None:
@@ -67,6 +70,7 @@ class Sampling:
         self._sessions = sessions
         self._lookup = lookup
         self._dispatch = dispatch
+        self._hints = hints
         self._in_flight = in_flight
         self._clock = clock
         self._known: OrderedDict[str, Sampler] = OrderedDict()
@@ -99,6 +103,7 @@ class Sampling:
                 f"{path} is a checkpoint of {checkpoint.base_model}, and base_model is {session.base_model}; "
                 f"name {checkpoint.base_model}, or leave base_model out"
             )
+        self._hints.tell(checkpoint)
         return replace(
             session,
             base_model=checkpoint.base_model,

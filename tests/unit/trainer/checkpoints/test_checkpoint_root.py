@@ -128,7 +128,7 @@ def test_what_may_pass_is_told_from_what_lasts_at_reads_and_writes_alike(
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(CheckpointStorage, "_read_file", fail)
+    monkeypatch.setattr(CheckpointStorage, "_read_file_hashed", fail)
     monkeypatch.setattr(CheckpointStorage, "_write_file", fail)
     with pytest.raises(ServerError, match="cannot be read from") as read:
         root.read(written.directory, written.manifest_digest, BASE)

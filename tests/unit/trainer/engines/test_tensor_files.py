@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
-from tinsmith_trainer.engines.tensor_files import tensor_file
+from tinsmith_trainer.engines.tensor_files import (
+    SIZE_BYTES,
+    is_aligned,
+    memory_for_tensors,
+    tensor_file,
+    tensors_of,
+)
 
 Tensors = Mapping[str, NDArray[np.float32]]
 
@@ -55,3 +61,22 @@ def test_tensors_are_not_copied() -> None:
     _, piece = tensor_file({"a": tensor}, {})
     tensor[0, 0] = 1
     assert bytes(piece) == tensor.tobytes()
+
+
+@pytest.mark.parametrize("tensors", CASES.values(), ids=CASES)
+def test_what_was_written_is_read_bit_for_bit(tensors: Tensors) -> None:
+    read = tensors_of(b"".join(tensor_file(tensors, {"format": "pt"})))
+    assert {name: (tensor.shape, tensor.tobytes()) for name, tensor in read.items()} == {
+        name: (tensor.shape, tensor.tobytes()) for name, tensor in tensors.items()
+    }
+
+
+def test_tensors_that_are_read_are_views_and_aligned() -> None:
+    """Else a sampler would copy them, or compute other bits than one that got them otherwise."""
+    content = b"".join(tensor_file({"a": np.ones((3, 16), np.float32), "b": np.ones(32, np.float32)}, {"odd": "x" * 9}))
+    memory = memory_for_tensors(content[:SIZE_BYTES], len(content))
+    memory[:] = content
+    read = tensors_of(memory)
+    assert all(is_aligned(tensor) for tensor in read.values())
+    memory[-4:] = np.float32(7).tobytes()
+    assert read["b"][-1] == 7

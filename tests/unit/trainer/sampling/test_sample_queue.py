@@ -125,10 +125,10 @@ async def test_a_sample_whose_adapter_cannot_be_read_now_is_forgotten_after_a_pa
     adapter = saved_adapter(tmp_path)
     with monkeypatch.context() as outage:
 
-        def refuse(storage: CheckpointStorage, path: str) -> bytes:
+        def refuse(storage: CheckpointStorage, *args: object) -> bytes:
             raise ConnectionRefusedError("no connection")
 
-        outage.setattr(CheckpointStorage, "_read_file", refuse)
+        outage.setattr(CheckpointStorage, "_read_file_hashed", refuse)
         samples.submit(request("a", adapter), TENANT)
         assert await samples.wait("a", 0.05) is None
         with pytest.raises(KeyError):

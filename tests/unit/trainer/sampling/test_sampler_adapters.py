@@ -22,7 +22,7 @@ from tinsmith_trainer.checkpoints.checkpoint_root import (
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
-from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, AdapterLimits, SamplerAdapters
+from tinsmith_trainer.sampling.sampler_adapters import MOST_PREPARING, AdapterInUse, AdapterLimits, SamplerAdapters
 
 BASE = ReferenceEngine().base_model()
 WAIT_SECONDS = 20.0
@@ -235,6 +235,93 @@ async def test_weights_that_were_just_saved_are_not_read_back() -> None:
     await settle()
     await used(adapters, "a")
     assert (memory.reads, memory.held) == ([], ["a"])
+
+
+# ---- adapters that are announced before a sample names them
+
+
+async def test_an_adapter_that_was_announced_is_there_when_its_first_sample_comes() -> None:
+    memory = Memory()
+    adapters = memory.adapters()
+    adapters.prepare(reference("a"))
+    adapters.prepare(reference("a"))
+    await used(adapters, "a")
+    assert (memory.reads, memory.held) == (["a"], ["a"])
+
+
+async def test_a_sample_waits_for_the_announced_adapter_that_is_being_read() -> None:
+    memory = Memory()
+    memory.gate.clear()
+    adapters = memory.adapters()
+    adapters.prepare(reference("a"))
+    sample = asyncio.create_task(used(adapters, "a"))
+    await settle()
+    assert not sample.done()
+    memory.gate.set()
+    await sample
+    assert memory.reads == ["a"]
+
+
+async def test_an_announced_adapter_takes_no_place_that_is_in_use_or_waited_for() -> None:
+    memory = Memory(limit=1)
+    adapters = memory.adapters()
+    in_use = await taken(adapters, "in use")
+    adapters.prepare(reference("announced"))
+    waiting = asyncio.create_task(taken(adapters, "waiting"))
+    await settle()
+    adapters.prepare(reference("announced"))
+    adapters.give_back(in_use, TENANT)
+    await waiting
+    assert memory.reads == ["in use", "waiting"]
+
+
+async def test_many_announced_adapters_take_one_place_from_those_that_are_sampled() -> None:
+    memory = Memory(limit=3)
+    adapters = memory.adapters()
+    for name in ("a", "b", "c"):
+        await used(adapters, name)
+    for number in range(5):
+        await announced(adapters, f"announced-{number}")
+    assert memory.held == ["b", "c", "announced-4"]
+
+
+async def test_one_that_was_announced_and_sampled_is_as_good_as_any() -> None:
+    memory = Memory(limit=2)
+    adapters = memory.adapters()
+    await announced(adapters, "a")
+    await used(adapters, "a")
+    await announced(adapters, "b")
+    await announced(adapters, "c")
+    assert memory.held == ["a", "c"]
+
+
+async def test_announced_adapters_are_read_two_at_a_time() -> None:
+    memory = Memory(limit=9)
+    memory.gate.clear()
+    adapters = memory.adapters()
+    for name in ("a", "b", "c"):
+        adapters.prepare(reference(name))
+    assert len(adapters) == MOST_PREPARING
+    memory.gate.set()
+    await used(adapters, "c")
+
+
+async def test_an_announced_adapter_that_cannot_be_read_is_read_again_for_its_sample() -> None:
+    memory = Memory(limit=1, broken={"a"})
+    adapters = memory.adapters()
+    await announced(adapters, "a")
+    assert len(adapters) == 0
+    memory.broken.clear()
+    await used(adapters, "a")
+
+
+async def announced(adapters: SamplerAdapters, name: str) -> None:
+    """Returns when it has been read, and all that follows from it has happened."""
+    adapters.prepare(reference(name))
+    async with asyncio.timeout(WAIT_SECONDS):
+        while adapters._preparing:
+            await asyncio.sleep(0.001)
+    await settle()
 
 
 @given(

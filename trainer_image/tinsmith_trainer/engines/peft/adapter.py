@@ -15,6 +15,7 @@ from tinsmith_trainer.engines import lora_init
 from tinsmith_trainer.engines.adam import check_adam, check_norm, step_metrics
 from tinsmith_trainer.engines.adapter_state import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS, check_state, has_group
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec
+from tinsmith_trainer.engines.tensor_files import aligned_memory
 from tinsmith_trainer.process_exit import fatal_on_error
 from tinsmith_trainer.torch_model.loading import LoraLayer
 
@@ -160,7 +161,8 @@ def _copies(adapter: Adapter, flats: Mapping[str, Tensor]) -> Arrays:
     for group, flat in flats.items():
         # One contiguous copy a group; the arrays are views of it. numpy asks for huge pages, which PyTorch does not:
         # 370 MB take 0.03 s instead of 0.13 s, most of which the kernel spent on small ones.
-        copied = torch.from_numpy(np.empty(flat.numel(), np.float32)).copy_(flat.detach())
+        memory = np.frombuffer(aligned_memory(flat.numel() * flat.itemsize), np.float32)
+        copied = torch.from_numpy(memory).copy_(flat.detach())
         tensors |= {f"{group}/{name}": view.numpy() for name, view in adapter.layout.views(copied).items()}
     return tensors
 

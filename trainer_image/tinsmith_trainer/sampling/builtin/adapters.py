@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.engines.tensor_files import is_aligned
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.torch_model.experts import ExpertProjection
 from tinsmith_trainer.torch_model.loading import LoraLayer
@@ -77,7 +79,10 @@ BASE_MODEL = LoadedAdapter("", BASE_SERIAL, AdapterShape(), {})
 
 
 def load_adapter(key: str, state: AdapterState, layers: Mapping[str, LoraLayer], device: torch.device) -> LoadedAdapter:
-    """Puts an adapter's weights on the device. Raises ServerError if they do not fit the base model."""
+    """Puts an adapter's weights on the device; on a CPU they stay where they are, unless their rank is padded.
+
+    Raises ServerError if they do not fit the base model.
+    """
     rank = padded_rank(state.lora.rank)
     names = sorted({name.removeprefix("weights/").rpartition(".")[0] for name in state.tensors if _is_weight(name)})
     for name in names:
@@ -261,12 +266,10 @@ def _matrices(key: str, name: str, state: AdapterState, layer: LoraLayer) -> tup
 
 
 def _delta(lora_A: Tensor, lora_B: Tensor, padded: int, scale: float, device: torch.device) -> StackedDelta:
-    rank = len(lora_A)
-    wide_A = torch.zeros(1, padded, lora_A.shape[1])
-    wide_B = torch.zeros(1, len(lora_B), padded)
-    wide_A[0, :rank] = lora_A
-    wide_B[0, :, :rank] = lora_B
-    return StackedDelta(wide_A.to(device), wide_B.to(device), torch.full((1, 1, 1), scale, device=device))
+    more = padded - len(lora_A)
+    wide_A = functional.pad(lora_A, (0, 0, 0, more)) if more else lora_A
+    wide_B = functional.pad(lora_B, (0, more)) if more else lora_B
+    return StackedDelta(wide_A[None].to(device), wide_B[None].to(device), torch.full((1, 1, 1), scale, device=device))
 
 
 def _own(delta: StackedDelta, rank: int, scale: float) -> OwnDelta:
@@ -278,7 +281,9 @@ def _tensor(key: str, name: str, state: AdapterState, shape: tuple[int, ...]) ->
     if array is None or array.shape != shape:
         found = "is missing" if array is None else f"has shape {list(array.shape)}"
         raise ServerError(f"Adapter {key}: {name} {found}; the base model needs {list(shape)}.")
-    return torch.tensor(array, dtype=torch.float32)
+    # BLAS may choose its kernel by alignment: what lies otherwise would be computed to other bits than elsewhere.
+    is_usable = array.flags.c_contiguous and array.flags.writeable and array.dtype == np.float32
+    return torch.from_numpy(array) if is_usable and is_aligned(array) else torch.tensor(array, dtype=torch.float32)
 
 
 def _expanded(delta: StackedDelta, rows: int) -> StackedDelta:

@@ -17,6 +17,7 @@ def install() -> None:
             "torch": _torch,
             "megatron.core.tensor_parallel.random": _random_states,
             "megatron.core.transformer.transformer_config": _kernels,
+            "megatron.core.transformer.torch_norm": _norms,
             "megatron.core.transformer.dot_product_attention": _attention,
             "megatron.bridge.models.gpt_provider": _layers,
             "megatron.bridge.peft.utils": _adapters,
@@ -42,6 +43,12 @@ def _kernels() -> None:
     from nemo_rl_on_cpu import megatron
 
     megatron.use_no_kernels()
+
+
+def _norms() -> None:
+    from nemo_rl_on_cpu import megatron
+
+    megatron.norm_parts_of_sequences()
 
 
 def _attention() -> None:

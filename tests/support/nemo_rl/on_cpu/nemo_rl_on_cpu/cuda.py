@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
@@ -23,8 +24,9 @@ _device = 0
 
 
 def answer_for_cpu() -> None:
-    """For this process, and for good. Functions of tensors are those of the thread that imported PyTorch."""
+    """For this process, and for good."""
     _OnCpu().__enter__()
+    _in_threads_to_come()
     vars(torch.cuda).update(_answers())
     _gloo_for_nccl()
 
@@ -51,6 +53,17 @@ class _OnCpu(TorchFunctionMode):
         if func is Tensor.type and isinstance(answer, str):
             return answer.replace("torch.", "torch.cuda.", 1)
         return answer
+
+
+def _in_threads_to_come() -> None:
+    """A mode is one thread's, and Ray runs a worker's methods in another than the one that imported PyTorch."""
+    run = threading.Thread.run
+
+    def run_on_cpu(thread: threading.Thread) -> None:
+        with _OnCpu():
+            run(thread)
+
+    threading.Thread.run = run_on_cpu
 
 
 def _is_gpu(device: object) -> bool:

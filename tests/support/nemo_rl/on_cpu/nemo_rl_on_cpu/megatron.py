@@ -47,3 +47,22 @@ def use_no_kernels() -> None:
         finish(config)
 
     TransformerConfig.__post_init__ = without_kernels
+
+
+def norm_parts_of_sequences() -> None:
+    """PyTorch's norms are refused under sequence parallelism: ranks would have to sum the gradient of a norm's weight.
+
+    A frozen one has none, and each token is normed for itself.
+    """
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    make = WrappedTorchNorm.__new__
+
+    def make_for_parts(cls: Any, config: Any, *args: Any, **named: Any) -> Any:
+        parallel, config.sequence_parallel = config.sequence_parallel, False
+        try:
+            return make(cls, config, *args, **named)
+        finally:
+            config.sequence_parallel = parallel
+
+    WrappedTorchNorm.__new__ = make_for_parts

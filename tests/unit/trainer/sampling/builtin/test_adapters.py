@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.sampler.jobs import random_adapter
+from tinsmith_trainer.engines.base import AdapterState
+from tinsmith_trainer.engines.tensor_files import (
+    SIZE_BYTES,
+    aligned_memory,
+    memory_for_tensors,
+    tensor_file,
+    tensors_of,
+)
 from tinsmith_trainer.sampling.builtin.adapters import (
     BASE_MODEL,
     AdapterShape,
@@ -41,6 +52,36 @@ def test_an_adapter_is_padded_with_zeros_and_scaled_by_its_own_rank(model: Torch
     assert not delta.lora_A[0, 10:].any()
     assert not delta.lora_B[0, :, 10:].any()
     assert delta.scale.item() == pytest.approx(3.2)
+
+
+def as_read(state: AdapterState) -> AdapterState:
+    file = b"".join(tensor_file(state.tensors, {}))
+    memory = memory_for_tensors(file[:SIZE_BYTES], len(file))
+    memory[:] = file
+    return replace(state, tensors=tensors_of(memory))
+
+
+def test_weights_of_a_rank_that_is_not_padded_stay_where_they_were_read(model: TorchModel) -> None:
+    state = as_read(random_adapter(model, rank=32, families=("unembed",)))
+    adapter = load_adapter("as read", state, model.layers, model.device)
+    places = [state.tensors[f"weights/{UNEMBED}.lora_{side}"].ctypes.data for side in "AB"]
+    for delta in (adapter.deltas[UNEMBED], adapter.own[UNEMBED]):
+        assert [delta.lora_A.data_ptr(), delta.lora_B.data_ptr()] == places
+
+
+def test_weights_that_lie_askew_or_may_not_be_written_are_copied(model: TorchModel) -> None:
+    """Products of what lies otherwise in memory may have other bits."""
+    state = random_adapter(model, rank=32, families=("unembed",))
+    name = f"weights/{UNEMBED}.lora_A"
+    tensor = state.tensors[name]
+    askew = aligned_memory(tensor.nbytes + 4)[4:]
+    askew[:] = tensor.tobytes()
+    shapes = {"askew": np.frombuffer(askew, np.float32), "read-only": np.frombuffer(tensor.tobytes(), np.float32)}
+    for found in shapes.values():
+        moved = replace(state, tensors={**state.tensors, name: found.reshape(tensor.shape)})
+        lora_A = load_adapter("moved", moved, model.layers, model.device).own[UNEMBED].lora_A
+        assert lora_A.data_ptr() != found.ctypes.data
+        assert torch.equal(lora_A, torch.from_numpy(tensor))
 
 
 def test_versions_are_never_confused(model: TorchModel) -> None:

@@ -1,0 +1,214 @@
+"""How long new weights take from the trainer to the first sample: the call, the checkpoint, the sampler's memory.
+
+The unmodified SDK, a server and its worker, whose sampler is in its own process, or is another process as in a pool.
+Each stands beside a copy of the adapter's file, synced, in the folder that it is saved in. A machine that does other
+work gives the several processes of the one side more of itself, so what processors gave to each side is said, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import tinker
+from api_replica import API_KEY, MODEL
+from api_sides import installation
+from comparing import Medians, Pair, parse_options
+from rich.console import Console
+from rich.table import Table
+from saves import seconds_of
+from sides import step_datum
+from tinker import types
+from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
+from workloads import LEARNING_RATE, RANK, token_rows
+
+SHAPE = TinyShape(hidden_size=2048, intermediate_size=4096, layers=2, heads=16, kv_heads=8)
+LARGE_RANK = 1408
+"""An adapter of 370 MB, as in `saves.py`, on a quarter of its model, so that a sample takes little of it all."""
+
+PROMPT = types.ModelInput.from_ints(list(token_rows(1, 8, SHAPE.vocab_size)[0]))
+ONE_TOKEN = types.SamplingParams(max_tokens=1, temperature=1.0, stop=[])
+FLAGS = ["--max-rank", str(LARGE_RANK), "--no-deterministic-sampling", "--adapter-slots", "4"]
+STEP_DATUM = step_datum(token_rows(1, 33, SHAPE.vocab_size)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Medians of seconds, and their ratio; the quartiles are of neighbouring measurements' own ratios.
+
+    `goal` None: it has none.
+    """
+
+    measured: str
+    seconds: float
+    reference: str
+    reference_seconds: float
+    ratio: float
+    quartiles: tuple[float, float]
+    goal: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """One has the large adapter, one trains beside it; `root` is the checkpoint root's folder."""
+
+    large: tinker.TrainingClient
+    other: tinker.TrainingClient
+    root: Path
+    processes: Sequence[psutil.Process]
+
+    def processor_seconds(self) -> float:
+        """So far, of server, worker and sampler."""
+        times = [process.cpu_times() for process in self.processes]
+        return sum(each.user + each.system for each in times)
+
+
+@contextmanager
+def programs(scratch: Path, model: Path, *, apart: bool) -> Iterator[Programs]:
+    engine = ["--model", str(model), *FLAGS]
+    with installation(scratch, 1, None, engine, sampler=engine if apart else None) as running:
+        services = [tinker.ServiceClient(base_url=running.urls[0], api_key=API_KEY) for _ in range(2)]
+        large, other = (
+            service.create_lora_training_client(base_model=MODEL, rank=rank).result()
+            for service, rank in zip(services, (LARGE_RANK, RANK), strict=True)
+        )
+        pids = [running.worker_pid, *running.pids, *filter(None, [running.sampler_pid])]
+        yield Programs(large, other, scratch / "root", [psutil.Process(pid) for pid in pids])
+        for service in services:
+            service.close("success").result()
+
+
+def sync(running: Programs) -> tinker.SamplingClient:
+    """From the call that saves to the first sample of what it saved."""
+    sampler = running.large.save_weights_and_get_sampling_client().result()
+    draw(sampler)
+    return sampler
+
+
+def saved_files(root: Path) -> Sequence[Path]:
+    """The newest first."""
+    return sorted(root.rglob("adapter_model.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def make_room(root: Path) -> None:
+    """Of what nobody asks for again, or a run would fill the disk."""
+    for older in saved_files(root)[1:]:
+        older.unlink()
+
+
+def draw(sampler: tinker.SamplingClient) -> None:
+    [sequence] = sampler.sample(PROMPT, 1, ONE_TOKEN).result().sequences
+    assert len(sequence.tokens) == 1
+
+
+def copy_synced(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    with target.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def measure_syncs(running: Programs, blocks: int, name: str, goal: float) -> Iterator[Comparison]:
+    sampler = sync(running)
+    size = f"{saved_files(running.root)[0].stat().st_size / 1e6:.0f} MB"
+    by_clock, by_processor, alone = list[Pair](), list[Pair](), list[Pair]()
+    for _ in range(blocks):
+        copy = partial(copy_synced, saved_files(running.root)[0], running.root / "copied")
+        copied, of_copy = spent(copy, time.process_time)
+        synced, of_sync = spent(lambda: sync(running), running.processor_seconds)
+        by_clock.append((copied, synced))
+        by_processor.append((of_copy, of_sync))
+        alone.append((copied, seconds_of(lambda: draw(sampler))))
+        make_room(running.root)
+    yield compared(f"{size} to {name}", f"a copy of {size}", by_clock, goal)
+    yield compared("the same by processors", f"a copy of {size}", by_processor, None)
+    yield compared("of it a sample alone", f"a copy of {size}", alone, None)
+
+
+def spent(call: Callable[[], object], processor_seconds: Callable[[], float]) -> tuple[float, float]:
+    """By the clock, and of processors."""
+    before = processor_seconds()
+    seconds = seconds_of(call)
+    return seconds, processor_seconds() - before
+
+
+def measure_step(running: Programs, blocks: int, name: str) -> Comparison:
+    step(running.other)
+    pairs = [
+        (seconds_of(lambda: step(running.other)), beside_syncs(running, lambda: step(running.other)))
+        for _ in range(blocks)
+    ]
+    return compared(f"another model's step beside syncs to {name}", "without", pairs, 1 / 0.9)
+
+
+def step(client: tinker.TrainingClient) -> None:
+    adam = types.AdamParams(learning_rate=LEARNING_RATE)
+    futures = client.forward_backward([STEP_DATUM], "cross_entropy"), client.optim_step(adam)
+    for future in futures:
+        future.result()
+
+
+def beside_syncs(running: Programs, measured: Callable[[], None]) -> float:
+    stop = threading.Event()
+
+    def sync_until_stopped() -> None:
+        while not stop.is_set():
+            sync(running)
+            make_room(running.root)
+
+    beside = threading.Thread(target=sync_until_stopped)
+    beside.start()
+    try:
+        return seconds_of(measured)
+    finally:
+        stop.set()
+        beside.join()
+
+
+def compared(measured: str, reference: str, pairs: Sequence[Pair], goal: float | None) -> Comparison:
+    medians = Medians.of(pairs)
+    return Comparison(
+        measured, medians.served, reference, medians.reference, medians.ratio, medians.ratio_quartiles, goal
+    )
+
+
+def table_of(results: Sequence[Comparison]) -> Table:
+    table = Table(title="Weights, from the trainer to the first sample")
+    for heading in ("measured", "s", "reference", "s", "times", "quartiles", "goal"):
+        table.add_column(heading, no_wrap=True)
+    for one in results:
+        colour = "white" if one.goal is None else "green" if one.ratio <= one.goal else "red"
+        quartiles = " to ".join(f"{quartile:.2f}" for quartile in one.quartiles)
+        seconds = (f"{one.seconds:.2f}", f"{one.reference_seconds:.2f}")
+        row = (one.measured, seconds[0], one.reference, seconds[1], f"[{colour}]{one.ratio:.2f}", quartiles)
+        table.add_row(*row, "" if one.goal is None else f"{one.goal:.2f}")
+    return table
+
+
+def main() -> None:
+    options = parse_options(__doc__.partition("\n")[0], with_models=False)
+    results: list[Comparison] = []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        model = make_tiny_model(scratch / "model", shape=SHAPE)
+        for apart, name, goal in ((False, "the worker's own sampler", 1.2), (True, "a sampler apart", 1.5)):
+            with programs(scratch / name.replace(" ", "-"), model, apart=apart) as running:
+                results += measure_syncs(running, options.blocks, name, goal)
+                results.append(measure_step(running, options.blocks, name))
+    if options.json:
+        print(json.dumps([asdict(one) for one in results], indent=2))
+    else:
+        Console(width=150).print(table_of(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What the API has, call by call and field by field, as rows of tables: the document that the server serves says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from tinsmith_server.app import ROUTERS
+from tinsmith_server.routes.openapi import install_openapi
+from tinsmith_server.wire.responses import ClientConfigResponse, DynamicConfigResponse
+
+PREFIX = "/api/v1"
+CALL_HEADER = ("Call", "It takes", "It answers")
+FLAG_HEADER = ("Flag", "From", "What this server says")
+NOT_SUPPORTED = "not supported yet"
+JSON = "application/json"
+
+
+def call_rows() -> Iterator[tuple[str, ...]]:
+    """Each call, in the order in which a server looks for it; what must be there is bold."""
+    document = _document()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if NOT_SUPPORTED in operation["tags"]:
+                yield _call(method, path), "", f"422: {operation['summary'].lower()}"
+            else:
+                yield _call(method, path), _taken(document, operation), _answered(document, operation)
+
+
+def flag_rows() -> Iterator[tuple[str, ...]]:
+    """Of the SDK's two configurations; a flag without a default is a setting's."""
+    models = {"client/config": ClientConfigResponse, "client/dynamic_config": DynamicConfigResponse}
+    for call, model in models.items():
+        for name, field in model.model_fields.items():
+            said = "a setting's" if field.is_required() else f"`{str(field.default).lower()}`"
+            yield f"`{name}`", f"`{call}`", said
+
+
+def _document() -> dict[str, Any]:
+    app = FastAPI()
+    for router in ROUTERS:
+        app.include_router(router, prefix=PREFIX)
+    install_openapi(app)
+    return app.openapi()
+
+
+def _call(method: str, path: str) -> str:
+    return f"`{method.upper()} {path.removeprefix(PREFIX)}`"
+
+
+def _taken(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
+    """Fields of the body and what stands in the URL and in headers, but for the path's own."""
+    parameters = [one for one in operation.get("parameters", []) if one["in"] != "path"]
+    names = [_field(f"{one['name']} ({one['in']})", required=one["required"]) for one in parameters]
+    content = operation.get("requestBody", {}).get("content", {})
+    for media_type, body in content.items():
+        names += _fields(document, body["schema"]) if media_type == JSON else [media_type]
+    return ", ".join(names)
+
+
+def _answered(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
+    content = operation["responses"]["200"].get("content", {})
+    told: list[str] = []
+    for media_type, body in content.items():
+        schema = body.get("schema", {})
+        told += _fields(document, schema) if media_type == JSON and schema else [media_type]
+    return ", ".join(told) or "nothing"
+
+
+def _fields(document: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+    """Names of an object's fields, of each of the objects that may be meant."""
+    resolved = _resolved(document, schema)
+    if choices := resolved.get("anyOf") or resolved.get("oneOf"):
+        return list(dict.fromkeys(name for choice in choices for name in _fields(document, choice)))
+    required = resolved.get("required", [])
+    return [_field(name, required=name in required) for name in resolved.get("properties", {})]
+
+
+def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "$ref" not in schema:
+        return schema
+    found: Mapping[str, Any] = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return found
+
+
+def _field(name: str, *, required: bool) -> str:
+    return f"**{name}**" if required else name
