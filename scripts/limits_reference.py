@@ -6,7 +6,7 @@ from tinsmith_server.cli import connections
 from tinsmith_server.routes import uploads
 from tinsmith_server.services.accounts import body_budget
 from tinsmith_server.settings import Settings
-from tinsmith_server.wire import requests
+from tinsmith_server.wire import json_training, requests
 from tinsmith_server.wire.json_bodies import PLAIN, PROMPT
 
 KIB = 2**10
@@ -54,6 +54,12 @@ def fixed_rows() -> list[tuple[str, ...]]:
         ("stop strings or tokens of a sample", str(requests.MAX_STOPS), REJECTED),
         ("samples of one request", str(requests.MAX_SAMPLES), REJECTED),
         ("values in a body", f"{PLAIN.values}; of a sample {PROMPT.values}, long lists of tokens apart", "422"),
+        (
+            "values in training data in JSON",
+            f"{json_training.VALUES}, long lists of numbers apart; in these a quarter of `max_body_bytes`",
+            "422",
+        ),
+        ("bytes of training data in JSON beside its lists", _size(json_training.BYTES_BESIDE_NUMBERS), "422"),
         ("depth of a body", str(PLAIN.depth), "422"),
         ("bytes of a sample beside its tokens and images", _size(PROMPT.bytes_beside_numbers or 0), "422"),
         (

@@ -19,6 +19,7 @@ import nemo_rl_reference
 import nemo_rl_sizing
 import operator_reference
 import resource_reference
+import sdk_generations
 from prometheus_client.core import Metric
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -168,6 +169,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "commands": ("commands.md", commands_table),
     "statuses": ("errors.md", statuses_table),
     "unsupported": ("errors.md", unsupported_table),
+    "generations": ("protocol.md", lambda: table(sdk_generations.HEADER, sdk_generations.rows())),
     "values": ("chart.md", values_table),
     "spec": ("training-session.md", lambda: spec_table(chart_reference.SESSION_CRD)),
     "status": ("training-session.md", lambda: status_table(chart_reference.SESSION_CRD)),

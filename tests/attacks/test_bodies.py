@@ -31,6 +31,12 @@ class Attacker:
     def sample(self, chunks: bytes) -> bytes:
         return b'{"sampling_session_id":"%b","seq_id":0,"prompt":{"chunks":%b}}' % (self.sampler_id.encode(), chunks)
 
+    def forward(self, chunks: bytes) -> bytes:
+        """One datum, in JSON."""
+        data = b'[{"model_input":{"chunks":%b},"loss_fn_inputs":{}}]' % chunks
+        head = b'"model_id":"%b","seq_id":1' % self.model_id.encode()
+        return b'{"forward_input":{"data":%b,"loss_fn":"cross_entropy"},%b}' % (data, head)
+
     def optim_step(self, more: bytes) -> bytes:
         return b'{"model_id":"%b","seq_id":1,"adam_params":{}%b}' % (self.model_id.encode(), more)
 
@@ -129,6 +135,34 @@ CASES = {
         422,
         "more than 16 deep",
         lambda a: a.session(b',"display_name":"%b"' % (b"x" * 6000)),
+    ),
+    "training data in JSON of empty chunks": Case(
+        "/forward",
+        lambda a: a.forward(repeated(b"{}", 2_000_000)),
+        422,
+        "beside its",
+        lambda a: a.forward(prompt(PROMPT_OF_6_MB)),
+    ),
+    "training data in JSON of short lists": Case(
+        "/forward",
+        lambda a: a.forward(repeated(b'{"tokens":%b}' % repeated(b"1", 20), 40_000)),
+        422,
+        "more than 262144 values",
+        lambda a: a.forward(prompt(PROMPT_OF_6_MB // 3)),
+    ),
+    "training data in JSON of as many chunks as fit": Case(
+        "/forward",
+        lambda a: a.forward(repeated(b'{"tokens":[1]}', 80_000)),
+        200,
+        "",
+        lambda a: a.forward(prompt(PROMPT_OF_6_MB // 5)),
+    ),
+    "training data in JSON of more numbers than a message holds": Case(
+        "/forward",
+        lambda a: a.forward(b'[{"tokens":%b}]' % repeated(b"1", 17_000_000)),
+        422,
+        "more than 16777216 numbers",
+        lambda a: a.forward(prompt(4_800_000)),
     ),
     "training data of empty fields": Case(
         "/forward_backward",

@@ -22,9 +22,11 @@ from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import rejection
 from tinsmith_server.services.sampling.sample_requests import SampleSubmission, sample_submission
+from tinsmith_server.services.training.submit_requests import CallKey, JsonOperation, json_operation
 from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
 from tinsmith_server.wire.ids import operation_number
 from tinsmith_server.wire.json_bodies import PROMPT, BadJson, read_object
+from tinsmith_server.wire.json_training import training_shape
 from tinsmith_server.wire.requests import sentence
 from tinsmith_server.wire.token_counts import trained_tokens
 
@@ -35,6 +37,8 @@ T = TypeVar("T")
 INLINE_BYTES = 16 * 1024
 # Of a training body that is not kept: its head, which says whose it is.
 HEAD_BYTES = 64 * 1024
+# Bytes of arrays, as against those of the text that they are read from.
+TEXT_IN_MEMORY = 2
 
 STABLE_REINFORCE_NOTE = (
     "stable_reinforce has no public formula; this server runs it as cispo with the same inputs "
@@ -115,11 +119,14 @@ Sample = Annotated[SampleSubmission, Depends(read_sample)]
 async def read_forward_backward(
     request: Request, response: Response, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
 ) -> worker_pb2.SubmitRequest:
-    """The operation as the worker is given it, but for the epoch; the SDK's message travels in it as it came.
+    """The operation as the worker is given it, but for the epoch.
 
-    Raises Unprocessable only when model_id or seq_id cannot be read; the rest is the future's business, and a body
-    that cannot be run is not kept.
+    The SDK's message travels in it as it came, or as it would have come from an SDK of today. Raises Unprocessable
+    only when model_id or seq_id cannot be read; the rest is the future's business, and a body that cannot be run is
+    not kept.
     """
+    if request.headers.get("content-type", "").startswith("application/json"):
+        return await _from_json("forward_backward_input", request, response, tenant, services, account, key)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     path, limit = path_of(request), services.settings.max_body_bytes
     body = await receive(request, limit, account, beginning=HEAD_BYTES)
@@ -137,12 +144,52 @@ async def read_forward_backward(
     else:
         operation.payload, operation.zstd = body.content, encoding == "zstd"
     await _charge(services, tenant, services.keys.counted_as(key), operation)
-    if head.loss_fn == "stable_reinforce" and services.settings.map_stable_reinforce:
-        response.headers["x-deprecation-note"] = STABLE_REINFORCE_NOTE
+    _note_loss(services, response, head.loss_fn)
     return operation
 
 
+async def read_forward(
+    request: Request, response: Response, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
+) -> worker_pb2.SubmitRequest:
+    """The same without gradients, in JSON alone: later SDKs send a forward_backward that asks for none."""
+    return await _from_json("forward_input", request, response, tenant, services, account, key)
+
+
 ForwardBackward = Annotated[worker_pb2.SubmitRequest, Depends(read_forward_backward)]
+Forward = Annotated[worker_pb2.SubmitRequest, Depends(read_forward)]
+
+
+async def _from_json(
+    call: CallKey,
+    request: Request,
+    response: Response,
+    tenant: str,
+    services: Services,
+    account: Account,
+    key: str | None,
+) -> worker_pb2.SubmitRequest:
+    """Of a body over the limit nobody knows whose it is, since that stands at its end: BodyTooLarge."""
+    body, limit = await whole_body(request, services, account), services.settings.max_body_bytes
+    # Numbers of a few digits take more room than their text.
+    room = min(TEXT_IN_MEMORY * len(body), limit)
+    await account.take(room)
+
+    def operation() -> JsonOperation:
+        return json_operation(read_object(body, training_shape(limit)), call, limit)
+
+    try:
+        read = await off_the_loop(services, tenant, len(body), operation)
+    except BadJson as error:
+        raise Unprocessable(str(error)) from error
+    account.give_back(room - min(room, len(read.request.payload)))
+    await _charge(services, tenant, services.keys.counted_as(key), read.request)
+    _note_loss(services, response, read.loss_fn)
+    return read.request
+
+
+def _note_loss(services: Services, response: Response, loss_fn: str | None) -> None:
+    if loss_fn == "stable_reinforce" and services.settings.map_stable_reinforce:
+        response.headers["x-deprecation-note"] = STABLE_REINFORCE_NOTE
 
 
 async def _charge(services: Services, tenant: str, key: str, operation: worker_pb2.SubmitRequest) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from email.utils import format_datetime
 from typing import Annotated, cast
 
 from fastapi import APIRouter, Depends, Header, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import RedirectResponse, StreamingResponse
 
 from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
-from tinsmith_server.services.checkpoints.checkpoints import TrainingRun
+from tinsmith_server.services.checkpoints.checkpoints import TrainingRun, Types
 from tinsmith_server.store.records import Checkpoint
-from tinsmith_server.wire.ids import KIND_OF_TYPE, CheckpointType, PathKind, TinkerPath
+from tinsmith_server.wire.ids import (
+    KIND_OF_TYPE,
+    VERSION_HEADER,
+    CheckpointType,
+    PathKind,
+    TinkerPath,
+    known_checkpoint_types,
+)
 from tinsmith_server.wire.requests import CopyWeightsRequest, TtlRequest, WeightsInfoRequest
 from tinsmith_server.wire.responses import (
     CheckpointResponse,
@@ -35,7 +43,13 @@ def checkpoint_path(run_id: str, kind: PathKind, name: str) -> TinkerPath:
     return TinkerPath(run_id, kind, name)
 
 
+async def known_types(version: Annotated[str | None, Header(alias=VERSION_HEADER)] = None) -> Types:
+    """The types of checkpoints that the SDK which asks has heard of."""
+    return known_checkpoint_types(version)
+
+
 Path = Annotated[TinkerPath, Depends(checkpoint_path)]
+KnownTypes = Annotated[Types, Depends(known_types)]
 
 
 @router.get("/training_runs", response_model_exclude_none=True)
@@ -54,17 +68,21 @@ async def get_training_run(run_id: str, tenant: Tenant, services: ServicesDep) -
     return _run(await services.checkpoints.run(tenant, run_id))
 
 
+# SDKs below 0.4 ask for the second one.
 @router.get("/training_runs/{run_id}/checkpoints", response_model_exclude_none=True)
-async def list_run_checkpoints(run_id: str, tenant: Tenant, services: ServicesDep) -> CheckpointsResponse:
-    found = await services.checkpoints.of_run(tenant, run_id)
+@router.get("/models/{run_id}/checkpoints", response_model_exclude_none=True)
+async def list_run_checkpoints(
+    run_id: str, tenant: Tenant, services: ServicesDep, types: KnownTypes
+) -> CheckpointsResponse:
+    found = await services.checkpoints.of_run(tenant, run_id, types)
     return CheckpointsResponse(checkpoints=[_checkpoint(checkpoint) for checkpoint in found])
 
 
 @router.get("/checkpoints", response_model_exclude_none=True)
 async def list_checkpoints(
-    tenant: Tenant, services: ServicesDep, limit: Limit = 100, offset: Offset = 0
+    tenant: Tenant, services: ServicesDep, types: KnownTypes, limit: Limit = 100, offset: Offset = 0
 ) -> CheckpointsResponse:
-    page = await services.checkpoints.all(tenant, limit, offset)
+    page = await services.checkpoints.all(tenant, limit, offset, types)
     return CheckpointsResponse(
         checkpoints=[_checkpoint(checkpoint) for checkpoint in page.rows],
         cursor=Cursor(offset=offset, limit=limit, total_count=page.total),
@@ -117,6 +135,22 @@ async def download(token: str, path: str, services: ServicesDep) -> StreamingRes
     return StreamingResponse(
         found.parts, media_type="application/octet-stream", headers={"content-length": str(found.size_bytes)}
     )
+
+
+@router.get(CHECKPOINT + "/archive", status_code=302, response_class=RedirectResponse)
+async def archive_link(path: Path, request: Request, tenant: Tenant, services: ServicesDep) -> RedirectResponse:
+    """Where all files of a checkpoint are, as SDKs up to 0.35 ask for them: they read the address and do not follow."""
+    base_url = services.settings.public_url or str(request.base_url)
+    link = await services.exports.archive_link(tenant, path, base_url)
+    return RedirectResponse(link.url, 302, {"expires": format_datetime(link.expires, usegmt=True)})
+
+
+@router.get(
+    "/archives/{token}", response_class=StreamingResponse, responses={200: {"content": {"application/gzip": {}}}}
+)
+async def archive(token: str, services: ServicesDep) -> StreamingResponse:
+    """A gzipped tar, without a key: the link itself is the permission, and ends by itself."""
+    return StreamingResponse(await services.exports.archive(token), media_type="application/gzip")
 
 
 @router.post("/copy_weights", openapi_extra=takes(CopyWeightsRequest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -13,19 +14,24 @@ from typing_extensions import override
 
 from tinsmith_server.errors import TinsmithError, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.routes.bodies import body_as
+from tinsmith_server.routes.bodies import body_as, off_the_loop
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, get_services
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.problems import http_status, tell_user
+from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.futures import STOPPING, Answer, Metadata, Pending, Ready
 from tinsmith_server.wire.ids import is_sample
+from tinsmith_server.wire.json_results import result_as_json
 from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest
 from tinsmith_server.wire.responses import Empty, FailedResponse, MetadataResponse, PendingResponse
 from tinsmith_server.wire.token_counts import sampled_tokens
 
 log = get_logger(__name__)
+
+PROTOBUF = "application/x-protobuf"
+ANYTHING = "*/*"
 
 
 class HeldRoute(DirectRoute):
@@ -72,11 +78,12 @@ router = APIRouter(tags=["futures"], route_class=HeldRoute)
     "/retrieve_future",
     openapi_extra=takes(RetrieveFutureRequest),
     responses={
-        200: {"content": {"application/x-protobuf": {}, "application/json": {}}},
+        200: {"content": {PROTOBUF: {}, "application/json": {}}},
         408: {"model": PendingResponse},
     },
 )
 async def retrieve_future(
+    request: Request,
     body: Annotated[RetrieveFutureRequest, Depends(body_as(RetrieveFutureRequest))],
     tenant: Tenant,
     services: ServicesDep,
@@ -87,7 +94,20 @@ async def retrieve_future(
         services.admission.rates.note_sampled(
             services.keys.counted_as(key), body.request_id, sampled_tokens(answer.payload)
         )
+    if isinstance(answer, Ready) and answer.protobuf and not reads_protobuf(request):
+        answer = await _in_json(services, tenant, body.request_id, answer)
     return _response(answer)
+
+
+def reads_protobuf(request: Request) -> bool:
+    """SDKs from 0.18 on say so where a result may be in it; without a word anything goes."""
+    accepted = request.headers.get("accept", ANYTHING)
+    return PROTOBUF in accepted or ANYTHING in accepted
+
+
+async def _in_json(services: Services, tenant: str, request_id: str, answer: Ready) -> Ready:
+    translate = partial(result_as_json, answer.payload, of_sample=is_sample(request_id))
+    return Ready(await off_the_loop(services, tenant, len(answer.payload), translate), protobuf=False)
 
 
 @router.post("/cancel_future", openapi_extra=takes(CancelFutureRequest))
@@ -102,7 +122,7 @@ async def cancel_future(
 def _response(answer: Answer) -> Response:
     match answer:
         case Ready(payload, protobuf):
-            return Response(payload, media_type="application/x-protobuf" if protobuf else "application/json")
+            return Response(payload, media_type=PROTOBUF if protobuf else "application/json")
         case Metadata(size_bytes):
             return JSONResponse(MetadataResponse(response_payload_size=size_bytes).model_dump())
         case Failure(category, message):

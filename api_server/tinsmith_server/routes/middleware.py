@@ -17,7 +17,7 @@ from tinsmith_server.routes.problems import problem
 log = get_logger(__name__)
 
 # Whoever has one may read or write a file, without a key.
-LINKS = re.compile(r"(?<=/uploads/)[^/]+|(?<=/downloads/)[^/]+|(?<=/traces/)[^/]+")
+LINKS = re.compile(r"(?<=/uploads/)[^/]+|(?<=/downloads/)[^/]+|(?<=/archives/)[^/]+|(?<=/traces/)[^/]+")
 
 
 class Observing:

@@ -13,14 +13,19 @@ from pydantic.json_schema import models_json_schema
 
 from tinsmith_server.routes.problems import HTTP_STATUS
 from tinsmith_server.wire import requests
+from tinsmith_server.wire.json_training import ForwardBackwardBody
 
 _REFERENCE = "#/components/schemas/{model}"
 
-PROTOBUF_BODY: dict[str, Any] = {
+TRAINING_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "Tinker's ForwardBackwardRequest, optionally with Content-Encoding zstd or gzip.",
-        "content": {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}},
+        "description": "Tinker's ForwardBackwardRequest, optionally with Content-Encoding zstd or gzip; or the same in "
+        "JSON, as SDKs below 0.19 send it.",
+        "content": {
+            "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}},
+            "application/json": {"schema": {"$ref": _REFERENCE.format(model=ForwardBackwardBody.__name__)}},
+        },
     }
 }
 

@@ -6,11 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import ForwardBackward, JsonObject, body_as
+from tinsmith_server.routes.bodies import Forward, ForwardBackward, JsonObject, body_as
 from tinsmith_server.routes.dependencies import ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
-from tinsmith_server.routes.openapi import PROTOBUF_BODY, takes
+from tinsmith_server.routes.openapi import TRAINING_BODY, takes
 from tinsmith_server.wire.ids import OperationId
+from tinsmith_server.wire.json_training import ForwardBody
 from tinsmith_server.wire.requests import (
     CreateModelRequest,
     GetInfoRequest,
@@ -19,6 +20,7 @@ from tinsmith_server.wire.requests import (
     SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
+    UnloadModelRequest,
 )
 from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData, WaitingModelsResponse
 
@@ -57,8 +59,13 @@ async def get_info(
     )
 
 
-@router.post("/forward_backward", openapi_extra=PROTOBUF_BODY)
+@router.post("/forward_backward", openapi_extra=TRAINING_BODY)
 async def forward_backward(request: ForwardBackward, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return _future(await services.operations.forward_backward(tenant, request))
+
+
+@router.post("/forward", summary="Forward without gradients, of SDKs below 0.22.3", openapi_extra=takes(ForwardBody))
+async def forward(request: Forward, tenant: Tenant, services: ServicesDep) -> FutureResponse:
     return _future(await services.operations.forward_backward(tenant, request))
 
 
@@ -85,3 +92,10 @@ async def save_weights_external(body: JsonObject, tenant: Tenant, services: Serv
 @router.post("/load_weights", openapi_extra=takes(LoadWeightsRequest))
 async def load_weights(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
     return _future(await services.operations.load_weights(tenant, body))
+
+
+@router.post("/unload_model", summary="End a model, of SDKs up to 0.25", openapi_extra=takes(UnloadModelRequest))
+async def unload_model(
+    body: Annotated[UnloadModelRequest, Depends(body_as(UnloadModelRequest))], tenant: Tenant, services: ServicesDep
+) -> FutureResponse:
+    return _future(await services.operations.unload(tenant, body.model_id))

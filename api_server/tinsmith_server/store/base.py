@@ -181,8 +181,10 @@ class Store(Protocol):
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
         """Newest first, without ephemeral ones."""
 
-    async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
-        """Newest first, without ephemeral ones."""
+    async def list_checkpoints(
+        self, tenant: str, limit: int, offset: int, types: Collection[CheckpointType] | None = None
+    ) -> Page[Checkpoint]:
+        """Newest first, without ephemeral ones; those of these types alone, where some are given."""
 
     async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:
         """Named checkpoints of each session's models; sessions without any are missing."""

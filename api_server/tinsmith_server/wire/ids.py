@@ -31,7 +31,7 @@ MAX_NAME_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class OperationId:
-    """A training operation; number 0 is the model's creation."""
+    """A training operation; number 0 is the model's creation, and RELEASE_SEQ_ID its end."""
 
     model_id: str
     seq_id: int
@@ -83,7 +83,7 @@ def parse_request_id(text: str) -> OperationId | SampleId | None:
     if not owner or not NUMBER_PATTERN.fullmatch(number):
         return None
     match marker:
-        case "op" if not at and (is_operation_number(int(number)) or number == "0"):
+        case "op" if not at and (is_operation_number(int(number)) or int(number) in (0, RELEASE_SEQ_ID)):
             return OperationId(owner, int(number))
         case "asample" if TOKEN_PATTERN.fullmatch(token) and is_sample_number(int(number)):
             return SampleId(owner, int(number), token)
@@ -190,3 +190,20 @@ def check_name(name: str) -> str:
         held = " ".join(NOT_IN_NAMES)
         raise ValueError(f"the checkpoint name {name!r} must not hold any of {held}, nor control characters")
     return name
+
+
+# ---- what an SDK has heard of
+
+VERSION_HEADER = "x-stainless-package-version"
+ALL_TYPES: frozenset[CheckpointType] = frozenset(TYPE_OF_KIND.values())
+FIRST_WITH_EXTERNAL = (0, 28)
+"""Those before fail on a whole list for one checkpoint of a type that they do not know."""
+_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})(?!\d)")
+
+
+def known_checkpoint_types(version: str | None) -> frozenset[CheckpointType]:
+    """All of them to a client that says no version, or none of the SDK's form."""
+    found = _VERSION.match(version or "")
+    if found and (int(found[1]), int(found[2])) < FIRST_WITH_EXTERNAL:
+        return ALL_TYPES - {"external"}
+    return ALL_TYPES

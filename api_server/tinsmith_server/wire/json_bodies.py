@@ -1,8 +1,8 @@
 """Reads JSON without ever holding up whoever else runs in the process, whatever the body is made of.
 
-What a body is made of is counted before anything is built from it. Long lists of whole numbers, which prompts are,
-and the long texts that images are, are read in slices: `orjson` and CPython let nobody else run during one call, and a
-prompt of megabytes in one call is a tenth of a second of silence for everybody. What is left is small.
+What a body is made of is counted before anything is built from it. Long lists of numbers, which prompts and tensors
+are, and the long texts that images are, are read in slices: `orjson` and CPython let nobody else run during one call,
+and a prompt of megabytes in one call is a tenth of a second of silence for everybody. What is left is small.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import uuid
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 
@@ -27,9 +27,14 @@ _BEFORE_LONG_TEXT = re.compile(rb'"data"\s{0,4}:\s{0,4}\Z')
 _KEY_BYTES = 16
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_NUMBERS = re.compile(rb"[0-9,\-\s]*+")
+_WHOLE_NUMBERS = re.compile(rb"[0-9,\-\s]*+")
+_NUMBERS = re.compile(rb"[0-9,\-\s.eE+]*+")
 _BIG_ENDIAN: Final = array("H", [1]).tobytes() == b"\0\1"
 _SEPARATORS = re.compile(rb"[\[\]{},]")
+
+
+Numbers: TypeAlias = "array[int] | array[float]"
+LongPart: TypeAlias = "Numbers | bytes"
 
 
 class BadJson(ValueError):
@@ -45,6 +50,14 @@ class Shape:
     # With it, lists of whole numbers may be of any length and come as `array`s, and texts without escapes under "data",
     # which come as `bytes`; the rest has this size at most.
     bytes_beside_numbers: int | None = None
+    # Lists of other numbers may be as long: they come as arrays of doubles.
+    fractions: bool = False
+    # In all long lists together; each takes eight bytes.
+    numbers: int | None = None
+
+    @property
+    def numbers_pattern(self) -> re.Pattern[bytes]:
+        return _NUMBERS if self.fractions else _WHOLE_NUMBERS
 
 
 PLAIN = Shape()
@@ -53,7 +66,7 @@ PROMPT = Shape(values=8192, bytes_beside_numbers=512 * 1024)
 
 def read_object(body: bytes, shape: Shape = PLAIN) -> dict[str, Any]:
     """Raises BadJson for anything but a JSON object within `shape`."""
-    taken_out: dict[str, array[int] | bytes] = {}
+    taken_out: dict[str, LongPart] = {}
     if shape.bytes_beside_numbers is not None:
         body, taken_out = _without_long_parts(body, shape)
     _check_shape(body, shape)
@@ -101,13 +114,16 @@ def _too_many(shape: Shape) -> str:
 # ---- long lists of whole numbers, and long texts
 
 
-def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, array[int] | bytes]]:
+def _without_long_parts(body: bytes, shape: Shape) -> tuple[bytes, dict[str, LongPart]]:
     """The body with a name in the place of each long list or text, and these by their names."""
-    mark, rest, taken_out, done = uuid.uuid4().hex, bytearray(), dict[str, "array[int] | bytes"](), 0
+    mark, rest, taken_out, done, numbers = uuid.uuid4().hex, bytearray(), dict[str, LongPart](), 0, 0
     for start, end in _long_parts(body, shape):
         name = f"{mark}-{len(taken_out)}"
-        is_list = body[end : end + 1] == b"]"
-        taken_out[name] = _read_numbers(body, start, end) if is_list else body[start:end]
+        if body[end : end + 1] == b"]":
+            taken_out[name] = found = _read_numbers(body, start, end, shape, numbers)
+            numbers += len(found)
+        else:
+            taken_out[name] = body[start:end]
         rest += body[done : start - 1] + b'"' + name.encode() + b'"'
         done = end + 1
     assert shape.bytes_beside_numbers is not None
@@ -125,7 +141,7 @@ def _long_parts(body: bytes, shape: Shape) -> Iterator[tuple[int, int]]:
     while (steps := steps + 1) <= shape.values:
         opening = body.find(b"[", at, string if string >= 0 else len(body))
         if opening >= 0:
-            at = _end_of_numbers(body, opening + 1)
+            at = _end_of_numbers(body, opening + 1, shape.numbers_pattern)
             if at - opening > LONG_LIST_BYTES and body[at : at + 1] == b"]":
                 yield opening + 1, at
             continue
@@ -157,27 +173,45 @@ def _end_of_string(body: bytes, start: int, shape: Shape) -> int:
     return found.end()
 
 
-def _end_of_numbers(body: bytes, start: int) -> int:
+def _end_of_numbers(body: bytes, start: int, pattern: re.Pattern[bytes]) -> int:
     end = start
     while True:
-        found = _NUMBERS.match(body, end, end + SLICE_BYTES)
+        found = pattern.match(body, end, end + SLICE_BYTES)
         assert found is not None  # it matches nothing, too
         if found.end() < end + SLICE_BYTES:
             return found.end()
         end = found.end()
 
 
-def _read_numbers(body: bytes, start: int, end: int) -> array[int]:
-    numbers = array("q")
+def _read_numbers(body: bytes, start: int, end: int, shape: Shape, read_before: int) -> Numbers:
+    numbers: Numbers = array("q")
     for piece in _slices(body, start, end):
         values = _loads(b"[" + piece + b"]")
         if not values and len(piece) < end - start:
             raise BadJson("the body is not JSON: a list of numbers has a comma too many")
-        try:
-            numbers.extend(array("q", values))
-        except (OverflowError, TypeError):
-            raise BadJson("a list of whole numbers holds one outside 64 bits") from None
+        numbers = _with_more(numbers, values, shape)
+        if shape.numbers is not None and read_before + len(numbers) > shape.numbers:
+            raise BadJson(f"the body holds more than {shape.numbers} numbers; send less in one request")
     return numbers
+
+
+def _with_more(numbers: Numbers, values: list[Any], shape: Shape) -> Numbers:
+    try:
+        numbers.extend(array(numbers.typecode, values))
+    except (OverflowError, TypeError):
+        if not shape.fractions or not any(isinstance(value, float) for value in values):
+            raise BadJson("a list of whole numbers holds one outside 64 bits") from None
+        # The first one that is not whole.
+        return _as_doubles(numbers, values)
+    return numbers
+
+
+def _as_doubles(numbers: Numbers, values: list[Any]) -> array[float]:
+    doubles = array("d")
+    for start in range(0, len(numbers), SLICE_BYTES // 8):
+        doubles.extend(array("d", numbers[start : start + SLICE_BYTES // 8].tolist()))
+    doubles.extend(array("d", values))
+    return doubles
 
 
 def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
@@ -185,13 +219,13 @@ def _slices(body: bytes, start: int, end: int) -> Iterator[bytes]:
     while end - start > SLICE_BYTES:
         comma = body.rfind(b",", start, start + SLICE_BYTES)
         if comma < 0:
-            raise BadJson(f"a list of whole numbers has {SLICE_BYTES} bytes without a comma")
+            raise BadJson(f"a list of numbers has {SLICE_BYTES} bytes without a comma")
         yield body[start:comma]
         start = comma + 1
     yield body[start:end]
 
 
-def _with_long_parts(value: Any, taken_out: dict[str, array[int] | bytes]) -> Any:
+def _with_long_parts(value: Any, taken_out: dict[str, LongPart]) -> Any:
     """No deeper than the shape allows."""
     match value:
         case str():
@@ -211,13 +245,14 @@ def decode_base64(text: bytes) -> bytes:
     )
 
 
-def pack(type_code: str, numbers: Sequence[int]) -> bytes:
-    """Little-endian, in slices. Raises OverflowError if a number does not fit its type."""
-    packed = array(type_code)
+def pack(type_code: str, numbers: Sequence[float]) -> bytes:
+    """Little-endian, in slices. Raises OverflowError if a number does not fit its type, TypeError for one that is not
+    whole where the type is."""
+    packed: Numbers = array(type_code)
     step = SLICE_BYTES // 4
     for start in range(0, len(numbers), step):
         # By a list: from another array CPython takes one number after the other, at four times the cost.
-        packed.extend(array(type_code, list(numbers[start : start + step])))
+        packed.extend(array(type_code, list[Any](numbers[start : start + step])))
     if _BIG_ENDIAN:
         packed.byteswap()
     return packed.tobytes()

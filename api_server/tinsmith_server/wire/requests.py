@@ -35,6 +35,10 @@ METADATA_KEYS = 128
 # In words to the sender.
 ERRORS_SHOWN = 3
 
+# By the field that no other kind of chunk has; an image has `tokens`, too, in SDKs below 0.6.
+TYPE_OF_FIELD = {"data": "image", "location": "image_asset_pointer", "dmel": "dmel", "tokens": "encoded_text"}
+IMAGES = ("image", "image_asset_pointer")
+
 T = TypeVar("T")
 
 
@@ -164,6 +168,10 @@ class GetInfoRequest(Request):
     model_id: str
 
 
+class UnloadModelRequest(Request):
+    model_id: str
+
+
 # ---- training operations
 
 
@@ -222,7 +230,8 @@ class LoadWeightsRequest(Request):
     """Into an existing model with (`model_id`, `seq_id`), else a new one with (`session_id`, `model_seq_id`)."""
 
     path: str
-    optimizer: bool
+    # SDKs below 0.6 have no word for it, and one kind of load, by which they resume.
+    optimizer: bool = True
     weights_access_token: str | None = None
     base_model: str | None = None
     user_metadata: Metadata | None = None
@@ -247,6 +256,19 @@ class CreateSamplingSessionRequest(Request):
         return self
 
 
+def chunk_of_today(value: object) -> object:
+    """SDKs below 0.18 leave the type out, and those below 0.6 say under `tokens` how many an image takes."""
+    if not isinstance(value, dict):
+        return value
+    chunk = dict(value)
+    if "type" not in chunk:
+        found = (type for field, type in TYPE_OF_FIELD.items() if field in chunk)
+        chunk["type"] = next(found, None)
+    if chunk["type"] in IMAGES and "tokens" in chunk:
+        chunk["expected_tokens"] = chunk.pop("tokens")
+    return chunk
+
+
 class Chunk(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
     type: str
@@ -255,6 +277,11 @@ class Chunk(BaseModel):
     location: str | None = None
     format: str = ""
     expected_tokens: Count | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_today(cls, value: object) -> object:
+        return chunk_of_today(value)
 
 
 class ModelInput(Request):

@@ -25,6 +25,10 @@ class ClientConfigResponse(Response):
     """Feature flags of the SDK; those left out keep its defaults."""
 
     pjwt_auth_enabled: bool
+    # SDKs from 0.25 on do both anyway: training data in protobuf (from 0.19 on), and `forward` as a call of
+    # forward_backward (from 0.22.3 on).
+    proto_write_fwdbwd: bool = True
+    fwd_via_fwdbwd: bool = True
     proto_compress_fwdbwd: bool
     sample_use_retrieve_futures: bool = False
     custom_loss_server_side: bool = False

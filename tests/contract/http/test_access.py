@@ -107,6 +107,8 @@ async def test_the_flags_that_clients_hear(tmp_path: Path, fleet: FakeFleet) -> 
         config = (await server.post("/client/config", {"sdk_version": "0.38.0"})).json()
         assert config["proto_compress_fwdbwd"] is True
         assert config["pjwt_auth_enabled"] is False
+        # Without these SDKs from 0.19 to 0.24 send training data as JSON, and those from 0.22 on to another address.
+        assert (config["proto_write_fwdbwd"], config["fwd_via_fwdbwd"]) == (True, True)
         assert (await server.post("/client/dynamic_config")).json() == {"sample_cancel_enabled": True}
 
 

@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {
     "base_model": MODEL,
     "optimizer": False,
     "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+    "forward_input": {"data": [], "loss_fn": "cross_entropy"},
     "ttl_seconds": 7200,
     "sampling_session_seq_id": 5,
     "name": "saved",

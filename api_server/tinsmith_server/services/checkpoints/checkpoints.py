@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import TypeAlias
 
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.services.accounts.audit import CheckpointEvent, entry
@@ -15,7 +16,9 @@ from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.paging import in_steps
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, utc_now
-from tinsmith_server.wire.ids import TinkerPath
+from tinsmith_server.wire.ids import CheckpointType, TinkerPath
+
+Types: TypeAlias = frozenset[CheckpointType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,15 @@ class Checkpoints:
     async def run(self, tenant: str, run_id: str) -> TrainingRun:
         return await self._run(await owned_model(self._store, tenant, run_id))
 
-    async def of_run(self, tenant: str, run_id: str) -> list[Checkpoint]:
+    async def of_run(self, tenant: str, run_id: str, types: Types) -> list[Checkpoint]:
+        """Those of these types."""
         await owned_model(self._store, tenant, run_id)
-        return self._unexpired(await self._store.checkpoints_of_run(run_id))
+        found = self._unexpired(await self._store.checkpoints_of_run(run_id))
+        return [one for one in found if one.type in types]
 
-    async def all(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
-        page = await in_steps(partial(self._store.list_checkpoints, tenant), limit, offset)
+    async def all(self, tenant: str, limit: int, offset: int, types: Types) -> Page[Checkpoint]:
+        """A page of those of these types."""
+        page = await in_steps(partial(self._store.list_checkpoints, tenant, types=types), limit, offset)
         return Page(tuple(self._unexpired(page.rows)), page.total)
 
     async def readable(self, tenant: str, path: str) -> Checkpoint:

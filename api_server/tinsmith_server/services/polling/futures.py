@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tinsmith_rpc import worker_pb2
+import orjson
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
 from tinsmith_server.errors import Gone, NotFound, WorkerAbsent, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
@@ -103,12 +104,25 @@ class Futures:
     async def _retrieve(self, tenant: str, request_id: str) -> Answer:
         deadline = asyncio.get_running_loop().time() + self._hold_seconds
         match parse_request_id(request_id):
-            case OperationId() as operation:
-                model = await self._models.at_work(tenant, operation.model_id)
-                return await self._operation(model, operation.seq_id, deadline)
+            case OperationId(model_id, number) if number == RELEASE_SEQ_ID:
+                return await self._unloaded(await self._models.owned(tenant, model_id), deadline)
+            case OperationId(model_id, number):
+                model = await self._models.at_work(tenant, model_id)
+                return await self._operation(model, number, deadline)
             case SampleId() as sample:
                 return await self._sample(tenant, sample, deadline)
         raise NotFound(f"there is no future {request_id}")
+
+    async def _unloaded(self, model: Model, deadline: float) -> Answer:
+        """Once the worker holds it no more, and the store knows."""
+        if model.state == "bound" and not self._outlives_its_worker(model):
+            reply = await self._ask_worker_of(model, RELEASE_SEQ_ID, deadline)
+            if reply.WhichOneof("state") == "pending":
+                return Pending.from_worker(reply.pending)
+            # What it has saved must be listed before it is written off.
+            await self._events.drain(model.worker_id)
+            await self._models.end(model)
+        return Ready(orjson.dumps({"model_id": model.model_id, "type": "unload_model"}), protobuf=False)
 
     async def _operation(self, model: Model, seq_id: int, deadline: float) -> Answer:
         model = await self._binding.until_bound_or_told(model, _remaining(deadline))

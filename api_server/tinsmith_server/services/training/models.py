@@ -112,6 +112,11 @@ class Models:
         await self._store.end_model(model.model_id, "failed", failure.to_row())
         self._binding.note_free()
 
+    async def end(self, model: Model) -> None:
+        """Its worker has released it: its place is free."""
+        await self._store.end_model(model.model_id, "released")
+        self._binding.note_free()
+
     async def settle_missing(self, model: Model, creation: worker_pb2.AwaitReply) -> Model:
         """The worker does not hold a bound model: its creation failed, or its volume is lost.
 

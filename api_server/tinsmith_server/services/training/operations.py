@@ -6,9 +6,10 @@ that future: a 4xx on one chunk of a batch would wedge the SDK's training client
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
 
 from tinsmith_server.errors import Gone, ModelNotAtWorker, Unprocessable, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
@@ -72,6 +73,14 @@ class Operations:
             return await self._models.create_by_load(tenant, body)
         model, seq_id = await self._addressed(tenant, body)
         return await self._submit(model, await self._requests.load_weights(model, seq_id, body))
+
+    async def unload(self, tenant: str, model_id: str) -> OperationId:
+        """Ends the model behind what it has been given: what is in no checkpoint is dropped."""
+        model = await self._ready_for_work(tenant, model_id)
+        if model.state == "bound":
+            with suppress(ModelNotAtWorker):
+                await self._delivery.release(model.worker_id, model_id, tenant)
+        return OperationId(model_id, RELEASE_SEQ_ID)
 
     async def _addressed(self, tenant: str, body: dict[str, Any]) -> tuple[Model, int]:
         model_id, seq_id = body.get("model_id"), body.get("seq_id")

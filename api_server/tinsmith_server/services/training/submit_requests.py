@@ -1,16 +1,19 @@
 """From a JSON body to what the worker's journal keeps. What is wrong with a body becomes a rejection.
 
-A `forward_backward` comes as a whole request from its route: its body is not read here.
+A `forward_backward` comes as a whole request from its route. In protobuf its body is not read here; in JSON, as SDKs
+below 0.22.3 send it, the worker is given the message that an SDK of today would have sent.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from google.protobuf.message import Message
 from pydantic import ValidationError
 from tinsmith_rpc import worker_pb2
 
+from tinsmith_server.errors import Unprocessable
 from tinsmith_server.fleet.base import Fleet, share_weights
 from tinsmith_server.services.accounts.holdings import Checkpointed
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
@@ -18,7 +21,8 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import rejection, training_only
 from tinsmith_server.services.training.model_creation import load_payload
 from tinsmith_server.store.records import CheckpointType, Model
-from tinsmith_server.wire.ids import sampling_session_id_of
+from tinsmith_server.wire.ids import operation_number, sampling_session_id_of
+from tinsmith_server.wire.json_training import InvalidTraining, json_head, training_message
 from tinsmith_server.wire.requests import (
     AdamParams,
     LoadWeightsRequest,
@@ -28,6 +32,43 @@ from tinsmith_server.wire.requests import (
     SaveWeightsRequest,
     sentence,
 )
+
+CallKey = Literal["forward_backward_input", "forward_input"]
+"""Where the data stand in a body in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonOperation:
+    """The operation as the worker is given it, but for the epoch."""
+
+    request: worker_pb2.SubmitRequest
+    loss_fn: str | None
+
+
+def json_operation(content: dict[str, Any], key: CallKey, limit_bytes: int) -> JsonOperation:
+    """Raises Unprocessable where the body does not say which operation it is."""
+    head = json_head(content, key)
+    if head is None:
+        raise Unprocessable("model_id and seq_id are needed to know which operation this is")
+    request = worker_pb2.SubmitRequest(
+        model_id=head.model_id, seq_id=operation_number(head.seq_id), kind=worker_pb2.FORWARD_BACKWARD
+    )
+    try:
+        request.payload = _payload(content.get(key), key, limit_bytes)
+    except InvalidTraining as error:
+        request.rejection.CopyFrom(rejection(str(error)))
+    return JsonOperation(request, head.loss_fn)
+
+
+def _payload(call: object, key: CallKey, limit_bytes: int) -> bytes:
+    """Raises InvalidTraining."""
+    message = training_message(call, forward_only=key == "forward_input")
+    if (size := message.ByteSize()) > limit_bytes:
+        raise InvalidTraining(
+            f"the data take {size} bytes, over the limit of {limit_bytes} (setting max_body_bytes); "
+            "send fewer datums in a call"
+        )
+    return message.SerializeToString()
 
 
 class SubmitRequests:

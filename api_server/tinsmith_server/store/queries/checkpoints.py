@@ -53,8 +53,12 @@ class CheckpointQueries(Queries):
         query = _select().where(checkpoints.c.run_id == run_id, ~_EPHEMERAL)
         return await self._read_all(Checkpoint, query.order_by(*newest_first(*_AGE)))
 
-    async def list_checkpoints(self, tenant: str, limit: int, offset: int) -> Page[Checkpoint]:
+    async def list_checkpoints(
+        self, tenant: str, limit: int, offset: int, types: Collection[CheckpointType] | None = None
+    ) -> Page[Checkpoint]:
         query = _select().where(checkpoints.c.tenant == tenant, ~_EPHEMERAL).order_by(*newest_first(*_AGE))
+        if types is not None:
+            query = query.where(checkpoints.c.type.in_(sorted(types)))
         return await self._read_page(Checkpoint, query, limit, offset)
 
     async def kept_of_sessions(self, session_ids: Collection[str]) -> Mapping[str, Kept]:

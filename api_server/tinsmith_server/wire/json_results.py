@@ -1,0 +1,131 @@
+"""Results in JSON, for SDKs below 0.18, which know no protobuf: of forward, forward_backward and sample.
+
+Written a tensor at a time, so that others have their turn in between.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from tinsmith_rpc import wire_pb2
+
+STOP_REASONS: Mapping[int, str] = {wire_pb2.STOP: "stop", wire_pb2.LENGTH: "length"}
+DTYPES: Mapping[int, tuple[str, str]] = {
+    wire_pb2.FLOAT32: ("f", "float32"),
+    wire_pb2.INT64: ("q", "int64"),
+    wire_pb2.INT32: ("i", "int64"),
+}
+# How the sampler says that a cell of its likeliest tokens is empty.
+EMPTY_CELL_LOGPROB = -99999.0
+
+
+def result_as_json(payload: bytes, *, of_sample: bool) -> bytes:
+    """The same numbers, to the last bit: float32 as the doubles that they are."""
+    return sample_as_json(payload) if of_sample else forward_backward_as_json(payload)
+
+
+# ---- forward and forward_backward
+
+
+def forward_backward_as_json(payload: bytes) -> bytes:
+    output = wire_pb2.ForwardBackwardOutput.FromString(payload)
+    rest = {"loss_fn_output_type": output.loss_fn_output_type, "metrics": _said(output.metrics)}
+    datums = b",".join(datum for record in output.loss_fn_outputs for datum in _datums(record))
+    return orjson.dumps(rest)[:-1] + b',"loss_fn_outputs":[' + datums + b"]}"
+
+
+def _said(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """JSON has no words of its own for what is not finite; every SDK reads these as numbers."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
+
+
+def _datums(record: wire_pb2.ArrayRecord) -> Iterator[bytes]:
+    fields = [(name, _Batch(field)) for name, field in sorted(record.fields.items())]
+    for index in range(record.num_datums):
+        yield b"{" + b",".join(orjson.dumps(name) + b":" + batch.tensor(index) for name, batch in fields) + b"}"
+
+
+class _Batch:
+    """One field of all datums."""
+
+    def __init__(self, field: wire_pb2.BatchedTensor) -> None:
+        self._type_code, self._dtype = DTYPES[field.dtype]
+        self._data = memoryview(field.data)
+        self._offsets = _array("q", field.offsets)
+        self._trailing = list(field.trailing_shape)
+
+    def tensor(self, index: int) -> bytes:
+        numbers = _array(self._type_code, self._data[self._offsets[index] : self._offsets[index + 1]])
+        shape = [len(numbers) // math.prod(self._trailing), *self._trailing] if all(self._trailing) else [0]
+        values = _numbers(numbers)
+        return b'{"data":' + values + b',"dtype":"' + self._dtype.encode() + b'","shape":' + orjson.dumps(shape) + b"}"
+
+
+def _numbers(numbers: array[Any]) -> bytes:
+    """Python's own words for what is not finite, which these SDKs read by Python's own reader."""
+    values = numbers.tolist()
+    finite = numbers.typecode != "f" or all(map(math.isfinite, values))
+    return orjson.dumps(values) if finite else json.dumps(values).encode()
+
+
+# ---- samples
+
+
+def sample_as_json(payload: bytes) -> bytes:
+    response = wire_pb2.SampleResponse.FromString(payload)
+    rest: dict[str, Any] = {"type": "sample"}
+    if response.HasField("prompt_logprobs"):
+        rest["prompt_logprobs"] = _scored(response.prompt_logprobs)
+    if response.HasField("topk_prompt_logprobs"):
+        rest["topk_prompt_logprobs"] = _Likeliest.of(response.topk_prompt_logprobs).rows()
+    sequences = b",".join(orjson.dumps(_sequence(sequence)) for sequence in response.sequences)
+    return orjson.dumps(rest)[:-1] + b',"sequences":[' + sequences + b"]}"
+
+
+def _sequence(sequence: wire_pb2.SampledSequence) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "stop_reason": STOP_REASONS[sequence.stop_reason],
+        "tokens": _array("i", sequence.tokens).tolist(),
+    }
+    if sequence.HasField("logprobs"):
+        said["logprobs"] = _array("f", sequence.logprobs).tolist()
+    return said
+
+
+def _scored(logprobs: bytes) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in _array("f", logprobs)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Likeliest:
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    k: int
+
+    @classmethod
+    def of(cls, likeliest: wire_pb2.TopkLogprobs) -> _Likeliest:
+        return cls(_array("i", likeliest.token_ids), _array("f", likeliest.logprobs), likeliest.k)
+
+    def rows(self) -> list[list[tuple[int, float]] | None]:
+        """None: nothing was asked about the position."""
+        starts = range(0, len(self.tokens), self.k) if self.k else ()
+        return [self._row(start) or None for start in starts]
+
+    def _row(self, start: int) -> list[tuple[int, float]]:
+        cells = zip(self.tokens[start : start + self.k], self.logprobs[start : start + self.k], strict=True)
+        return [(token, logprob) for token, logprob in cells if logprob != EMPTY_CELL_LOGPROB]
+
+
+def _array(type_code: str, content: bytes | memoryview) -> array[Any]:
+    numbers: array[Any] = array(type_code)
+    numbers.frombytes(content)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

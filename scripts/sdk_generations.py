@@ -1,0 +1,57 @@
+"""Which generations of the tinker SDK there are, and what each does otherwise: docs/protocol.md has it as a table, and
+the tests run a whole program on each version that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Versions that speak alike."""
+
+    versions: str
+    tested: tuple[str, ...]
+    otherwise: str
+    """Than in the next generation."""
+
+
+GENERATIONS = (
+    Generation(
+        "0.3 to 0.5",
+        ("0.3.0",),
+        "Images say their tokens as `tokens`; `load_state` restores the optimizer, too. 0.3 asks for a run's "
+        "checkpoints at `/models/{run}/checkpoints`, and has no lists of all checkpoints and of sessions",
+    ),
+    Generation(
+        "0.6 to 0.16",
+        ("0.6.3", "0.14.0", "0.16.1"),
+        "Results of `forward`, `forward_backward` and `sample` in JSON; chunks without `type`",
+    ),
+    Generation("0.18", ("0.18.2",), "`forward_backward` in JSON"),
+    Generation("0.19 to 0.22.2", ("0.19.0",), "`forward` in JSON, at `/forward`; the first flag is the only one"),
+    Generation(
+        "0.22.3 to 0.24",
+        ("0.22.7", "0.24.1"),
+        "Needs two flags to send what later ones send: `proto_write_fwdbwd` and `fwd_via_fwdbwd`",
+    ),
+    Generation(
+        "0.25 to 0.27",
+        ("0.25.0",),
+        "Fails on a list that holds an external checkpoint, so they are left out; "
+        "its layer of HTTP has `/unload_model` up to 0.25",
+    ),
+    Generation(
+        "0.28 to 0.35", ("0.30.4", "0.34.0"), "Fetches a checkpoint as one archive, by a redirect from `…/archive`"
+    ),
+    Generation("0.36 to 0.38", ("0.36.0", "0.38.0"), "The latest that is published"),
+)
+HEADER = ("Versions", "Tested", "What is otherwise")
+TESTED = tuple(version for generation in GENERATIONS for version in generation.tested)
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    """The newest first."""
+    for generation in reversed(GENERATIONS):
+        yield generation.versions, ", ".join(generation.tested), f"{generation.otherwise}."
