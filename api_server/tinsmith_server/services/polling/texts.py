@@ -59,11 +59,10 @@ class Texts:
     async def models(self, tenant: str) -> list[NamedModel]:
         """What can be sampled from by a name: base models, then the tenant's newest saved samplers."""
         bases = [NamedModel(model.name, 0) for model in self._fleet.models if model.sampling]
-        page = await self._checkpoints.all(tenant, MOST_SAVED, 0)
+        page = await self._checkpoints.all(tenant, MOST_SAVED, 0, frozenset({"sampler"}))
         saved = [
             NamedModel(str(TinkerPath(one.run_id, KIND_OF_TYPE[one.type], one.name)), int(one.created_at.timestamp()))
             for one in page.rows
-            if one.type == "sampler"
         ]
         return bases + saved
 
