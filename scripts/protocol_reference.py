@@ -60,8 +60,9 @@ def _taken(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
 
 
 def _answered(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:
-    content = operation["responses"]["200"].get("content", {})
-    told: list[str] = []
+    status = min(status for status in operation["responses"] if status.isdecimal())
+    content = operation["responses"][status].get("content", {})
+    told: list[str] = [] if status == "200" else [f"{status}: elsewhere"]
     for media_type, body in content.items():
         schema = body.get("schema", {})
         told += _fields(document, schema) if media_type == JSON and schema else [media_type]

@@ -18,6 +18,7 @@ import limits_reference
 import nemo_rl_reference
 import nemo_rl_sizing
 import operator_reference
+import protocol_reference
 import resource_reference
 import sdk_generations
 from prometheus_client.core import Metric
@@ -149,8 +150,18 @@ def reasons_table(progress: Progress) -> str:
     return table(("Reason", "What it means", "What to do"), resource_reference.reason_rows(progress))
 
 
+def calls_table() -> str:
+    return table(protocol_reference.CALL_HEADER, protocol_reference.call_rows())
+
+
+def flags_table() -> str:
+    return table(protocol_reference.FLAG_HEADER, protocol_reference.flag_rows())
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("settings.md", lambda: settings_table(Settings.model_fields, "TINSMITH_")),
+    "calls": ("protocol.md", calls_table),
+    "flags": ("protocol.md", flags_table),
     "limits": (
         "limits.md",
         lambda: table(("Setting", "What", "Default", "What is seen at it"), limits_reference.setting_rows()),

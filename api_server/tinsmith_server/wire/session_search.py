@@ -68,8 +68,8 @@ class SessionSummary(Response):
     project_id: str
     status: SessionStatus
     checkpoints_count: int
-    display_name: str | None
-    user_metadata: dict[str, str] | None
+    display_name: str | None = None
+    user_metadata: dict[str, str] | None = None
     checkpoint_storage_bytes: int
 
 
@@ -80,4 +80,4 @@ class SearchPosition(Response):
 
 class SessionSearchResponse(Response):
     sessions: list[SessionSummary]
-    next_cursor: SearchPosition | None
+    next_cursor: SearchPosition | None = None
