@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import tinker
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.client.command_line import run_tinker
 from support.server.attacked_server import PROGRAM
 from support.server.serve_process import API_KEY, ServedInstallation
-from tinker.cli.__main__ import main_cli
 from tinker.types import SessionSearchRequest
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 
@@ -22,14 +22,13 @@ from .conftest import MODEL
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """Of a user with a home of their own. Commands run in this process: what starts one takes a second."""
+    """Of a user with a home of their own."""
 
     url: str
     home: Path
 
     def run(self, *arguments: str, key: str | None = API_KEY, typed: str = "") -> Result:
-        environment = {"HOME": str(self.home), "TINKER_BASE_URL": self.url, "TINKER_API_KEY": key}
-        return CliRunner().invoke(main_cli, arguments, input=typed, env=environment)
+        return run_tinker(*arguments, url=self.url, key=key, home=self.home, typed=typed)
 
     def read(self, *arguments: str) -> Any:
         """What the command prints as JSON."""

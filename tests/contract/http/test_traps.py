@@ -93,7 +93,7 @@ async def test_trap_03_samples_have_sequence_ids_and_a_protobuf_result(server: T
 @one_server
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/create_session"), ("GET", "/training_runs/none"), ("GET", "/nowhere"), ("POST", "/auth/token")],
+    [("POST", "/create_session"), ("GET", "/training_runs/none"), ("GET", "/nowhere"), ("POST", "/create_custom_loss")],
 )
 async def test_trap_04_errors_have_a_content_length_and_no_encoding(
     server: TestedServer, method: str, path: str

@@ -30,7 +30,9 @@ def test_a_flag_without_name_or_value_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("flag", ["model", "volume", "socket", "checkpoint-root", "engine", "rank", "no-sampling"])
 def test_what_is_not_a_sides_own_is_refused_with_what_is(flag: str) -> None:
-    sentence = rf"^peft:{flag}=x: {flag} cannot be set for a side; what can: ranks, .*dtype, .*model-revision\.$"
+    sentence = (
+        rf"^peft:{flag}=x: {flag} cannot be set for a side; what can: ranks, .*dtype, .*model-revision, recompute\.$"
+    )
     with pytest.raises(ValueError, match=sentence):
         parse_choice(f"peft:{flag}=x")
 
