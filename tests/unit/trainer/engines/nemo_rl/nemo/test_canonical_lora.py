@@ -105,8 +105,9 @@ def test_an_adapter_that_was_cut_for_the_ranks_is_whole_again_when_it_is_joined(
     shapes = whole_shapes([parts], modules, rank)
     draw = torch.Generator().manual_seed(seed)
     whole = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
-    held = [cut(whole, parts, at) for at in range(tensor)]
-    joined = join(held, [parts] * tensor, Parallelism(tensor, tensor=tensor), shapes)
+    parallelism = Parallelism(tensor, tensor=tensor)
+    held = [cut(whole, parts, parallelism.coordinates(at)) for at in range(tensor)]
+    joined = join(held, [parts] * tensor, parallelism, shapes)
     assert joined.keys() == whole.keys()
     assert all(torch.equal(joined[name], values) for name, values in whole.items())
 
