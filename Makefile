@@ -44,7 +44,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -74,7 +74,7 @@ kind-node-image: venv ## where no registry can be reached: build kind, and make 
 
 test: venv ## every test this machine can run, on other installed Pythons too
 	@# Side by side, since tests of clusters wait for half of their time; shared out so that all three take about as long.
-	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes test-clusters test-elsewhere $(ALSO)
+	@MAKE="$(MAKE)" $(BIN)/python scripts/side_by_side.py test-nodes-and-units test-clusters test-elsewhere $(ALSO)
 
 test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
@@ -83,11 +83,14 @@ test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, 
 	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
 	$(BIN)/pytest $(WITH_AN_API)
 
-test-elsewhere: venv ## the others, which need no Kubernetes; vLLM's; then the other Pythons
-	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API))
-	$(BIN)/pytest tests/unit
-	@$(MAKE) --no-print-directory test-vllm
+test-nodes-and-units: venv ## test-nodes, then the units, on the other Pythons too
+	@$(MAKE) --no-print-directory test-nodes
+	@$(MAKE) --no-print-directory test-unit
 	@$(MAKE) --no-print-directory test-other-pythons
+
+test-elsewhere: venv ## the others, which need no Kubernetes; vLLM's
+	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API))
+	@$(MAKE) --no-print-directory test-vllm
 
 test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit
