@@ -62,6 +62,19 @@ async def test_a_token_ends_with_its_key(tmp_path: Path, fleet: FakeFleet) -> No
         assert (ended.status_code, "www-authenticate" in ended.headers) == (401, False)
 
 
+async def test_a_token_neither_prolongs_itself_nor_ends_its_key(server: TestedServer) -> None:
+    """Whoever overhears one would have the key for ever, or take it from its owner."""
+    key = await new_key(server)
+    token = await exchanged(server, key)
+    server.time.pass_seconds(1800)
+    again = await exchanged(server, token)
+    assert (await asked_with(server, again)).status_code == 200
+    refused = await server.client.delete("/auth/apikey/me", headers={"X-API-Key": again})
+    assert (refused.status_code, "with the key itself" in refused.json()["detail"]) == (422, True)
+    server.time.pass_seconds(1800)
+    assert [(await asked_with(server, one)).status_code for one in (token, again, key)] == [401, 401, 200]
+
+
 @pytest.mark.parametrize("algorithm", ["HS256", "none"])
 async def test_a_token_that_somebody_else_signed_is_none(server: TestedServer, algorithm: str) -> None:
     claims = jwt.decode(await exchanged(server, await new_key(server)), options={"verify_signature": False})

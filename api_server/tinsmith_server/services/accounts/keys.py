@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinsmith_server.errors import AuthenticationFailed, Unprocessable
-from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Token, Tokens
+from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Tokens
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import ApiKey, Clock, utc_now
@@ -47,11 +47,11 @@ class Keys:
         self._seen: RowCache[str, str] = RowCache(CACHE_SECONDS)
         self._owners: RowCache[str, str] = RowCache(OWNER_SECONDS)
         # By digests of tokens.
-        self._read: RowCache[str, Token] = RowCache(OWNER_SECONDS)
+        self._read: RowCache[str, Credential] = RowCache(OWNER_SECONDS)
 
     async def authenticate(self, secret: str | None) -> str:
         """The tenant of a key, or of a token that stands for one. Raises AuthenticationFailed."""
-        digest = await self._key_hash(secret)
+        digest = (await self._credential(secret)).key_hash
         if self._is_static(digest):
             return DEFAULT_TENANT
         return self._seen.get(digest) or await self._look_up(digest)
@@ -68,27 +68,27 @@ class Keys:
         return digest if token is None else token.key_hash
 
     async def token_for(self, secret: str | None) -> str:
-        """An hour of what the key may do. Raises AuthenticationFailed."""
+        """An hour of what the key may do; of a token, what is left of its own. Raises AuthenticationFailed."""
         tenant = await self.authenticate(secret)
-        return await self._tokens.issue(await self._key_hash(secret), tenant)
+        return await self._tokens.issue(await self._credential(secret), tenant)
 
     async def record_of(self, secret: str | None) -> ApiKey | None:
         """What is known of the key that asks; None: it is the server's own. Raises AuthenticationFailed."""
         await self.authenticate(secret)
-        return await self._store.find_key(await self._key_hash(secret))
+        return await self._store.find_key((await self._credential(secret)).key_hash)
 
-    async def _key_hash(self, secret: str | None) -> str:
-        """Of a key, or of the key that a token stands for. Raises AuthenticationFailed."""
+    async def _credential(self, secret: str | None) -> Credential:
+        """What a key or a token is good for, whether or not the key is known. Raises AuthenticationFailed."""
         if not secret:
             raise AuthenticationFailed("no API key: set TINKER_API_KEY, which the SDK sends as X-API-Key")
         digest = hash_key(secret)
         if not secret.startswith(TOKEN_PREFIX):
-            return digest
+            return Credential(digest)
         token = self._read.get(digest)
         if token is None or token.expires <= self._clock().timestamp():
             token = await self._tokens.read(secret)
             self._read.put(digest, token)
-        return token.key_hash
+        return token
 
     def _is_static(self, digest: str) -> bool:
         return self._static_hash is not None and hmac.compare_digest(digest, self._static_hash)
@@ -126,12 +126,14 @@ class Keys:
         return await self._store.revoke_key(key_id, self._clock())
 
     async def revoke_own(self, secret: str | None) -> None:
-        """The key that asks. Raises Unprocessable for the server's own."""
+        """The key that asks. Raises Unprocessable for the server's own, and for a token."""
+        if (await self._credential(secret)).is_token:
+            raise Unprocessable("a token cannot end the key that it stands for: ask with the key itself")
         record = await self.record_of(secret)
         if record is None:
             raise Unprocessable("this key is the server's own (setting api_key): it ends where it is set")
         await self.revoke(record.key_id)
-        self._seen.forget(await self._key_hash(secret))
+        self._seen.forget((await self._credential(secret)).key_hash)
 
 
 def _new_secret() -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from datetime import timedelta
 
 import jwt
 
@@ -14,18 +14,22 @@ from tinsmith_server.store.records import Clock, utc_now
 SECRET_NAME = "tokens"
 ISSUER = "tinsmith"
 ALGORITHM = "HS256"
-LIFE = timedelta(hours=1)
+LIFE_SECONDS = 3600.0
 TOKEN_PREFIX = "eyJ"
 """Of every JSON object in base64: the SDK tells tokens from keys by it."""
 CLAIMS = ("iss", "sub", "key", "iat", "exp")
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """Which key it stands for, and until when, in seconds since 1970."""
+class Credential:
+    """Which key it is or stands for, and until when, in seconds since 1970: a key itself for ever."""
 
     key_hash: str
-    expires: float
+    expires: float = math.inf
+
+    @property
+    def is_token(self) -> bool:
+        return self.expires < math.inf
 
 
 def tenant_urn(tenant: str) -> str:
@@ -41,27 +45,30 @@ class Tokens:
         self._clock = clock
         self._drawn: bytes | None = None
 
-    async def issue(self, key_hash: str, tenant: str) -> str:
-        """`sub`, `org_id` and `email` are what the SDK's `whoami` shows: here all is the tenant."""
-        now = self._clock()
+    async def issue(self, credential: Credential, tenant: str) -> str:
+        """For an hour, but no longer than what it is made of: one that is overheard would live as long as its key.
+
+        `sub`, `org_id` and `email` are what the SDK's `whoami` shows: here all is the tenant.
+        """
+        now = self._clock().timestamp()
         claims = {
             "iss": ISSUER,
             "sub": tenant_urn(tenant),
             "org_id": tenant,
             "email": "",
-            "key": key_hash,
-            "iat": int(now.timestamp()),
-            "exp": int((now + LIFE).timestamp()),
+            "key": credential.key_hash,
+            "iat": int(now),
+            "exp": int(min(now + LIFE_SECONDS, credential.expires)),
         }
         return jwt.encode(claims, await self._secret(), ALGORITHM)
 
-    async def read(self, token: str) -> Token:
+    async def read(self, token: str) -> Credential:
         """Raises TokenRefused for one that was not issued here, or whose time is over."""
         # Whose time is over is asked of this server's clock, which tests have in hand.
         options: jwt.types.Options = {"require": list(CLAIMS), "verify_exp": False, "verify_iat": False}
         try:
             claims = jwt.decode(token, await self._secret(), [ALGORITHM], options, issuer=ISSUER)
-            read = Token(str(claims["key"]), float(claims["exp"]))
+            read = Credential(str(claims["key"]), float(claims["exp"]))
         except (jwt.InvalidTokenError, TypeError, ValueError) as error:
             raise TokenRefused(f"the token is not one of this server's ({error}); exchange your key again") from error
         if read.expires <= self._clock().timestamp():
