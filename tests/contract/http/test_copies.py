@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ async def test_a_request_that_is_repeated_makes_one_copy(server: TestedServer) -
     assert (await copied(server, source)).json()["tinker_path"] != first
 
 
+async def test_a_copy_that_was_deleted_is_not_made_again_by_its_old_request(server: TestedServer) -> None:
+    """Its files would lie there for nobody, and count as nobody's."""
+    source = await saved(server)
+    headers = {"X-Idempotency-Key": "once"}
+    run = (await copied(server, source, headers)).json()["tinker_path"].split("/")[2]
+    (await server.client.delete(f"/training_runs/{run}/checkpoints/weights/ck")).raise_for_status()
+    again = await copied(server, source, headers)
+    assert (again.status_code, "was deleted" in again.json()["detail"]) == (404, True)
+    assert kept(server) == []
+
+
 async def test_another_tenants_weights_are_copied_with_its_key_alone(server: TestedServer) -> None:
     source = await saved(server)
     own = server.client.headers["X-API-Key"]
@@ -111,6 +123,18 @@ async def test_copies_count_as_what_a_tenant_holds(tmp_path: Path, fleet: FakeFl
     async with running_server(settings_for(tmp_path, checkpoint_bytes_per_tenant=1), fleet) as server:
         refused = await copied(server, await saved(server))
         assert (refused.status_code, "checkpoint_bytes_per_tenant" in refused.json()["detail"]) == (422, True)
+
+
+async def test_copies_that_are_asked_for_at_once_hold_no_more_than_one_after_the_other(
+    tmp_path: Path, fleet: FakeFleet
+) -> None:
+    async with running_server(settings_for(tmp_path), fleet) as server:
+        source = await saved(server)
+        (held,) = (await server.client.get("/checkpoints")).json()["checkpoints"]
+    settings = settings_for(tmp_path, checkpoint_bytes_per_tenant=3 * held["size_bytes"])
+    async with running_server(settings, fleet) as server:
+        answers = await asyncio.gather(*(copied(server, source) for _ in range(6)))
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 422, 422, 422, 422]
 
 
 @pytest.mark.parametrize("place", [{"session_id": "sess-1"}, {"model_seq_id": 0}])

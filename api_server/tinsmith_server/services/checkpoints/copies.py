@@ -10,8 +10,8 @@ from datetime import timedelta
 
 from tinsmith_server.errors import CheckpointRootUnavailable, NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
-from tinsmith_server.services.accounts.audit import CheckpointEvent
 from tinsmith_server.services.accounts.holdings import Checkpointed
+from tinsmith_server.services.accounts.turns import Turns
 from tinsmith_server.services.checkpoints.ended_runs import add_ended_run
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
@@ -23,8 +23,6 @@ from tinsmith_server.wire.requests import CopyWeightsRequest
 log = get_logger(__name__)
 
 TAG = "copied"
-COPIES_AT_ONCE = 2
-"""Of files, which go through threads that everybody's bodies are read in."""
 
 
 class Copies:
@@ -43,7 +41,8 @@ class Copies:
         self._lookup = lookup
         self._checkpoints = checkpoints
         self._clock = clock
-        self._copying = asyncio.Semaphore(COPIES_AT_ONCE)
+        # Of files, in threads that everybody's bodies are read in.
+        self._copying = Turns()
 
     async def copy(
         self, tenant: str, request: CopyWeightsRequest, access_token: str | None, idempotency_key: str | None
@@ -59,15 +58,26 @@ class Copies:
         except CheckpointRefused as error:
             raise NotFound(str(error)) from error
         copy = self._copy_of(source, tenant, session_id, request.ttl_seconds)
-        if await self._store.get_checkpoint(copy.run_id, copy.type, copy.name) is None:
-            if (refusal := await self._checkpoints.refusal(tenant)) is not None:
-                raise Unprocessable(refusal)
-            await self._copy_files(source, copy)
-            project_id = request.destination_project_id
-            event: CheckpointEvent = "checkpoint_copied"
-            await add_ended_run(self._store, session_id, copy, tag=TAG, event=event, project_id=project_id)
-            log.info("checkpoint copied", model_id=copy.run_id, tenant=tenant, source=request.source_path)
+        async with self._copying.taken(tenant):
+            await self._make(source, copy, session_id, request)
         return str(_path(copy))
+
+    async def _make(self, source: Checkpoint, copy: Checkpoint, session_id: str, request: CopyWeightsRequest) -> None:
+        """Unless it is there. What a tenant holds is asked in its turn: of many that wait each would pass before."""
+        if await self._is_there(copy):
+            return
+        if (refusal := await self._checkpoints.refusal(copy.tenant)) is not None:
+            raise Unprocessable(refusal)
+        await self._copy_files(source, copy)
+        project_id = request.destination_project_id
+        await add_ended_run(self._store, session_id, copy, tag=TAG, event="checkpoint_copied", project_id=project_id)
+        if not await self._is_there(copy):  # the same request had made one, which was deleted and does not come back
+            await asyncio.to_thread(self._files.remove, copy.directory)
+            raise NotFound(f"{_path(copy)} was deleted; ask for another copy by a request of its own")
+        log.info("checkpoint copied", model_id=copy.run_id, tenant=copy.tenant, source=request.source_path)
+
+    async def _is_there(self, copy: Checkpoint) -> bool:
+        return await self._store.get_checkpoint(copy.run_id, copy.type, copy.name) is not None
 
     def _copy_of(self, source: Checkpoint, tenant: str, session_id: str, ttl_seconds: int | None) -> Checkpoint:
         now = self._clock()
@@ -86,14 +96,13 @@ class Copies:
         )
 
     async def _copy_files(self, source: Checkpoint, copy: Checkpoint) -> None:
-        async with self._copying:
-            try:
-                await asyncio.to_thread(self._files.copy, source.directory, copy.directory)
-            except (CheckpointRootUnavailable, FileNotFoundError) as error:
-                await asyncio.to_thread(self._files.remove, copy.directory)
-                if isinstance(error, FileNotFoundError):
-                    raise NotFound(f"{_path(source)} was deleted while it was copied") from error
-                raise
+        try:
+            await asyncio.to_thread(self._files.copy, source.directory, copy.directory)
+        except (CheckpointRootUnavailable, FileNotFoundError) as error:
+            await asyncio.to_thread(self._files.remove, copy.directory)
+            if isinstance(error, FileNotFoundError):
+                raise NotFound(f"{_path(source)} was deleted while it was copied") from error
+            raise
 
 
 def _session_id(tenant: str, idempotency_key: str | None) -> str:
