@@ -30,7 +30,7 @@ from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, Requ
 from tinsmith_server.routes.middleware import Observing
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.routes.problems import install_problem_handlers
-from tinsmith_server.services.assembly import Services, build_services
+from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import Clock, utc_now
 from tinsmith_server.store.sql_store import open_store
@@ -127,7 +127,7 @@ def _lifespan(
                 opened.push_async_callback(store.close)
                 opened.push_async_callback(fleet.close)
                 await fleet.open(store)
-                services = build_services(settings, store, fleet, clock)
+                services = Services(settings, store, fleet, clock)
                 app.state.services = services
                 app.state.first_key = await services.keys.create_first()
             except Exception as error:

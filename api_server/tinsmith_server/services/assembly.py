@@ -1,8 +1,8 @@
-"""All services, built once per server from a store, a fleet and settings."""
+"""All services of a server, from a store, a fleet and settings: each is made once, of those that it stands on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 
 from tinsmith_server.fleet.base import Changes, Fleet
 from tinsmith_server.services.accounts.admission import Admission
@@ -45,126 +45,195 @@ from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, utc_now
 
 
-@dataclass(frozen=True, slots=True)
 class Services:
-    """What routes call."""
+    """What routes call, and behind them, with an underscore, what only other services do.
 
-    settings: Settings
-    keys: Keys
-    sessions: Sessions
-    session_search: SessionSearch
-    models: Models
-    operations: Operations
-    sampling: Sampling
-    dispatch: Dispatch
-    texts: Texts
-    futures: Futures
-    checkpoints: Checkpoints
-    copies: Copies
-    exports: DownloadLinks
-    imports: AdapterImports
-    capabilities: Capabilities
-    inspection: Inspection
-    readiness: Readiness
-    binding: Binding
-    background: Background
-    long_polls: LongPolls
-    admission: Admission
-    usage: UsageReports
-    audit: AuditLog
-    traces: Traces
+    Raises StartupError where the checkpoint root cannot be opened.
+    """
 
+    def __init__(self, settings: Settings, store: Store, fleet: Fleet, clock: Clock = utc_now) -> None:
+        self.settings = settings
+        self._store = store
+        self._fleet = fleet
+        self._clock = clock
+        self._files = CheckpointFiles(settings.checkpoints_url)
+        self._uploads = UploadFiles(settings.checkpoints_url)
+        self._freed = Changes()
+        self._loads = SamplerLoads()
+        self._holdings = Holdings(store, settings)
+        self.long_polls = LongPolls()
+        self.admission = Admission.of(settings)
 
-def build_services(settings: Settings, store: Store, fleet: Fleet, clock: Clock = utc_now) -> Services:
-    files = CheckpointFiles(settings.checkpoints_url)
-    retention = Retention(store, files, settings, clock)
-    delivery = Delivery(store, fleet)
-    freed = Changes()
-    loads = SamplerLoads()
-    hints = AdapterHints(fleet, loads)
-    events = Events(store, fleet, retention, delivery, freed, hints.tell)
-    static_key = settings.api_key.get_secret_value() if settings.api_key else None
-    keys = Keys(store, static_key, clock)
-    lookup = CheckpointLookup(store, events, keys, clock)
-    sessions = Sessions(store, clock)
-    holdings = Holdings(store, settings)
-    placement = Placement(store, fleet, freed, settings.places_for_others, clock)
-    binding = Binding(store, fleet, placement, delivery)
-    models = Models(
-        store=store,
-        fleet=fleet,
-        sessions=sessions,
-        binding=binding,
-        lookup=lookup,
-        adapters=holdings.adapters,
-        settings=settings,
-        clock=clock,
-    )
-    requests = SubmitRequests(fleet, events, lookup, holdings.checkpoints)
-    dispatch = Dispatch(fleet, loads)
-    sampling = Sampling(
-        store=store,
-        fleet=fleet,
-        sessions=sessions,
-        lookup=lookup,
-        dispatch=dispatch,
-        hints=hints,
-        in_flight=holdings.samples,
-        clock=clock,
-    )
-    checkpoints = Checkpoints(store, lookup, retention, clock)
-    inspection = Inspection(store, fleet, loads, holdings.queued)
-    reaper = Reaper(
-        store=store,
-        fleet=fleet,
-        sessions=sessions,
-        binding=binding,
-        delivery=delivery,
-        events=events,
-        freed=freed,
-        settings=settings,
-        clock=clock,
-    )
-    uploads = UploadFiles(settings.checkpoints_url)
-    imports = AdapterImports(store, fleet, uploads, holdings.checkpoints, settings, clock)
-    long_polls = LongPolls()
-    leases = Leases(store, fleet)
-    return Services(
-        settings=settings,
-        keys=keys,
-        sessions=sessions,
-        session_search=SessionSearch(store),
-        models=models,
-        operations=Operations(sessions, models, binding, delivery, fleet, requests, holdings.queued),
-        sampling=sampling,
-        dispatch=dispatch,
-        texts=Texts(fleet, checkpoints, sampling, dispatch, long_polls),
-        futures=Futures(models, sampling, binding, fleet, events, long_polls, settings.poll_hold_seconds),
-        checkpoints=checkpoints,
-        imports=imports,
-        copies=Copies(store, files, lookup, holdings.checkpoints, clock),
-        exports=DownloadLinks(store, checkpoints, files, settings.external_url_seconds, clock),
-        capabilities=Capabilities(fleet, inspection),
-        inspection=inspection,
-        readiness=Readiness(store, fleet, leases.replica),
-        binding=binding,
-        background=Background(
-            store=store,
-            fleet=fleet,
-            leases=leases,
-            sessions=sessions,
-            binding=binding,
-            events=events,
-            reaper=reaper,
-            lost_workers=LostWorkers(store, fleet),
-            retention=retention,
-            imports=imports,
-            inspection=inspection,
-            usage=UsageCollection(store, fleet, clock),
-        ),
-        long_polls=long_polls,
-        admission=Admission.of(settings),
-        usage=UsageReports(store, clock),
-        audit=AuditLog(store, clock),
-        traces=Traces(store, fleet, settings.external_url_seconds, clock),
-    )
+    # ---- accounts
+
+    @cached_property
+    def keys(self) -> Keys:
+        static_key = self.settings.api_key.get_secret_value() if self.settings.api_key else None
+        return Keys(self._store, static_key, self._clock)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        return Sessions(self._store, self._clock)
+
+    @cached_property
+    def session_search(self) -> SessionSearch:
+        return SessionSearch(self._store)
+
+    @cached_property
+    def audit(self) -> AuditLog:
+        return AuditLog(self._store, self._clock)
+
+    @cached_property
+    def usage(self) -> UsageReports:
+        return UsageReports(self._store, self._clock)
+
+    @cached_property
+    def traces(self) -> Traces:
+        return Traces(self._store, self._fleet, self.settings.external_url_seconds, self._clock)
+
+    # ---- checkpoints
+
+    @cached_property
+    def _retention(self) -> Retention:
+        return Retention(self._store, self._files, self.settings, self._clock)
+
+    @cached_property
+    def _events(self) -> Events:
+        return Events(self._store, self._fleet, self._retention, self._delivery, self._freed, self._hints.tell)
+
+    @cached_property
+    def _lookup(self) -> CheckpointLookup:
+        return CheckpointLookup(self._store, self._events, self.keys, self._clock)
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._store, self._lookup, self._retention, self._clock)
+
+    @cached_property
+    def copies(self) -> Copies:
+        return Copies(self._store, self._files, self._lookup, self._holdings.checkpoints, self._clock)
+
+    @cached_property
+    def exports(self) -> DownloadLinks:
+        return DownloadLinks(
+            self._store, self.checkpoints, self._files, self.settings.external_url_seconds, self._clock
+        )
+
+    @cached_property
+    def imports(self) -> AdapterImports:
+        return AdapterImports(
+            self._store, self._fleet, self._uploads, self._holdings.checkpoints, self.settings, self._clock
+        )
+
+    # ---- training
+
+    @cached_property
+    def _delivery(self) -> Delivery:
+        return Delivery(self._store, self._fleet)
+
+    @cached_property
+    def binding(self) -> Binding:
+        placement = Placement(self._store, self._fleet, self._freed, self.settings.places_for_others, self._clock)
+        return Binding(self._store, self._fleet, placement, self._delivery)
+
+    @cached_property
+    def models(self) -> Models:
+        return Models(
+            store=self._store,
+            fleet=self._fleet,
+            sessions=self.sessions,
+            binding=self.binding,
+            lookup=self._lookup,
+            adapters=self._holdings.adapters,
+            settings=self.settings,
+            clock=self._clock,
+        )
+
+    @cached_property
+    def operations(self) -> Operations:
+        requests = SubmitRequests(self._fleet, self._events, self._lookup, self._holdings.checkpoints)
+        queued = self._holdings.queued
+        return Operations(self.sessions, self.models, self.binding, self._delivery, self._fleet, requests, queued)
+
+    # ---- sampling, and whatever is polled for
+
+    @cached_property
+    def _hints(self) -> AdapterHints:
+        return AdapterHints(self._fleet, self._loads)
+
+    @cached_property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(self._fleet, self._loads)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        return Sampling(
+            store=self._store,
+            fleet=self._fleet,
+            sessions=self.sessions,
+            lookup=self._lookup,
+            dispatch=self.dispatch,
+            hints=self._hints,
+            in_flight=self._holdings.samples,
+            clock=self._clock,
+        )
+
+    @cached_property
+    def texts(self) -> Texts:
+        return Texts(self._fleet, self.checkpoints, self.sampling, self.dispatch, self.long_polls)
+
+    @cached_property
+    def futures(self) -> Futures:
+        hold_seconds = self.settings.poll_hold_seconds
+        return Futures(
+            self.models, self.sampling, self.binding, self._fleet, self._events, self.long_polls, hold_seconds
+        )
+
+    # ---- the server itself
+
+    @cached_property
+    def inspection(self) -> Inspection:
+        return Inspection(self._store, self._fleet, self._loads, self._holdings.queued)
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self._fleet, self.inspection)
+
+    @cached_property
+    def _leases(self) -> Leases:
+        return Leases(self._store, self._fleet)
+
+    @cached_property
+    def readiness(self) -> Readiness:
+        return Readiness(self._store, self._fleet, self._leases.replica)
+
+    @cached_property
+    def _reaper(self) -> Reaper:
+        return Reaper(
+            store=self._store,
+            fleet=self._fleet,
+            sessions=self.sessions,
+            binding=self.binding,
+            delivery=self._delivery,
+            events=self._events,
+            freed=self._freed,
+            settings=self.settings,
+            clock=self._clock,
+        )
+
+    @cached_property
+    def background(self) -> Background:
+        return Background(
+            store=self._store,
+            fleet=self._fleet,
+            leases=self._leases,
+            sessions=self.sessions,
+            binding=self.binding,
+            events=self._events,
+            reaper=self._reaper,
+            lost_workers=LostWorkers(self._store, self._fleet),
+            retention=self._retention,
+            imports=self.imports,
+            inspection=self.inspection,
+            usage=UsageCollection(self._store, self._fleet, self._clock),
+        )
