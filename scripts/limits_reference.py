@@ -78,9 +78,14 @@ def fixed_rows() -> list[tuple[str, ...]]:
     ]
 
 
+def _whole(path: str) -> str:
+    """Dialects stand beside Tinker's own calls, which are below a prefix."""
+    return path if path.startswith(("/oai/", "/anthropic/")) else f"/api/v1{path}"
+
+
 def body_rows() -> list[tuple[str, ...]]:
     return [
-        (f"`/api/v1{path}`", f"`{limit}`" if isinstance(limit, str) else _size(limit))
+        (f"`{_whole(path)}`", f"`{limit}`" if isinstance(limit, str) else _size(limit))
         for path, limit in sorted(uploads.BODY_BYTES.items())
     ]
 

@@ -122,9 +122,9 @@ class GrpcWorkerClient(WorkerClient):
         await _call(self._stub.CancelSample, request, QUICK_TIMEOUT_SECONDS)
 
     @override
-    async def render_prompt(self, request: worker_pb2.RenderPromptRequest) -> worker_pb2.RenderPromptReply:
+    async def render_prompt(self, request: worker_pb2.RenderPromptRequest, tenant: str) -> worker_pb2.RenderPromptReply:
         try:
-            return await _call(self._stub.RenderPrompt, request, RENDER_TIMEOUT_SECONDS)
+            return await _call(self._stub.RenderPrompt, request, RENDER_TIMEOUT_SECONDS, tenant)
         except CallUnknown as error:
             raise Unprocessable(
                 "the sampler of this base model takes tokens alone, or is of a release that takes no text; an "

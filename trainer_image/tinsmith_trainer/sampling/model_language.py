@@ -22,21 +22,24 @@ from tinsmith_trainer.unknown_fields import unknown_fields_of
 PREFIX_TOKENS = 4096
 """Of the prompt, which are enough to hold what a chat template begins an answer with."""
 
+CHARACTERS_A_TOKEN = 32
+"""More than any text has on average: in English there are 4 or 5."""
+
 
 @dataclass(frozen=True)
 class ModelLanguage:
-    """The `Language` of a model; `directory` is that of its files."""
+    """The `Language` of a model; `directory` is that of its files, `context_tokens` what a prompt may have at most."""
 
     tokenizer: Any
     eos_token_ids: tuple[int, ...]
     directory: Path
+    context_tokens: int
 
     def render(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
         if reason := unknown_fields_of(request):
             raise UserError(reason)
         if request.WhichOneof("prompt") == "text":
-            tokens: list[int] = self.tokenizer(request.text)["input_ids"]
-            return tokens
+            return self._tokens(request.text, add_special_tokens=True)
         return self._conversation(
             _read("messages", request.conversation, list),
             _read("tools", request.tools or "[]", list),
@@ -76,18 +79,29 @@ class ModelLanguage:
         if taken := sorted(_parameters(self.tokenizer.apply_chat_template) & variables.keys()):
             raise UserError(f"chat_template_kwargs: {', '.join(taken)} cannot be set by a request.")
         try:
-            tokens: list[int] = self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 messages,
                 tools=tools or None,
                 add_generation_prompt=not continue_last,
                 continue_final_message=continue_last,
-                return_dict=False,
+                tokenize=False,
                 **variables,
             )
         except Exception as error:  # templates are programs: jinja2's own errors, and any that Python has
             raise UserError(
                 f"The model's chat template refused the conversation: {error or type(error).__name__}."
             ) from error
+        return self._tokens(text, add_special_tokens=False)
+
+    def _tokens(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Raises UserError for what is far too long, without making tokens of it: that takes seconds for a few MB."""
+        most = CHARACTERS_A_TOKEN * self.context_tokens
+        if len(text) > most:
+            raise UserError(
+                f"The prompt has {len(text)} characters, and the model's context is {self.context_tokens} tokens; at "
+                f"most {CHARACTERS_A_TOKEN} characters for each of them are looked at. Shorten the prompt."
+            )
+        tokens: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         return tokens
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from abc import ABC
+from functools import partial
 from typing import NoReturn
 
 import grpc
@@ -27,6 +27,7 @@ from tinsmith_trainer.oplog.model_queues import UnknownModel
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
 from tinsmith_trainer.worker.metrics import WorkerName, describe, describe_sampler
 from tinsmith_trainer.worker.peers import AdmitPeers, Context, is_operator
+from tinsmith_trainer.worker.rendering_turns import RenderingTurns
 from tinsmith_trainer.worker.service import NotActive, WorkerService
 from tinsmith_trainer.worker.tls import TlsDirectory
 
@@ -66,7 +67,7 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
 
     def __init__(self, samples: Samples | None) -> None:
         self._samples = samples
-        self._rendering = asyncio.Lock()
+        self._rendering = RenderingTurns()
 
     @override
     async def Sample(self, request: worker_pb2.SampleRequest, context: Context) -> worker_pb2.SampleReply:
@@ -98,9 +99,8 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
         samples = self._samples or await _refuse(context, SAMPLES_NOTHING)
         language = samples.sampler.language or await _refuse(context, KNOWS_TOKENS_ALONE)
         try:
-            # One at a time: Python lets one thread run at a time anyhow, and the sampler's waits for it.
-            async with self._rendering:
-                tokens = await asyncio.to_thread(language.render, request)
+            render = partial(language.render, request)
+            tokens = await self._rendering.run(tenant_of(context), request.ByteSize(), render)
         except UserError as error:
             await _abort(context, error)
         return worker_pb2.RenderPromptReply(tokens=np.array(tokens, "<i4").tobytes(), end_tokens=language.eos_token_ids)

@@ -99,7 +99,7 @@ class Dispatch:
         for sampler in samplers:
             try:
                 client = await sampler.connection(_remaining(deadline))
-                return await client.render_prompt(request)
+                return await client.render_prompt(request, need.tenant)
             except WorkerUnavailable as error:
                 trouble = error
         raise await self._refusal(need, trouble)

@@ -18,7 +18,7 @@ HELLO = {"role": "user", "content": "Hello"}
 
 @pytest.fixture
 def language(model: TorchModel) -> ModelLanguage:
-    return ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory)
+    return ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory, model.info.max_sequence_length)
 
 
 def rendered(language: ModelLanguage, *messages: Any, **others: Any) -> str:
@@ -81,3 +81,16 @@ def test_what_the_models_files_say_of_its_answers_goes_first(
     own = {"start_anchor": "x", "fields": {"content": {}}}
     monkeypatch.setattr(language.tokenizer, "response_template", own, raising=False)
     assert language.response_template == own
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_before_it_is_made_into_tokens(model: TorchModel) -> None:
+    language = ModelLanguage(None, (), model.directory, context_tokens=4)
+    for text, words in (("x" * 129, "has 129 characters"), ("x" * 200, "at most 32 characters")):
+        with pytest.raises(UserError, match=words):
+            language.render(worker_pb2.RenderPromptRequest(text=text))
+
+
+def test_a_conversation_has_the_tokens_that_the_tokenizer_itself_makes_of_it(language: ModelLanguage) -> None:
+    request = worker_pb2.RenderPromptRequest(conversation=json.dumps([HELLO]))
+    itself = language.tokenizer.apply_chat_template([HELLO], add_generation_prompt=True, return_dict=False)
+    assert language.render(request) == itself

@@ -22,7 +22,7 @@ ANSWER = "<think>\nHm.\n</think>\n\nGrüße, 漢!"
 
 @pytest.fixture(scope="module")
 def language(model: TorchModel) -> ModelLanguage:
-    return ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory)
+    return ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory, model.info.max_sequence_length)
 
 
 def tokens_of(language: ModelLanguage, text: str) -> list[int]:

@@ -36,7 +36,12 @@ class BuiltinSampler(Sampler):
         forward: SamplerForward | None = None,
     ) -> None:
         self._torch_model = torch_model
-        self._language = ModelLanguage(torch_model.tokenizer, torch_model.eos_token_ids, torch_model.directory)
+        self._language = ModelLanguage(
+            torch_model.tokenizer,
+            torch_model.eos_token_ids,
+            torch_model.directory,
+            torch_model.info.max_sequence_length,
+        )
         self._intake = Intake()
         chosen = choose_forward(torch_model) if forward is None else forward
         self._memory = chosen.memory

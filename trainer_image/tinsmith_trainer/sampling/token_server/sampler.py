@@ -44,7 +44,9 @@ class TokenServerSampler(Sampler):
     ) -> None:
         self._server = server
         self._model = model
-        self._language = ModelLanguage(model.tokenizer, model.eos_token_ids, model.directory)
+        self._language = ModelLanguage(
+            model.tokenizer, model.eos_token_ids, model.directory, model.info.max_sequence_length
+        )
         self._folders = folders
         self._thread = thread
         self._on_close = on_close
