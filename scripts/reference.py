@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 import chart_reference
+import evidence_reference
 import gpu_reference
 import limits_reference
 import nemo_rl_reference
@@ -180,6 +181,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "commands": ("commands.md", commands_table),
     "statuses": ("errors.md", statuses_table),
     "unsupported": ("errors.md", unsupported_table),
+    "evidence": ("evidence.md", lambda: table(evidence_reference.HEADER, evidence_reference.rows())),
     "generations": ("protocol.md", lambda: table(sdk_generations.HEADER, sdk_generations.rows())),
     "values": ("chart.md", values_table),
     "spec": ("training-session.md", lambda: spec_table(chart_reference.SESSION_CRD)),

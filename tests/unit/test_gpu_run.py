@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import gpu_reference
-import gpu_results
 import gpu_run
+import outcomes
 import pytest
 import torch
-from gpu_results import Outcome, Result
+from outcomes import Outcome, Result
 
 RUN = {"device": "NVIDIA H100", "commit": "0123abc", "date": "2026-11-30"}
 EARLIER = {"device": "NVIDIA A100", "commit": "fedcba9", "date": "2026-10-01"}
@@ -50,15 +50,15 @@ def result(test: str, outcome: Outcome, reason: str = "") -> Result:
 def test_outcomes_are_written_as_tests_end(tmp_path: Path) -> None:
     (tmp_path / "test_three.py").write_text(TESTS)
     results = tmp_path / "results"
-    scripts = str(Path(gpu_results.__file__).parent)
+    scripts = str(Path(outcomes.__file__).parent)
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "gpu_results", "-p", "no:cacheprovider", "test_three.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "outcomes", "-p", "no:cacheprovider", "test_three.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": scripts, gpu_results.FILE: str(results)},
+        env={**os.environ, "PYTHONPATH": scripts, outcomes.FILE: str(results)},
         check=False,
         capture_output=True,
     )
-    assert gpu_results.read_results(results) == [
+    assert outcomes.read_results(results) == [
         result("test_three.py::test_it_holds", "passed"),
         result("test_three.py::test_of_two[1]", "passed"),
         result("test_three.py::test_of_two[2]", "failed", "AssertionError: one and no other"),

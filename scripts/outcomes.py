@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-FILE = "TINSMITH_GPU_RESULTS"
+FILE = "TINSMITH_TEST_OUTCOMES"
 """The variable that names the file, one line of JSON for each test."""
 
 Outcome = Literal["passed", "failed", "skipped"]
