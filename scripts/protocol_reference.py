@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from tinsmith_server.app import ROUTERS
+from tinsmith_server.app import ROUTES
+from tinsmith_server.routes.dependencies import API_PREFIX
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.wire.responses import ClientConfigResponse, DynamicConfigResponse
 
-PREFIX = "/api/v1"
 CALL_HEADER = ("Call", "It takes", "It answers")
 FLAG_HEADER = ("Flag", "From", "What this server says")
 NOT_SUPPORTED = "not supported yet"
@@ -38,15 +38,13 @@ def flag_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _document() -> dict[str, Any]:
-    app = FastAPI()
-    for router in ROUTERS:
-        app.include_router(router, prefix=PREFIX)
+    app = FastAPI(routes=ROUTES)
     install_openapi(app)
     return app.openapi()
 
 
 def _call(method: str, path: str) -> str:
-    return f"`{method.upper()} {path.removeprefix(PREFIX)}`"
+    return f"`{method.upper()} {path.removeprefix(API_PREFIX)}`"
 
 
 def _taken(document: Mapping[str, Any], operation: Mapping[str, Any]) -> str:

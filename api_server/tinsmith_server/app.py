@@ -50,7 +50,11 @@ ROUTERS: tuple[APIRouter, ...] = (
     auth.router,
     usage.router,
     unsupported.router,
+    openai.router,
+    anthropic.router,
 )
+# A router that an application includes has all its routes built once more, for each application, at its first requests.
+ROUTES = [route for router in ROUTERS for route in router.routes]
 
 
 def create_app(
@@ -69,11 +73,8 @@ def create_app(
         summary="The Tinker training API on your own machines.",
         lifespan=_lifespan(settings, fleet or fleet_of(settings), metrics, clock),
         telemetry=NO_TELEMETRY,
+        routes=ROUTES,
     )
-    for router in ROUTERS:
-        app.include_router(router, prefix="/api/v1")
-    app.include_router(openai.router)
-    app.include_router(anthropic.router)
     app.add_api_route("/", _front_page, tags=["service"], summary="What this is")
     app.add_api_route(
         METRICS_PATH,

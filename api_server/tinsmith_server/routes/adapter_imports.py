@@ -8,13 +8,13 @@ from fastapi import APIRouter, Depends, Request
 
 from tinsmith_server.errors import BodyTooLarge
 from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant, path_of
+from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant, path_of
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.uploads import over, parts
 from tinsmith_server.wire.requests import UploadFinishRequest, UploadStartRequest
 from tinsmith_server.wire.responses import Empty, UploadFinishResponse, UploadStartResponse
 
-router = APIRouter(tags=["checkpoints"])
+router = APIRouter(prefix=API_PREFIX, tags=["checkpoints"])
 
 FILE_BODY: dict[str, Any] = {
     "requestBody": {

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import RedirectResponse, StreamingResponse
 
 from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import Limit, Offset, ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.checkpoints.checkpoints import TrainingRun, Types
 from tinsmith_server.store.records import Checkpoint
@@ -34,7 +34,7 @@ from tinsmith_server.wire.responses import (
     WeightsInfoResponse,
 )
 
-router = APIRouter(tags=["checkpoints"])
+router = APIRouter(prefix=API_PREFIX, tags=["checkpoints"])
 
 CHECKPOINT = "/training_runs/{run_id}/checkpoints/{kind}/{name}"
 

@@ -11,6 +11,8 @@ from typing_extensions import override
 
 from tinsmith_server.services.assembly import Services
 
+API_PREFIX = "/api/v1"
+
 # What the SDK sends by itself, and however often it likes.
 UNCOUNTED = frozenset({"/client/config", "/client/dynamic_config", "/session_heartbeat", "/retrieve_future"})
 
@@ -48,7 +50,7 @@ async def authenticate(request: Request, services: Annotated[Services, Depends(g
 
 def path_of(request: Request) -> str:
     """The route's template, without the prefix of all of them."""
-    return str(request.scope["route"].path).removeprefix("/api/v1")
+    return str(request.scope["route"].path).removeprefix(API_PREFIX)
 
 
 ServicesDep = Annotated[Services, Depends(get_services)]

@@ -15,7 +15,7 @@ from typing_extensions import override
 from tinsmith_server.errors import TinsmithError, Unprocessable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.bodies import body_as, off_the_loop
-from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, get_services
+from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant, get_services
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.routes.problems import http_status, tell_user
@@ -71,7 +71,7 @@ async def _later(time: float) -> Response:
     return _pending(Pending("the server has met an error and tries again; its log says which", paused=True))
 
 
-router = APIRouter(tags=["futures"], route_class=HeldRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["futures"], route_class=HeldRoute)
 
 
 @router.post(

@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from tinsmith_server.routes.bodies import Sample, body_as
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest, SampleRequest
 from tinsmith_server.wire.responses import CreateSamplingSessionResponse, FutureResponse, SamplerResponse
 
-router = APIRouter(tags=["sampling"], route_class=DirectRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["sampling"], route_class=DirectRoute)
 
 
 @router.post("/asample", summary="Sample", openapi_extra=takes(SampleRequest))

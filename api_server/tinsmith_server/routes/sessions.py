@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header
 
 from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import Limit, Offset, ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.accounts.session_search import FoundSession
@@ -33,7 +33,7 @@ from tinsmith_server.wire.session_search import (
     SessionSummary,
 )
 
-router = APIRouter(tags=["sessions"], route_class=DirectRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["sessions"], route_class=DirectRoute)
 
 
 @router.post("/create_session", openapi_extra=takes(CreateSessionRequest))

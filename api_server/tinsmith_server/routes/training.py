@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from tinsmith_server.routes.bodies import Forward, ForwardBackward, JsonObject, body_as
-from tinsmith_server.routes.dependencies import ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import TRAINING_BODY, takes
 from tinsmith_server.wire.ids import OperationId
@@ -24,7 +24,7 @@ from tinsmith_server.wire.requests import (
 )
 from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData, WaitingModelsResponse
 
-router = APIRouter(tags=["training"], route_class=DirectRoute)
+router = APIRouter(prefix=API_PREFIX, tags=["training"], route_class=DirectRoute)
 
 
 def _future(operation: OperationId) -> FutureResponse:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter
 
 from tinsmith_server.errors import NotSupportedYet
-from tinsmith_server.routes.dependencies import Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, Tenant
 
 UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
     ("POST", "/join_sampling_session", "numbering sampling clients on the server"),
@@ -15,7 +15,7 @@ UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
     ("POST", "/create_custom_loss", "running custom losses on the server"),
 )
 
-router = APIRouter(tags=["not supported yet"])
+router = APIRouter(prefix=API_PREFIX, tags=["not supported yet"])
 
 
 def _refusal(what: str) -> Callable[[Tenant], Awaitable[None]]:
