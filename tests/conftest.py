@@ -45,7 +45,7 @@ UNIT_FOLDER = TESTS / "unit"
 CLUSTER_SECONDS = 1200
 CLUSTER_FOLDERS = (TESTS / "cluster" / "bare", TESTS / "cluster" / "node")
 # cluster/operator and cluster/node differ as much as unit and contract do.
-SPLIT_LAYERS = ("cluster",)
+SPLIT_LAYERS = {"cluster", "contract"}
 
 _seconds: Counter[str] = Counter()
 _tests: Counter[str] = Counter()
