@@ -130,6 +130,12 @@ class Settings(BaseSettings):
     )
     compress_training_bodies: bool = Field(False, description="Ask clients to send zstd; pays on slow networks.")
 
+    session_poller: bool = Field(
+        False,
+        description="Ask clients to wait for all samples of a sampling client by one poll, not by one for each: fewer "
+        "connections, and samples that are lost together with this server's memory are not noticed.",
+    )
+
     engine: str = Field("peft", description="The worker's engine: `peft`, `nemo-rl`, or `module:factory`.")
     engine_flags: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="More flags of the engine's worker, as on a command line: `--ranks 2`."

@@ -8,3 +8,6 @@ TENANT_METADATA = "tinsmith-tenant-bin"
 
 No field of a request, since a worker that does not know it does the same work, in another order.
 """
+
+SAMPLES_OF_A_CLIENT = 10**9
+"""The SDK numbers the samples of a sampling session's n-th client from n times as many on."""

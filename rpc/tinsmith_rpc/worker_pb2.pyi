@@ -1454,6 +1454,100 @@ class AwaitSampleRequest(_message.Message):
 Global___AwaitSampleRequest: _TypeAlias = AwaitSampleRequest  # noqa: Y015
 
 @_typing.final
+class AwaitSamplesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLING_SESSION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    sampling_session_id: _builtins.str
+    client: _builtins.int
+    """the samples whose numbers are from `client` times 10^9 on, and below the next one's"""
+    seen: _builtins.int
+    """the round up to which everything has reached the client"""
+    round: _builtins.int
+    """higher than `seen`; 0: nothing is told, the reply only says whether there is anything"""
+    timeout_seconds: _builtins.float
+    @_builtins.property
+    def expected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those that are not known here, and will never end, are told as failed"""
+
+    def __init__(
+        self,
+        *,
+        sampling_session_id: _builtins.str = ...,
+        client: _builtins.int = ...,
+        seen: _builtins.int = ...,
+        round: _builtins.int = ...,
+        timeout_seconds: _builtins.float = ...,
+        expected: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "expected", b"expected", "round", b"round", "sampling_session_id", b"sampling_session_id", "seen", b"seen", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitSamplesRequest: _TypeAlias = AwaitSamplesRequest  # noqa: Y015
+
+@_typing.final
+class EndedSample(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    failed: _builtins.bool
+    """AwaitSample says why; or that it is not known, for one that was lost"""
+    size_bytes: _builtins.int
+    """of the result"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        failed: _builtins.bool = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "request_id", b"request_id", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndedSample: _TypeAlias = EndedSample  # noqa: Y015
+
+@_typing.final
+class AwaitSamplesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANY_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    any: _builtins.bool
+    round: _builtins.int
+    """in which these are told: as asked for, or a later one"""
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedSample]: ...
+    def __init__(
+        self,
+        *,
+        any: _builtins.bool = ...,
+        ended: _abc.Iterable[Global___EndedSample] | None = ...,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["any", b"any", "ended", b"ended", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitSamplesReply: _TypeAlias = AwaitSamplesReply  # noqa: Y015
+
+@_typing.final
 class RenderPromptRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

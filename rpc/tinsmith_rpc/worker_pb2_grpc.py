@@ -64,6 +64,11 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.AwaitSampleRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitReply.FromString,
                 _registered_method=True)
+        self.AwaitSamples = channel.unary_unary(
+                '/tinsmith.rpc.v1.Worker/AwaitSamples',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.AwaitSamplesRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitSamplesReply.FromString,
+                _registered_method=True)
         self.RenderPrompt = channel.unary_unary(
                 '/tinsmith.rpc.v1.Worker/RenderPrompt',
                 request_serializer=tinsmith__rpc_dot_worker__pb2.RenderPromptRequest.SerializeToString,
@@ -161,6 +166,15 @@ class WorkerServicer(object):
 
     def AwaitSample(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitSamples(self, request, context):
+        """Which samples of one sampling client have ended, without their results, as soon as one has that was not told yet.
+        What is told in a round is told again until a request has seen that round, or the result was fetched; and after a
+        minute without either.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -275,6 +289,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.AwaitSample,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitSampleRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.AwaitReply.SerializeToString,
+            ),
+            'AwaitSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitSamples,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.AwaitSamplesRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.AwaitSamplesReply.SerializeToString,
             ),
             'RenderPrompt': grpc.unary_unary_rpc_method_handler(
                     servicer.RenderPrompt,
@@ -484,6 +503,33 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/AwaitSample',
             tinsmith__rpc_dot_worker__pb2.AwaitSampleRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.AwaitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/AwaitSamples',
+            tinsmith__rpc_dot_worker__pb2.AwaitSamplesRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.AwaitSamplesReply.FromString,
             options,
             channel_credentials,
             insecure,

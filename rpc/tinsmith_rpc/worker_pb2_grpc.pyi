@@ -63,6 +63,11 @@ class WorkerStub:
     UNIMPLEMENTED: this worker has no sampler; no sample is known to it either.
     """
     AwaitSample: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitSampleRequest, _worker_pb2.AwaitReply]
+    AwaitSamples: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AwaitSamplesRequest, _worker_pb2.AwaitSamplesReply]
+    """Which samples of one sampling client have ended, without their results, as soon as one has that was not told yet.
+    What is told in a round is told again until a request has seen that round, or the result was fetched; and after a
+    minute without either.
+    """
     RenderPrompt: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RenderPromptRequest, _worker_pb2.RenderPromptReply]
     """A text, or a conversation by the model's own chat template, as tokens.
     INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
@@ -131,6 +136,11 @@ class WorkerAsyncStub(WorkerStub):
     UNIMPLEMENTED: this worker has no sampler; no sample is known to it either.
     """
     AwaitSample: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitSampleRequest, _worker_pb2.AwaitReply]  # type: ignore[assignment]
+    AwaitSamples: _aio.UnaryUnaryMultiCallable[_worker_pb2.AwaitSamplesRequest, _worker_pb2.AwaitSamplesReply]  # type: ignore[assignment]
+    """Which samples of one sampling client have ended, without their results, as soon as one has that was not told yet.
+    What is told in a round is told again until a request has seen that round, or the result was fetched; and after a
+    minute without either.
+    """
     RenderPrompt: _aio.UnaryUnaryMultiCallable[_worker_pb2.RenderPromptRequest, _worker_pb2.RenderPromptReply]  # type: ignore[assignment]
     """A text, or a conversation by the model's own chat template, as tokens.
     INVALID_ARGUMENT: the model has no chat template, or that refuses the conversation; the message says why.
@@ -232,6 +242,17 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.AwaitSampleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AwaitReply, _abc.Awaitable[_worker_pb2.AwaitReply]]: ...
+
+    @_abc_1.abstractmethod
+    def AwaitSamples(
+        self,
+        request: _worker_pb2.AwaitSamplesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.AwaitSamplesReply, _abc.Awaitable[_worker_pb2.AwaitSamplesReply]]:
+        """Which samples of one sampling client have ended, without their results, as soon as one has that was not told yet.
+        What is told in a round is told again until a request has seen that round, or the result was fetched; and after a
+        minute without either.
+        """
 
     @_abc_1.abstractmethod
     def RenderPrompt(

@@ -23,6 +23,8 @@ NEW_NAMES = {"/save_weights", "/save_weights_for_sampler", "/save_weights_extern
 # Read before the body is understood: where it goes depends on which of them is there.
 NOT_IN_THE_DOCUMENT = {"/load_weights": {"model_id", "session_id"}}
 NUMBERS = {"seq_id", "model_seq_id"}
+# Fields that hold one, which names something.
+WRAPPED = {"target": "sampling_session_id"}
 # Nothing in them names a thing of somebody's; and a link for a download or an upload is its own permission.
 WITHOUT_IDS = {"/healthz", "/readyz", "/client/config", "/client/dynamic_config", "/telemetry", "/create_session"}
 # An upload's id says whose it is, which tests/contract/http/test_adapter_imports.py tries out.
@@ -64,7 +66,7 @@ def body_fields(api: dict[str, Any], operation: dict[str, Any]) -> tuple[set[str
     if "application/json" not in content:
         return set(), set()
     schema = api["components"]["schemas"][content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]]
-    return set(schema.get("required", ())), schema["properties"].keys() & IDS.keys()
+    return set(schema.get("required", ())), schema["properties"].keys() & (IDS.keys() | WRAPPED.keys())
 
 
 def cases(api: dict[str, Any]) -> list[Case]:
@@ -96,8 +98,10 @@ class Asking:
         if name in NUMBERS:
             self.last_number += 1
             return self.last_number
+        if name in WRAPPED:
+            return {WRAPPED[name]: self.value(case, WRAPPED[name], session)}
         if name in IDS and not (name == "path" and case.path in NEW_NAMES):
-            return IDS[name].format(session=session if name == case.id_field else self.session)
+            return IDS[name].format(session=session if case.id_field in (name, _wrapping(name)) else self.session)
         return OTHERS[name]
 
     async def ask(self, case: Case, session: str) -> tuple[int, str]:
@@ -125,6 +129,10 @@ class Asking:
 
     def _without_ids(self, text: str, session: str) -> str:
         return re.sub(r":(op|train|sample|asample):\d+", r":\1:N", text.replace(session, "ID"))
+
+
+def _wrapping(name: str) -> str | None:
+    return next((wrapping for wrapping, wrapped in WRAPPED.items() if wrapped == name), None)
 
 
 class _Values(dict[str, Any]):

@@ -83,6 +83,9 @@ class SamplerClient(Protocol):
         """Samples of it are about to come. Raises WorkerError, also for a sampler of a release that takes no hints."""
 
     async def await_sample(self, request_id: str, timeout_seconds: float) -> worker_pb2.AwaitReply: ...
+    async def await_samples(self, request: worker_pb2.AwaitSamplesRequest) -> worker_pb2.AwaitSamplesReply:
+        """Raises Unprocessable for a sampler of a release that tells only of one sample at a time."""
+
     async def cancel_sample(self, request_id: str) -> None: ...
     async def render_prompt(self, request: worker_pb2.RenderPromptRequest, tenant: str) -> worker_pb2.RenderPromptReply:
         """Raises Unprocessable where the model's chat template refuses, or there is none, or nobody who knows it."""

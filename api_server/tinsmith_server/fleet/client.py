@@ -117,6 +117,16 @@ class GrpcWorkerClient(WorkerClient):
         return await _call(self._stub.AwaitSample, request, timeout_seconds + HOLD_GRACE_SECONDS)
 
     @override
+    async def await_samples(self, request: worker_pb2.AwaitSamplesRequest) -> worker_pb2.AwaitSamplesReply:
+        try:
+            return await _call(self._stub.AwaitSamples, request, request.timeout_seconds + HOLD_GRACE_SECONDS)
+        except CallUnknown as error:
+            raise Unprocessable(
+                "a sampler of this base model is of a release that tells of one sample at a time; an "
+                "administrator can turn the setting session_poller off, or restart the sampler on the image of this one"
+            ) from error
+
+    @override
     async def cancel_sample(self, request_id: str) -> None:
         request = worker_pb2.CancelSampleRequest(request_id=request_id)
         await _call(self._stub.CancelSample, request, QUICK_TIMEOUT_SECONDS)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from tinsmith_server.metrics.workers import DescribedWorker, SamplingCollector, SamplingFigures, WorkerCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-POLL_ROUTE = "/retrieve_future"
+POLL_ROUTES = ("/retrieve_future", "/retrieve_futures")
 
 # A second series for each one, with the time of its first use.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ class Metrics:
 
     def note_request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
-        if not route.endswith(POLL_ROUTE):
+        if not route.endswith(POLL_ROUTES):
             self._seconds.labels(route).observe(seconds)
 
     def watch(

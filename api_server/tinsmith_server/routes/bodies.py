@@ -25,10 +25,10 @@ from tinsmith_server.services.sampling.sample_requests import SampleSubmission, 
 from tinsmith_server.services.training.submit_requests import CallKey, JsonOperation, json_operation
 from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
 from tinsmith_server.wire.ids import operation_number
-from tinsmith_server.wire.json_bodies import PROMPT, BadJson, read_object
+from tinsmith_server.wire.json_bodies import PLAIN, PROMPT, BadJson, Shape, read_object
 from tinsmith_server.wire.json_training import training_shape
-from tinsmith_server.wire.requests import sentence
 from tinsmith_server.wire.token_counts import trained_tokens
+from tinsmith_server.wire.validation_errors import sentence
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -37,6 +37,8 @@ T = TypeVar("T")
 INLINE_BYTES = 16 * 1024
 # Of a training body that is not kept: its head, which says whose it is.
 HEAD_BYTES = 64 * 1024
+# What the body of a route may be made of, other than `PLAIN`.
+SHAPES = {"/retrieve_futures": Shape(values=64 * 1024)}
 # Bytes of arrays, as against those of the text that they are read from.
 TEXT_IN_MEMORY = 2
 
@@ -71,9 +73,9 @@ async def read_json_object(
     request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
 ) -> dict[str, Any]:
     """Raises BodyTooLarge, and Unprocessable for anything but a JSON object."""
-    body = await whole_body(request, services, account)
+    body, shape = await whole_body(request, services, account), SHAPES.get(path_of(request), PLAIN)
     try:
-        return await off_the_loop(services, tenant, len(body), lambda: read_object(body))
+        return await off_the_loop(services, tenant, len(body), lambda: read_object(body, shape))
     except BadJson as error:
         raise Unprocessable(str(error)) from error
 

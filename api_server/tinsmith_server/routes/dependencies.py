@@ -14,7 +14,9 @@ from tinsmith_server.services.assembly import Services
 API_PREFIX = "/api/v1"
 
 # What the SDK sends by itself, and however often it likes.
-UNCOUNTED = frozenset({"/client/config", "/client/dynamic_config", "/session_heartbeat", "/retrieve_future"})
+UNCOUNTED = frozenset(
+    {"/client/config", "/client/dynamic_config", "/session_heartbeat", "/retrieve_future", "/retrieve_futures"}
+)
 
 
 class KeyHeader(APIKeyHeader):

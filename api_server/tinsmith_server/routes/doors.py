@@ -17,7 +17,7 @@ from tinsmith_server.services.assembly import Services
 from tinsmith_server.settings import Settings
 
 METRICS_PATH = "/metrics"
-POLL_PATH = "/api/v1/retrieve_future"
+POLL_PATHS = frozenset({"/api/v1/retrieve_future", "/api/v1/retrieve_futures"})
 
 
 def pages_are_open(settings: Settings) -> bool:
@@ -108,7 +108,7 @@ class PlacesAtWork:
         services: Services = scope["app"].state.services
         key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
         tenant = services.keys.owner(key) if key else None
-        whose, is_poll = tenant or str(client[0]), scope["path"] == POLL_PATH
+        whose, is_poll = tenant or str(client[0]), scope["path"] in POLL_PATHS
         is_other = tenant is not None and not is_poll
         async with services.admission.at_work.place(whose, is_other=is_other, may_wait=not is_poll):
             await self._app(scope, receive, send)

@@ -22,10 +22,18 @@ from tinsmith_server.routes.problems import http_status, tell_user
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.futures import STOPPING, Answer, Metadata, Pending, Ready
+from tinsmith_server.services.polling.sample_polls import SampleClient
 from tinsmith_server.wire.ids import is_sample
 from tinsmith_server.wire.json_results import result_as_json
-from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest
-from tinsmith_server.wire.responses import Empty, FailedResponse, MetadataResponse, PendingResponse
+from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest, RetrieveFuturesRequest
+from tinsmith_server.wire.responses import (
+    CompletionResponse,
+    Empty,
+    FailedResponse,
+    MetadataResponse,
+    PendingResponse,
+    RetrieveFuturesResponse,
+)
 from tinsmith_server.wire.token_counts import sampled_tokens
 
 log = get_logger(__name__)
@@ -108,6 +116,33 @@ def reads_protobuf(request: Request) -> bool:
 async def _in_json(services: Services, tenant: str, request_id: str, answer: Ready) -> Ready:
     translate = partial(result_as_json, answer.payload, of_sample=is_sample(request_id))
     return Ready(await off_the_loop(services, tenant, len(answer.payload), translate), protobuf=False)
+
+
+@router.post(
+    "/retrieve_futures",
+    summary="Which samples of a sampling client have ended",
+    openapi_extra=takes(RetrieveFuturesRequest),
+    responses={200: {"model": RetrieveFuturesResponse}, 408: {"model": PendingResponse}},
+)
+async def retrieve_futures(
+    body: Annotated[RetrieveFuturesRequest, Depends(body_as(RetrieveFuturesRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+) -> Response:
+    target = SampleClient(tenant, body.target.sampling_session_id, body.target.cloned_sampler_id)
+    answer = await services.sample_polls.poll(target, body.prev_cursor, body.timeout)
+    if isinstance(answer, Pending):
+        return _pending(answer)
+    completions = [
+        CompletionResponse(
+            state="failed" if one.failed else "finished",
+            request_id=one.request_id,
+            response_payload_uncompressed_size=None if one.failed else one.size_bytes,
+        )
+        for one in answer.ended
+    ]
+    found = RetrieveFuturesResponse(completions=completions, cursor=answer.cursor)
+    return Response(found.model_dump_json(exclude_none=True), media_type="application/json")
 
 
 @router.post("/cancel_future", openapi_extra=takes(CancelFutureRequest))

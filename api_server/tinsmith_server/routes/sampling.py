@@ -10,8 +10,13 @@ from tinsmith_server.routes.bodies import Sample, body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
-from tinsmith_server.wire.requests import CreateSamplingSessionRequest, SampleRequest
-from tinsmith_server.wire.responses import CreateSamplingSessionResponse, FutureResponse, SamplerResponse
+from tinsmith_server.wire.requests import CreateSamplingSessionRequest, JoinSamplingSessionRequest, SampleRequest
+from tinsmith_server.wire.responses import (
+    CreateSamplingSessionResponse,
+    FutureResponse,
+    JoinSamplingSessionResponse,
+    SamplerResponse,
+)
 
 router = APIRouter(prefix=API_PREFIX, tags=["sampling"], route_class=DirectRoute)
 
@@ -30,6 +35,19 @@ async def create_sampling_session(
 ) -> CreateSamplingSessionResponse:
     session = await services.sampling.open(tenant, body)
     return CreateSamplingSessionResponse(sampling_session_id=session.sampling_session_id)
+
+
+@router.post(
+    "/join_sampling_session",
+    summary="A number for one more client of a sampling session",
+    openapi_extra=takes(JoinSamplingSessionRequest),
+)
+async def join_sampling_session(
+    body: Annotated[JoinSamplingSessionRequest, Depends(body_as(JoinSamplingSessionRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+) -> JoinSamplingSessionResponse:
+    return JoinSamplingSessionResponse(client_counter=await services.sampling.join(tenant, body.sampling_session_id))
 
 
 @router.get("/samplers/{sampling_session_id}", response_model_exclude_none=True)

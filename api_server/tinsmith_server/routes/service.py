@@ -49,6 +49,7 @@ async def client_config(_tenant: Tenant, services: ServicesDep) -> ClientConfigR
     return ClientConfigResponse(
         pjwt_auth_enabled=services.settings.token_exchange,
         proto_compress_fwdbwd=services.settings.compress_training_bodies,
+        sample_use_retrieve_futures=services.settings.session_poller,
     )
 
 

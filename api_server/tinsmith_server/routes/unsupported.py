@@ -10,8 +10,6 @@ from tinsmith_server.errors import NotSupportedYet
 from tinsmith_server.routes.dependencies import API_PREFIX, Tenant
 
 UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
-    ("POST", "/join_sampling_session", "numbering sampling clients on the server"),
-    ("POST", "/retrieve_futures", "polling many samples at once"),
     ("POST", "/create_custom_loss", "running custom losses on the server"),
 )
 

@@ -43,8 +43,11 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/save_weights_external": LARGER_BYTES,
     "/load_weights": LARGER_BYTES,
     "/create_sampling_session": SMALL_BYTES,
+    "/join_sampling_session": SMALL_BYTES,
     "/asample": "max_sample_bytes",
     "/retrieve_future": SMALL_BYTES,
+    # It may name every sample that was fetched since the last one.
+    "/retrieve_futures": 4 * MIB,
     "/cancel_future": SMALL_BYTES,
     "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
     "/copy_weights": SMALL_BYTES,

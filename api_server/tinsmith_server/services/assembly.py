@@ -26,6 +26,7 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.delivery import Delivery
 from tinsmith_server.services.polling.futures import Futures
 from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.polling.sample_polls import SamplePolls
 from tinsmith_server.services.polling.texts import Texts
 from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch
@@ -187,6 +188,17 @@ class Services:
         hold_seconds = self.settings.poll_hold_seconds
         return Futures(
             self.models, self.sampling, self.binding, self._fleet, self._events, self.long_polls, hold_seconds
+        )
+
+    @cached_property
+    def sample_polls(self) -> SamplePolls:
+        return SamplePolls(
+            sampling=self.sampling,
+            dispatch=self.dispatch,
+            fleet=self._fleet,
+            in_flight=self._holdings.samples,
+            long_polls=self.long_polls,
+            hold_seconds=self.settings.poll_hold_seconds,
         )
 
     # ---- the server itself

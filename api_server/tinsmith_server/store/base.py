@@ -168,6 +168,9 @@ class Store(Protocol):
         """Inserts, or returns the one already opened under (session_id, sampling_session_seq_id)."""
 
     async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None: ...
+    async def number_sampling_client(self, sampling_session_id: str) -> int:
+        """1, 2, … of a sampling session that is there."""
+
     async def sampler_ids_of_session(self, session_id: str) -> Sequence[str]: ...
     async def newest_inflight(self, model_id: str) -> SamplingSession | None: ...
 

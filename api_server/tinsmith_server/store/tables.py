@@ -136,6 +136,8 @@ sampling_sessions = Table(
     Column("inflight", Boolean, nullable=False),
     Column("checkpoint_directory", PlainText),
     Column("manifest_digest", PlainText),
+    # Those that joined later; none: NULL.
+    Column("clients", Int64),
     # A repeated create_sampling_session, or an ephemeral save seen by two replicas: the number names one of them.
     UniqueConstraint("session_id", "sampling_session_seq_id"),
     Index(None, "model_id", "sampling_session_seq_id"),

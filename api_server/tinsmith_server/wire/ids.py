@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from tinsmith_rpc import RELEASE_SEQ_ID
+from tinsmith_rpc import RELEASE_SEQ_ID, SAMPLES_OF_A_CLIENT
 from typing_extensions import override
 
 from tinsmith_server.errors import Unprocessable
@@ -55,6 +55,11 @@ class SampleId:
     @override
     def __str__(self) -> str:
         return f"{self.sampling_session_id}:asample:{self.seq_id}@{self.sampler_token}"
+
+    @property
+    def client(self) -> int:
+        """Which one of those that share the sampling session; the first is 0."""
+        return self.seq_id // SAMPLES_OF_A_CLIENT
 
     def sequence_ids(self, count: int) -> tuple[str, ...]:
         """The same wherever the submission was taken."""
@@ -104,6 +109,10 @@ def operation_number(seq_id: int) -> int:
 def is_sample_number(seq_id: object) -> bool:
     """Clones of a sampling client number their requests from near 10**18: 64 bits are needed."""
     return _is_integer(seq_id) and 0 <= seq_id < 2**63  # type: ignore[operator]
+
+
+LAST_CLIENT = (2**63 - 1) // SAMPLES_OF_A_CLIENT
+"""Of those that share a sampling session: above it they have no numbers left."""
 
 
 def is_client_counter(seq_id: object) -> bool:

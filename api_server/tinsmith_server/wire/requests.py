@@ -14,13 +14,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    ValidationError,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from tinsmith_server.wire.ids import check_name
+from tinsmith_server.wire.ids import LAST_CLIENT, check_name
 from tinsmith_server.wire.json_bodies import decode_base64
 
 TTL_MIN_SECONDS = 3600
@@ -32,8 +31,6 @@ MAX_AGE_RECIPIENTS = 10
 # Pages hold a thousand rows, and each row is read by many requests.
 METADATA_BYTES = 8192
 METADATA_KEYS = 128
-# In words to the sender.
-ERRORS_SHOWN = 3
 
 # By the field that no other kind of chunk has; an image has `tokens`, too, in SDKs below 0.6.
 TYPE_OF_FIELD = {"data": "image", "location": "image_asset_pointer", "dmel": "dmel", "tokens": "encoded_text"}
@@ -256,6 +253,10 @@ class CreateSamplingSessionRequest(Request):
         return self
 
 
+class JoinSamplingSessionRequest(Request):
+    sampling_session_id: str
+
+
 def chunk_of_today(value: object) -> object:
     """SDKs below 0.18 leave the type out, and those below 0.6 say under `tokens` how many an image takes."""
     if not isinstance(value, dict):
@@ -337,6 +338,21 @@ class RetrieveFutureRequest(Request):
     allow_metadata_only: bool = False
 
 
+class SamplingSessionTarget(Request):
+    type: Literal["sampling_session"] = "sampling_session"
+    sampling_session_id: str
+    cloned_sampler_id: Annotated[int, Field(ge=0, le=LAST_CLIENT)] = 0
+
+
+class RetrieveFuturesRequest(Request):
+    """Without a `timeout` it is held. `retrieved_request_ids` may be forgotten, and are kept as others' are."""
+
+    target: SamplingSessionTarget
+    prev_cursor: Annotated[int, Field(ge=0, lt=2**62)] = 0
+    timeout: NonNegative | None = None
+    retrieved_request_ids: Words = []
+
+
 class CancelFutureRequest(Request):
     request_id: str
 
@@ -373,27 +389,3 @@ class CopyWeightsRequest(Request):
 
 class WeightsInfoRequest(Request):
     tinker_path: str
-
-
-def sentence(error: ValidationError) -> str:
-    """What is wrong with a body, for its sender."""
-    found = error.errors(include_url=False, include_context=False)
-    shown = [_problem(item["loc"], item["msg"], item["type"], item["input"]) for item in found[:ERRORS_SHOWN]]
-    more = len(found) - len(shown)
-    return "; ".join([*shown, f"and {more} more"] if more else shown)
-
-
-def _problem(location: tuple[int | str, ...], message: str, kind: str, value: object) -> str:
-    where = _cut(".".join(str(part) for part in location))
-    text = _cut(message.removeprefix("Value error, ").rstrip("."))
-    if kind == "value_error":
-        return text
-    if value is None and kind != "missing":
-        return f"{where}: {text}; it arrived as null, which is also how the SDK sends NaN and infinity"
-    shown = repr(value) if isinstance(value, str | int | float) else ""
-    return f"{where}: {text}, not {shown}" if shown and kind != "missing" and len(shown) <= 80 else f"{where}: {text}"
-
-
-def _cut(text: str) -> str:
-    """Names and messages may hold what the sender wrote."""
-    return text if len(text) <= 300 else f"{text[:300]}…"

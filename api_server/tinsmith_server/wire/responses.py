@@ -30,7 +30,8 @@ class ClientConfigResponse(Response):
     proto_write_fwdbwd: bool = True
     fwd_via_fwdbwd: bool = True
     proto_compress_fwdbwd: bool
-    sample_use_retrieve_futures: bool = False
+    sample_use_retrieve_futures: bool
+    sample_join_sampling_session: bool = True
     custom_loss_server_side: bool = False
 
 
@@ -107,6 +108,19 @@ class FailedResponse(Response):
     category: Literal["user", "server", "unknown"]
 
 
+class CompletionResponse(Response):
+    """With a size, which only what has a result has, the SDK fetches it when it has room for so much."""
+
+    state: Literal["finished", "failed"]
+    request_id: str
+    response_payload_uncompressed_size: int | None = None
+
+
+class RetrieveFuturesResponse(Response):
+    completions: list[CompletionResponse]
+    cursor: int
+
+
 class ModelData(Response):
     arch: str | None = None
     model_name: str
@@ -126,6 +140,11 @@ class GetInfoResponse(Response):
 class CreateSamplingSessionResponse(Response):
     sampling_session_id: str
     type: Literal["create_sampling_session"] = "create_sampling_session"
+
+
+class JoinSamplingSessionResponse(Response):
+    client_counter: int
+    type: Literal["join_sampling_session"] = "join_sampling_session"
 
 
 class SamplerResponse(Response):

@@ -40,6 +40,18 @@ async def test_twenty_concurrent_opens_of_one_number_give_one(store: Store, repl
     assert await store.sampler_ids_of_session("session-1") == [opened[0].sampling_session_id]
 
 
+async def test_clients_that_join_at_once_have_numbers_of_their_own(store: Store, replicas: tuple[Store, Store]) -> None:
+    for number in range(2):
+        await store.add_sampling_session(a_sampling_session(seq_id=number))
+
+    joined = await asyncio.gather(
+        *(replicas[number % 2].number_sampling_client("session-1:sample:0") for number in range(8))
+    )
+
+    assert sorted(joined) == list(range(1, 9))
+    assert await replicas[1].number_sampling_client("session-1:sample:1") == 1
+
+
 async def test_sampling_sessions_of_a_session_come_in_their_own_order(store: Store) -> None:
     for number in (10, 9, 2):
         await store.add_sampling_session(a_sampling_session(seq_id=number))

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import grpc
 from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
+from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from typing_extensions import override
 
 Key: TypeAlias = tuple[str, int]
@@ -46,6 +47,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.events: list[worker_pb2.Event] = []
         self.samples: dict[str, worker_pb2.SampleRequest] = {}
         self.prepared: list[worker_pb2.AdapterRef] = []
+        self.ended = EndedSamples()
         self.cancelled: list[str] = []
         self.withheld: set[Key | str] = set()
         self.withholds_texts = False
@@ -59,6 +61,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.draining = False
         self.hangs = False
         self.tells_event_ids = True  # False: as the release before did
+        self.tells_of_one_sample = False  # True: as a release before did
+        self.asked_for_many = asyncio.Event()
         self.drains = 0
         self.asked = 0
         self.samples_waiting = 0
@@ -76,7 +80,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def finish(self, key: Key | str) -> None:
         """Lets a withheld operation or sample have its result."""
         self.withheld.discard(key)
-        if not isinstance(key, str):
+        if isinstance(key, str):
+            self.ended.note(key)
+        else:
             self._settle(self.operations[key])
         async with self._changed:
             self._changed.notify_all()
@@ -89,6 +95,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         """What a crash does: a new instance, samples forgotten, the journal still there."""
         self.instance_id, self.epoch = uuid.uuid4().hex, 0
         self.samples.clear()
+        self.ended = EndedSamples()
 
     def lose_volume(self) -> None:
         self.lose_memory()
@@ -174,6 +181,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
         if self.sampler_full or _tenant_of(context) in self.full_for:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many samples are waiting")
+        if request.request_id not in self.samples and request.request_id not in self.withheld:
+            self.ended.note(request.request_id)
         self.samples.setdefault(request.request_id, request)
         return worker_pb2.SampleReply()
 
@@ -181,7 +190,29 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def AwaitSample(self, request: worker_pb2.AwaitSampleRequest, context: Context) -> worker_pb2.AwaitReply:
         if request.request_id not in self.samples:
             return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
-        return await self._wait(lambda: self._sampled(request.request_id), request.timeout_seconds)
+        reply = await self._wait(lambda: self._sampled(request.request_id), request.timeout_seconds)
+        if not reply.HasField("pending"):
+            self.ended.forget(request.request_id)
+        return reply
+
+    @override
+    async def AwaitSamples(
+        self, request: worker_pb2.AwaitSamplesRequest, context: Context
+    ) -> worker_pb2.AwaitSamplesReply:
+        """As the real one."""
+        if self.tells_of_one_sample:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
+        client = SampleClient(request.sampling_session_id, request.client)
+        lost = [one for one in request.expected if one not in self.samples]
+        if request.timeout_seconds:
+            self.asked_for_many.set()
+        is_any = bool(lost) or await self.ended.any(client, request.seen, request.timeout_seconds)
+        if not request.round:
+            return worker_pb2.AwaitSamplesReply(any=is_any)
+        told, round = self.ended.tell(client, request.seen, request.round)
+        ended = [worker_pb2.EndedSample(request_id=one, size_bytes=1) for one in told]
+        ended += [worker_pb2.EndedSample(request_id=one, failed=True) for one in lost]
+        return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended, round=round)
 
     @override
     async def RenderPrompt(

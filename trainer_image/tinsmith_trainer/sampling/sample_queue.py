@@ -16,6 +16,7 @@ from tinsmith_trainer.errors import Draining, SamplerClosed, StorageUnavailable,
 from tinsmith_trainer.oplog.journal_tables import Failure
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sampler
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
+from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from tinsmith_trainer.sampling.readings import Reading
 from tinsmith_trainer.sampling.sampler_adapters import AdapterInUse, SamplerAdapters
 from tinsmith_trainer.sampling.tenant_limits import KeptResults, SharedRoom
@@ -96,6 +97,7 @@ class Samples:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._drain_tracker = DrainTracker()
+        self._ended = EndedSamples()
         self._draining = False
 
     def submit(self, request: worker_pb2.SampleRequest, tenant: str) -> None:
@@ -139,7 +141,19 @@ class Samples:
         if sample.result is None:
             raise KeyError(request_id)
         self._drain_tracker.settled(request_id)
+        self._ended.forget(request_id)
         return sample.result
+
+    async def ended(self, request: worker_pb2.AwaitSamplesRequest) -> worker_pb2.AwaitSamplesReply:
+        """Those that have ended of one client's, as `EndedSamples` tells of them."""
+        client = SampleClient(request.sampling_session_id, request.client)
+        lost = [one for one in request.expected if one not in self._samples]
+        is_any = bool(lost) or await self._ended.any(client, request.seen, request.timeout_seconds)
+        if not request.round:
+            return worker_pb2.AwaitSamplesReply(any=is_any)
+        told, round = self._ended.tell(client, request.seen, request.round)
+        ended = [self._as_ended(one) for one in dict.fromkeys([*told, *lost])]
+        return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended, round=round)
 
     async def read(self, request_id: str, seen: int, timeout_seconds: float) -> Read:
         """What is behind the pieces that were seen, as soon as there is anything.
@@ -265,6 +279,7 @@ class Samples:
         unseen = sample.reading.nbytes if sample.reading is not None else 0
         self._kept.add(request_id, sample.tenant, _size(result) + unseen, time.monotonic())
         self._drain_tracker.finished(request_id)
+        self._ended.note(request_id)
         if sample.cancelled:
             self._drain_tracker.settled(request_id)
         self._let_go(sample)
@@ -274,6 +289,7 @@ class Samples:
         """As if it had never been here: whoever asks submits it again, elsewhere."""
         self._drain_tracker.lost(request_id)
         self._let_go(self._samples.pop(request_id))
+        self._ended.note_lost(request_id)
 
     def _let_go(self, sample: _Sample) -> None:
         self._places.give_back(sample.tenant, 1)
@@ -289,7 +305,14 @@ class Samples:
         """Whoever waits for one of them has it."""
         for forgotten in self._kept.forget(time.monotonic()):
             self._drain_tracker.settled(forgotten)
+            self._ended.forget(forgotten)
             del self._samples[forgotten]
+
+    def _as_ended(self, request_id: str) -> worker_pb2.EndedSample:
+        sample = self._samples.get(request_id)
+        if sample is None or not isinstance(sample.result, bytes):
+            return worker_pb2.EndedSample(request_id=request_id, failed=True)
+        return worker_pb2.EndedSample(request_id=request_id, size_bytes=len(sample.result))
 
 
 class DrainTracker:

@@ -93,6 +93,15 @@ class SamplingServicer(worker_pb2_grpc.WorkerServicer, ABC):
         return worker_pb2.AwaitReply(result=worker_pb2.Result(payload=outcome, protobuf=True))
 
     @override
+    async def AwaitSamples(
+        self, request: worker_pb2.AwaitSamplesRequest, context: Context
+    ) -> worker_pb2.AwaitSamplesReply:
+        if self._samples is None:
+            ended = [worker_pb2.EndedSample(request_id=one, failed=True) for one in request.expected]
+            return worker_pb2.AwaitSamplesReply(any=bool(ended), ended=ended)
+        return await self._samples.ended(request)
+
+    @override
     async def RenderPrompt(
         self, request: worker_pb2.RenderPromptRequest, context: Context
     ) -> worker_pb2.RenderPromptReply:

@@ -22,7 +22,7 @@ from tinsmith_server.routes.uploads import AccountDep
 from tinsmith_server.wire.dialects.texts import CONVERSATION
 from tinsmith_server.wire.json_bodies import BadJson, read_object
 from tinsmith_server.wire.requests import Request as Body
-from tinsmith_server.wire.requests import sentence
+from tinsmith_server.wire.validation_errors import sentence
 
 log = get_logger(__name__)
 

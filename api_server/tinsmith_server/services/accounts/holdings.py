@@ -136,6 +136,11 @@ class SamplesInFlight:
         samples[sample] = self._clock()
         samples.move_to_end(sample)
 
+    def wanted(self, tenant: str, sampling_session_id: str) -> list[str]:
+        """Of those that were taken, and not fetched here."""
+        prefix = f"{sampling_session_id}:"
+        return [sample for sample in self._asked[tenant] if sample.startswith(prefix)]
+
     def note_ended(self, tenant: str, sample: str) -> None:
         self._asked[tenant].pop(sample, None)
 

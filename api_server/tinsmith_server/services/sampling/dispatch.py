@@ -82,6 +82,18 @@ class Dispatch:
             self._loads.note_ended(holder.sampler_id, str(sample))
         return reply
 
+    async def is_lost(self, sample: SampleId) -> bool:
+        """Nobody can have it any more. Raises WorkerUnavailable while that is not certain."""
+        try:
+            await self._holder(sample)
+        except Gone:
+            return True
+        return False
+
+    def finds(self, sample: SampleId) -> bool:
+        """Who took it is there."""
+        return self._find(sample) is not None
+
     async def await_text(self, sample: SampleId, seen: int, deadline: float) -> worker_pb2.AwaitTextReply:
         """The pieces behind those that were seen. Raises as `await_result` does."""
         holder = await self._holder(sample)

@@ -20,8 +20,8 @@ from tinsmith_server.wire.requests import (
     SampleRequest,
     SamplingParams,
     TokenTensor,
-    sentence,
 )
+from tinsmith_server.wire.validation_errors import sentence
 
 TOKEN_LIMIT = 2**31
 TOKEN_BYTES = 4

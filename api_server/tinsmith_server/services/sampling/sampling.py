@@ -116,6 +116,11 @@ class Sampling:
         """Raises NotFound, also for another tenant's sampling session."""
         return (await self._sampler(tenant, sampling_session_id)).session
 
+    async def join(self, tenant: str, sampling_session_id: str) -> int:
+        """A number, from 1 on, that no other client of the sampling session has. Raises NotFound."""
+        session = await self.owned(tenant, sampling_session_id)
+        return await self._store.number_sampling_client(session.sampling_session_id)
+
     async def submit(self, tenant: str, submitted: SampleSubmission) -> Submission:
         """Bad parameters fail the future.
 

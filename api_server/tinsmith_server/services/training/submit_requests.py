@@ -30,8 +30,8 @@ from tinsmith_server.wire.requests import (
     SaveWeightsExternalRequest,
     SaveWeightsForSamplerRequest,
     SaveWeightsRequest,
-    sentence,
 )
+from tinsmith_server.wire.validation_errors import sentence
 
 CallKey = Literal["forward_backward_input", "forward_input"]
 """Where the data stand in a body in JSON."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first, select_records, values
@@ -99,6 +99,20 @@ class SamplingSessionQueries(Queries):
     async def get_sampling_session(self, sampling_session_id: str) -> SamplingSession | None:
         query = _select_sampling().where(sampling_sessions.c.sampling_session_id == sampling_session_id)
         return await self._look_up(SamplingSession, query)
+
+    async def number_sampling_client(self, sampling_session_id: str) -> int:
+        clients = func.coalesce(sampling_sessions.c.clients, 0) + 1
+        one_more = (
+            update(sampling_sessions)
+            .where(sampling_sessions.c.sampling_session_id == sampling_session_id)
+            .values(clients=clients)
+            .returning(sampling_sessions.c.clients)
+        )
+
+        async def join(connection: AsyncConnection) -> int:
+            return int((await connection.execute(one_more)).scalar_one())
+
+        return await self._database.write(join)
 
     async def sampler_ids_of_session(self, session_id: str) -> Sequence[str]:
         of_session = select(sampling_sessions.c.sampling_session_id).where(sampling_sessions.c.session_id == session_id)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tinsmith_server.wire.dialects.anthropic_requests import CountTokensRequest, MessagesRequest
 from tinsmith_server.wire.dialects.openai_requests import ChatCompletionRequest, CompletionRequest, conversation
 from tinsmith_server.wire.dialects.texts import Prompt
-from tinsmith_server.wire.requests import sentence
+from tinsmith_server.wire.validation_errors import sentence
 
 HELLO = [{"role": "user", "content": "Hello"}]
 LIST_CALL = {"function": {"name": "add", "arguments": "[1]"}}

@@ -1,0 +1,190 @@
+"""`retrieve_futures`: which samples of a sampling client have ended, held until there is one.
+
+Nothing of it is kept here but when lost samples were last looked for. The samplers know what they have told to whom
+(their `EndedSamples`), so any server may be asked next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_server.errors import WorkerUnavailable
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, share_weights
+from tinsmith_server.services.accounts.holdings import SamplesInFlight
+from tinsmith_server.services.polling.futures import STOPPING, Pending
+from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.sampling.dispatch import Dispatch
+from tinsmith_server.services.sampling.sampling import Sampling
+from tinsmith_server.wire.ids import SampleId, parse_request_id, sampler_token
+
+# How often samplers are asked for what was lost with the memory of one.
+LOOK_SECONDS = 5.0
+# A sampler that cannot be reached must not keep what others have to tell.
+TELL_SECONDS = 5.0
+CLIENTS_REMEMBERED = 4096
+
+Wanted = dict[str, list[str]]
+"""Request ids of samples that nobody has fetched here, by the token of who took them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleClient:
+    """One of those that share a sampling session; the first has the number 0."""
+
+    tenant: str
+    sampling_session_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSamples:
+    """Behind the cursor that was given, up to this one."""
+
+    ended: Sequence[worker_pb2.EndedSample]
+    cursor: int
+
+
+class SamplePolls:
+    """A cursor is the round in which samples were told: microseconds since 1970, or a little more."""
+
+    def __init__(
+        self,
+        *,
+        sampling: Sampling,
+        dispatch: Dispatch,
+        fleet: Fleet,
+        in_flight: SamplesInFlight,
+        long_polls: LongPolls,
+        hold_seconds: float,
+    ) -> None:
+        self._sampling = sampling
+        self._dispatch = dispatch
+        self._fleet = fleet
+        self._in_flight = in_flight
+        self._long_polls = long_polls
+        self._hold_seconds = hold_seconds
+        # When the lost ones of each were last looked for.
+        self._looked: OrderedDict[SampleClient, float] = OrderedDict()
+
+    async def poll(self, client: SampleClient, cursor: int, timeout_seconds: float | None) -> EndedSamples | Pending:
+        """Raises NotFound for a sampling session that the tenant does not have, Unprocessable for a sampler that
+        cannot tell."""
+        session = await self._sampling.owned(client.tenant, client.sampling_session_id)
+        hold = self._hold_seconds if timeout_seconds is None else min(timeout_seconds, self._hold_seconds)
+        deadline = asyncio.get_running_loop().time() + hold
+        return await self._long_polls.hold(self._poll(client, session.base_model, cursor, deadline), released=STOPPING)
+
+    async def _poll(self, client: SampleClient, base_model: str, cursor: int, deadline: float) -> EndedSamples:
+        while True:
+            wanted = self._wanted(client) if self._is_time_to_look(client) else {}
+            found = await self._told(client, base_model, cursor, wanted)
+            if found.ended or _remaining(deadline) == 0:
+                return found
+            await self._until_any(client, base_model, cursor, min(_remaining(deadline), LOOK_SECONDS))
+
+    async def _told(self, client: SampleClient, base_model: str, cursor: int, wanted: Wanted) -> EndedSamples:
+        """By all samplers at once, in one round."""
+        round = max(cursor + 1, time.time_ns() // 1000)
+
+        def request(sampler: SamplerHandle) -> worker_pb2.AwaitSamplesRequest:
+            expected = wanted.get(sampler_token(sampler.sampler_id), ())
+            return _request(client, cursor, round=round, expected=expected)
+
+        samplers = self._samplers(base_model)
+        replies = await asyncio.gather(*(self._ask(sampler, request(sampler), TELL_SECONDS) for sampler in samplers))
+        ended = [one for reply in replies for one in reply.ended] + await self._lost(wanted)
+        if not ended:
+            return EndedSamples((), cursor)
+        return EndedSamples(ended, max(round, *(reply.round for reply in replies)) if replies else round)
+
+    async def _until_any(self, client: SampleClient, base_model: str, cursor: int, seconds: float) -> None:
+        """Returns when a sampler has something to tell, when there is another sampler, or after so long."""
+
+        async def any_of(sampler: SamplerHandle) -> None:
+            request = _request(client, cursor, timeout_seconds=seconds)
+            if not (await self._ask(sampler, request, seconds)).any:
+                await asyncio.sleep(seconds)
+
+        waits = [asyncio.ensure_future(any_of(sampler)) for sampler in self._samplers(base_model)]
+        waits.append(asyncio.ensure_future(self._fleet.changes.beyond(self._fleet.changes.count)))
+        try:
+            done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in waits:
+                one.cancel()
+
+    async def _ask(
+        self, sampler: SamplerHandle, request: worker_pb2.AwaitSamplesRequest, connect_seconds: float
+    ) -> worker_pb2.AwaitSamplesReply:
+        """One that cannot be reached says nothing now; what it has to tell it tells later."""
+        try:
+            async with asyncio.timeout(request.timeout_seconds + TELL_SECONDS):
+                return await (await sampler.connection(connect_seconds)).await_samples(request)
+        except (WorkerUnavailable, TimeoutError):
+            return worker_pb2.AwaitSamplesReply()
+
+    async def _lost(self, wanted: Wanted) -> list[worker_pb2.EndedSample]:
+        """With samplers that are no more. Who asks for one of them is told to submit it again."""
+        lost: list[worker_pb2.EndedSample] = []
+        for request_ids in wanted.values():
+            sample = parse_request_id(request_ids[0])
+            if isinstance(sample, SampleId) and not self._dispatch.finds(sample):
+                with contextlib.suppress(WorkerUnavailable):
+                    is_lost = await self._dispatch.is_lost(sample)
+                    lost += [worker_pb2.EndedSample(request_id=one, failed=True) for one in request_ids if is_lost]
+        return lost
+
+    def _samplers(self, base_model: str) -> list[SamplerHandle]:
+        """Whoever may have samples of the base model, also those that take no more."""
+        return [one for one in self._fleet.all_samplers if share_weights(self._fleet, one.base_model, base_model)]
+
+    def _wanted(self, client: SampleClient) -> Wanted:
+        wanted: defaultdict[str, list[str]] = defaultdict(list)
+        for request_id in self._in_flight.wanted(client.tenant, client.sampling_session_id):
+            sample = parse_request_id(request_id)
+            if isinstance(sample, SampleId) and sample.client == client.number:
+                # It is waited for, if not by a poll of its own.
+                self._in_flight.note_asked(client.tenant, request_id)
+                wanted[sample.sampler_token].append(request_id)
+        return wanted
+
+    def _is_time_to_look(self, client: SampleClient) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now - self._looked.get(client, -LOOK_SECONDS) < LOOK_SECONDS:
+            return False
+        self._looked[client] = now
+        self._looked.move_to_end(client)
+        if len(self._looked) > CLIENTS_REMEMBERED:
+            self._looked.popitem(last=False)
+        return True
+
+
+def _request(
+    client: SampleClient,
+    cursor: int,
+    *,
+    round: int = 0,
+    timeout_seconds: float = 0,
+    expected: Sequence[str] = (),
+) -> worker_pb2.AwaitSamplesRequest:
+    return worker_pb2.AwaitSamplesRequest(
+        sampling_session_id=client.sampling_session_id,
+        client=client.number,
+        seen=cursor,
+        round=round,
+        timeout_seconds=timeout_seconds,
+        expected=expected,
+    )
+
+
+def _remaining(deadline: float) -> float:
+    return max(0.0, deadline - asyncio.get_running_loop().time())

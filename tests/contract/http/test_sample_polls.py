@@ -1,0 +1,219 @@
+"""One poll for all samples of a sampling client, and numbers for those that join."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.server.fake_fleet import FakeFleet, FakeReplica
+from support.server.http_server import TestedServer, running_server, settings_for
+from tinsmith_server.wire.ids import LAST_CLIENT
+
+one_server = pytest.mark.parametrize("server", ["one server"], indirect=True)
+NOBODYS = "sess-" + "0" * 32 + ":sample:0"
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.UNSEEN_SECONDS", 0.05)
+    monkeypatch.setattr("tinsmith_server.services.polling.sample_polls.TELL_SECONDS", 0.5)
+
+
+async def poll(server: TestedServer, sampler: str, cursor: int = 0, client: int = 0, **fields: Any) -> dict[str, Any]:
+    target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": client}
+    response = await server.post("/retrieve_futures", {"target": target, "prev_cursor": cursor, **fields})
+    assert response.status_code == 200, response.text
+    content: dict[str, Any] = response.json()
+    return content
+
+
+def ids(answer: dict[str, Any]) -> set[str]:
+    return {completion["request_id"] for completion in answer["completions"]}
+
+
+async def submitted(server: TestedServer, sampler: str, *numbers: int) -> list[str]:
+    return [(await server.sample(sampler, number)).json()["request_id"] for number in numbers]
+
+
+async def withheld(server: TestedServer, sampler: str, *numbers: int) -> list[str]:
+    """Samples that do not end."""
+    known = (await submitted(server, sampler, 10**6))[0].partition("@")[2]
+    held = [f"{sampler}:asample:{number}@{known}" for number in numbers]
+    server.worker.withheld.update(held)
+    assert await submitted(server, sampler, *numbers) == held
+    return held
+
+
+async def test_one_poll_tells_of_all_samples_that_have_ended(server: TestedServer) -> None:
+    sampler = await server.sampler()
+    request_ids = await submitted(server, sampler, 0, 1, 2)
+    answer = await poll(server, sampler)
+    assert ids(answer) == set(request_ids)
+    assert {one["state"] for one in answer["completions"]} == {"finished"}
+    assert all(one["response_payload_uncompressed_size"] > 0 for one in answer["completions"])
+    for request_id in request_ids:
+        assert (await server.result(request_id)).status_code == 200
+
+
+async def test_what_was_seen_is_not_told_again_and_what_was_not_is(server: TestedServer) -> None:
+    sampler = await server.sampler()
+    first = await submitted(server, sampler, 0)
+    told = await poll(server, sampler)
+    assert ids(await poll(server, sampler, 0, timeout=0)) == set(first)
+    cursor = (await poll(server, sampler, 0, timeout=0))["cursor"]
+    assert cursor > told["cursor"]
+    assert await poll(server, sampler, cursor, timeout=0) == {"completions": [], "cursor": cursor}
+    second = await submitted(server, sampler, 1)
+    assert ids(await poll(server, sampler, cursor)) == set(second)
+
+
+async def test_a_poll_is_held_until_a_sample_ends(server: TestedServer) -> None:
+    sampler = await server.sampler()
+    [waiting] = await withheld(server, sampler, 0)
+    cursor = (await poll(server, sampler))["cursor"]
+    held = asyncio.create_task(poll(server, sampler, cursor))
+    await server.worker.asked_for_many.wait()
+    assert not held.done()
+    await server.worker.finish(waiting)
+    assert ids(await asyncio.wait_for(held, 10)) == {waiting}
+
+
+async def test_a_poll_in_which_nothing_ends_comes_back_with_its_cursor(hasty_server: TestedServer) -> None:
+    sampler = await hasty_server.sampler()
+    assert await poll(hasty_server, sampler, 7) == {"completions": [], "cursor": 7}
+    assert await poll(hasty_server, sampler) == {"completions": [], "cursor": 0}
+
+
+@one_server
+async def test_clients_that_share_a_sampling_session_are_told_of_their_own(server: TestedServer) -> None:
+    sampler = await server.sampler()
+    first, second = await submitted(server, sampler, 4, 3 * 10**9 + 1)
+    assert ids(await poll(server, sampler)) == {first}
+    assert ids(await poll(server, sampler, client=3)) == {second}
+    assert ids(await poll(server, sampler, client=1, timeout=0)) == set()
+
+
+@one_server
+async def test_a_sample_that_was_refused_is_told_as_ended_and_its_future_says_why(server: TestedServer) -> None:
+    """Also of what cannot be a sample: it fails in its future, as for those that poll it alone."""
+    sampler = await server.sampler()
+    refused = (await server.sample(sampler, 0, num_samples=0)).json()["request_id"]
+    assert ids(await poll(server, sampler)) == {refused}
+    assert "num_samples" in (await server.result(refused)).json()["error"]
+
+
+async def test_samples_of_several_replicas_come_in_one_answer(server: TestedServer, fleet: FakeFleet) -> None:
+    for name in ("p1", "p2", "p3"):
+        await fleet.add_replica(FakeReplica(name, "tiny-1"))
+    sampler = await server.sampler()
+    request_ids = []
+    for number in range(16):
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [number]}]}
+        request_ids.append((await server.sample(sampler, number, prompt=prompt)).json()["request_id"])
+    assert len({request_id.partition("@")[2] for request_id in request_ids}) > 1
+    answer = await poll(server, sampler)
+    assert ids(answer) == set(request_ids)
+    assert ids(await poll(server, sampler, answer["cursor"], timeout=0)) == set()
+
+
+async def test_a_replica_out_of_reach_keeps_nobody_from_hearing_of_the_others(
+    hasty_server: TestedServer, fleet: FakeFleet
+) -> None:
+    replica = FakeReplica("p1", "tiny-1")
+    await fleet.add_replica(replica)
+    sampler = await hasty_server.sampler()
+    [there] = await submitted(hasty_server, sampler, 0)
+    replica.down = "the network is down"
+    [other] = await submitted(hasty_server, sampler, 1)
+    answer = await poll(hasty_server, sampler)
+    assert ids(answer) == {other}
+    replica.down = None
+    assert ids(await poll(hasty_server, sampler, answer["cursor"])) == {there}
+
+
+@pytest.mark.parametrize("how", ["restarted", "gone"])
+async def test_a_sample_lost_with_its_replica_is_told_as_failed_and_is_to_be_submitted_again(
+    hasty_server: TestedServer, fleet: FakeFleet, how: str
+) -> None:
+    replica = FakeReplica("p1", "tiny-1")
+    await fleet.add_replica(replica)
+    sampler = await hasty_server.sampler()
+    [lost] = await submitted(hasty_server, sampler, 0)
+    if how == "gone":
+        await fleet.remove_replica("p1")
+    else:
+        replica.fake.lose_memory()
+    answer = await poll(hasty_server, sampler)
+    assert answer["completions"] == [{"state": "failed", "request_id": lost}]
+    assert (await hasty_server.result(lost)).status_code == 410
+
+
+@one_server
+async def test_what_was_fetched_already_is_not_told(server: TestedServer) -> None:
+    sampler = await server.sampler()
+    [request_id] = await submitted(server, sampler, 0)
+    await server.result(request_id)
+    assert (await poll(server, sampler, timeout=0))["completions"] == []
+
+
+@one_server
+async def test_a_sampler_that_cannot_tell_of_many_says_what_to_do(server: TestedServer) -> None:
+    server.worker.tells_of_one_sample = True
+    target = {"sampling_session_id": await server.sampler()}
+    response = await server.post("/retrieve_futures", {"target": target})
+    assert (response.status_code, "setting session_poller off" in response.text) == (422, True)
+
+
+@one_server
+async def test_a_poll_that_makes_no_sense_is_refused_with_a_sentence(server: TestedServer) -> None:
+    refused: list[dict[str, Any]] = [
+        {},
+        {"target": {"type": "session", "sampling_session_id": "s"}},
+        {"target": {"sampling_session_id": "s", "cloned_sampler_id": -1}},
+        {"target": {"sampling_session_id": "s", "cloned_sampler_id": LAST_CLIENT + 1}},
+        {"target": {"sampling_session_id": "s"}, "prev_cursor": -1},
+        {"target": {"sampling_session_id": "s"}, "timeout": -1},
+        {"target": {"sampling_session_id": "s"}, "retrieved_request_ids": [1]},
+    ]
+    answers = [await server.post("/retrieve_futures", fields) for fields in refused]
+    assert [answer.status_code for answer in answers] == [422] * len(refused)
+
+
+@one_server
+async def test_thousands_of_fetched_samples_can_be_named(server: TestedServer) -> None:
+    sampler = await server.sampler()
+    fetched = [f"{sampler}:asample:{number}@0a0a0a0a" for number in range(32_768)]
+    assert ids(await poll(server, sampler, timeout=0, retrieved_request_ids=fetched)) == set()
+
+
+async def test_each_client_that_joins_has_a_number_of_its_own(server: TestedServer) -> None:
+    sampler, other = await server.sampler(), await server.sampler()
+    answers = await asyncio.gather(
+        *(server.post("/join_sampling_session", {"sampling_session_id": sampler}) for _ in range(5))
+    )
+    assert sorted(answer.json()["client_counter"] for answer in answers) == [1, 2, 3, 4, 5]
+    joined = await server.post("/join_sampling_session", {"sampling_session_id": other})
+    assert joined.json() == {"client_counter": 1, "type": "join_sampling_session"}
+
+
+async def test_another_tenants_sampling_session_is_as_unknown_as_nobodys(server: TestedServer) -> None:
+    made = await server.services.keys.create("other", "theirs")
+    theirs = {"X-API-Key": made.secret}
+    for sampler in (await server.sampler(), NOBODYS):
+        polled = await server.post(
+            "/retrieve_futures", {"target": {"sampling_session_id": sampler}, "timeout": 0}, headers=theirs
+        )
+        joined = await server.post("/join_sampling_session", {"sampling_session_id": sampler}, headers=theirs)
+        for answer in (polled, joined):
+            assert (answer.status_code, answer.json()["detail"]) == (404, f"there is no sampling session {sampler}")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_clients_wait_by_one_poll_where_the_setting_says_so(
+    tmp_path: Path, fleet: FakeFleet, asked: bool
+) -> None:
+    async with running_server(settings_for(tmp_path, session_poller=asked), fleet) as server:
+        flags = (await server.post("/client/config", {"sdk_version": "0.38.0"})).json()
+    assert (flags["sample_use_retrieve_futures"], flags["sample_join_sampling_session"]) == (asked, True)

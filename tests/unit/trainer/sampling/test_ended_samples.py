@@ -1,0 +1,104 @@
+"""Telling a client which of its samples have ended: each at least once, and none for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tinsmith_trainer.sampling import ended_samples
+from tinsmith_trainer.sampling.ended_samples import TOLD_AGAIN_SECONDS, EndedSamples, SampleClient
+
+CLIENT = SampleClient("s:sample:0", 0)
+
+
+def sample(number: int, session: str = "s:sample:0") -> str:
+    return f"{session}:asample:{number}@0a0a0a0a"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_what_has_ended_is_told_until_its_client_has_seen_the_round() -> None:
+    ended = EndedSamples()
+    ended.note(sample(0))
+    told, first = ended.tell(CLIENT, 0, 100)
+    again, second = ended.tell(CLIENT, 0, 101)
+    assert (told, again, first < second) == ([sample(0)], [sample(0)], True)
+    assert ended.tell(CLIENT, second, 102)[0] == []
+    assert not await ended.any(CLIENT, second, 0)
+
+
+def test_what_ends_after_a_round_is_in_one_that_its_client_has_not_seen() -> None:
+    """Even where an answer on its way was overtaken: its round was chosen before."""
+    ended = EndedSamples()
+    _, newer = ended.tell(CLIENT, 0, 200)
+    ended.note(sample(0))
+    _, older = ended.tell(CLIENT, 0, 150)
+    assert older > newer
+    assert ended.tell(CLIENT, newer, 201)[0] == [sample(0)]
+
+
+def test_clients_that_share_a_sampling_session_hear_of_their_own_samples() -> None:
+    ended = EndedSamples()
+    for number in (5, 10**9, 7 * 10**9 + 3, 999_999_999):
+        ended.note(sample(number))
+    ended.note(sample(1, session="other:sample:0"))
+    for client, numbers in ((0, [5, 999_999_999]), (1, [10**9]), (7, [7 * 10**9 + 3]), (2, [])):
+        told, _ = ended.tell(SampleClient("s:sample:0", client), 0, 1)
+        assert told == [sample(number) for number in numbers]
+
+
+def test_what_was_fetched_is_not_told() -> None:
+    ended = EndedSamples()
+    ended.note(sample(0))
+    ended.forget(sample(0))
+    assert ended.tell(CLIENT, 0, 1)[0] == []
+
+
+def test_what_was_seen_and_not_fetched_is_told_again_after_a_minute() -> None:
+    clock = Clock()
+    ended = EndedSamples(clock)
+    ended.note(sample(0))
+    _, round = ended.tell(CLIENT, 0, 1)
+    assert ended.tell(CLIENT, round, round + 1)[0] == []
+    clock.now += TOLD_AGAIN_SECONDS + 1
+    assert ended.tell(CLIENT, round, round + 2)[0] == [sample(0)]
+
+
+def test_a_lost_sample_is_forgotten_when_its_client_has_heard_of_it() -> None:
+    clock = Clock()
+    ended = EndedSamples(clock)
+    ended.note_lost(sample(0))
+    told, round = ended.tell(CLIENT, 0, 1)
+    assert told == [sample(0)]
+    clock.now += TOLD_AGAIN_SECONDS + 1
+    assert ended.tell(CLIENT, round, round + 1)[0] == []
+
+
+def test_lost_samples_that_nobody_asks_for_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_samples, "MOST_LOST", 2)
+    ended = EndedSamples()
+    for number in range(4):
+        ended.note_lost(sample(number))
+    assert ended.tell(CLIENT, 0, 1)[0] == [sample(2), sample(3)]
+
+
+async def test_who_waits_hears_at_once() -> None:
+    ended = EndedSamples()
+    waiting = [asyncio.create_task(ended.any(CLIENT, 0, 20)) for _ in range(2)]
+    other = asyncio.create_task(ended.any(SampleClient("s:sample:0", 1), 0, 0.01))
+    await asyncio.sleep(0)
+    ended.note(sample(0))
+    assert await asyncio.gather(*waiting, other) == [True, True, False]
+
+
+def test_ids_of_another_form_are_nobodys() -> None:
+    ended = EndedSamples()
+    for request_id in ("a", "s:train:0:op:1", ""):
+        ended.note(request_id)
+        ended.forget(request_id)
+    assert ended.tell(CLIENT, 0, 1)[0] == []
