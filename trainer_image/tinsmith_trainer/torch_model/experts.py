@@ -113,7 +113,7 @@ def _experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weig
     up = _base(module, _up_name(module), sent.to_experts(hidden_states), sent)
     inner = _activated(module, _added(up, _up_deltas(module, hidden_states, sent)))
     out = _added(_base(module, "down_proj", inner, sent), _down_deltas(module, inner, sent))
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # transformers 5.8, of NeMo RL's image, knows of none
         out = module.post_expert_norm(out)
     return sent.weighted_sum(out, top_k_weights).to(hidden_states.dtype)
 
