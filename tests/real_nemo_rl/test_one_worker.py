@@ -35,7 +35,7 @@ AS_SAVED = {
 FLOAT32 = Apart(logprob=1e-5, norm=1e-4, weight=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "qwen3-moe"])
 def test_a_model_is_converted_to_megatrons_format_bit_by_bit(family: Family, note: Any) -> None:
     model = tiny_model(family)
     folder = converted_model(model.directory, model.info.revision, Path(sys.executable))
@@ -76,7 +76,8 @@ def _converted(folder: Path) -> dict[str, Tensor]:
 
 
 def _wanted(directory: Path) -> dict[str, Tensor]:
-    """What our own reader of transformers checkpoints makes of the model for Megatron's layers, stacked as above."""
+    """What our own reader of transformers checkpoints makes of the model for Megatron's layers, stacked as above, and
+    a layer's experts once more."""
     architecture = read_architecture(directory, AutoConfig.from_pretrained(directory))
     with Checkpoint(directory) as checkpoint:
         makers = Loader(checkpoint, architecture, Part(0, 1))._makers(range(architecture.layers))
@@ -84,7 +85,14 @@ def _wanted(directory: Path) -> dict[str, Tensor]:
     stacked: dict[str, list[Tensor]] = {}
     for name, tensor in made.items():
         stacked.setdefault(_as_saved(name), []).append(tensor)
-    return {name: torch.stack(parts) if ".layers." in name else parts[0] for name, parts in stacked.items()}
+    return {name: _stacked(name, parts, architecture.layers) for name, parts in stacked.items()}
+
+
+def _stacked(name: str, parts: list[Tensor], layers: int) -> Tensor:
+    if ".layers." not in name:
+        return parts[0]
+    together = torch.stack(parts)
+    return together.unflatten(0, (layers, -1)) if ".experts." in name else together
 
 
 def _of_heads(name: str) -> bool:
@@ -93,8 +101,9 @@ def _of_heads(name: str) -> bool:
 
 
 def _as_saved(name: str) -> str:
-    """Without the layer's number."""
+    """Without the numbers of layer and expert."""
     saved = re.sub(r"\.layers\.\d+\.", ".layers.", name)
+    saved = re.sub(r"\.local_experts\.\d+\.", ".experts.", saved)
     for own, fused in AS_SAVED.items():
         saved = saved.replace(own, fused)
     return saved

@@ -31,6 +31,7 @@ LAYOUTS: dict[str, tuple[Family, Parallelism]] = {
     "context 2": ("llama3", Parallelism(2, context=2)),
     "Qwen3, one rank": ("qwen3", Parallelism(1)),
     "Qwen3, data 2 with the optimizer distributed": ("qwen3", Parallelism(2, distributed_optimizer=True)),
+    "Qwen3-MoE, expert 2": ("qwen3-moe", Parallelism(2, expert=2)),
 }
 
 

@@ -7,6 +7,7 @@ ranks of them, the schedule, the layers, the optimizer and the exchanges between
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,32 +21,44 @@ from tinsmith_trainer.engines.base import AdamParams, Engine
 from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.torch_model.tiny_model import Family
 
 MAX_RANK = 8
-LAYOUTS = {"tensor-2": Parallelism(2, tensor=2), "pipeline-2": Parallelism(2, pipeline=2)}
+LAYOUTS: dict[str, tuple[Family, Parallelism]] = {
+    "tensor-2": ("qwen3", Parallelism(2, tensor=2)),
+    "pipeline-2": ("qwen3", Parallelism(2, pipeline=2)),
+    "experts-2": ("qwen3-moe", Parallelism(2, expert=2)),
+}
 SFT = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
 POLICY = [policy_datum(length, seed) for seed, length in enumerate((7, 19))]
 
 
+class Sides(NamedTuple):
+    engine: Engine
+    peft: Engine
+
+
 @pytest.fixture(params=list(LAYOUTS))
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    workers = GlooWorkers(tiny_sizes(MAX_RANK), LAYOUTS[request.param])
-    yield engine_over(workers, tiny_model(), NemoRlSettings(max_rank=MAX_RANK, token_budget=64))
+def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
+    family, parallelism = LAYOUTS[request.param]
+    model, workers = tiny_model(family), GlooWorkers(tiny_sizes(MAX_RANK, family), parallelism)
+    engine = engine_over(workers, model, NemoRlSettings(max_rank=MAX_RANK, token_budget=64))
+    yield Sides(engine, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
     workers.close()
 
 
 @pytest.mark.timeout(300)
-def test_adapters_whose_a_is_divided_too_train_as_on_the_peft_engine(engine: Engine) -> None:
+def test_adapters_whose_a_is_divided_too_train_as_on_the_peft_engine(sides: Sides) -> None:
     """One of a rank that tensor ranks do not share evenly; two in turn; clipped by the norm over all ranks."""
-    peft = build_peft_engine(tiny_model(), PeftEngineSettings(max_rank=MAX_RANK))
-    for each in (engine, peft):
+    engine, peft = sides
+    for each in sides:
         for adapter, rank in (("a", 3), ("b", 8)):
             each.create_adapter(adapter, spec(each, rank=rank))
     for step in range(2):
         for adapter in ("a", "b"):
             params = AdamParams(learning_rate=1e-3 * (step + 1), eps=1e-3, grad_clip_norm=0.5)
             told = []
-            for each in (engine, peft):
+            for each in sides:
                 outcomes = [
                     forward_backward(each, SFT, adapter=adapter),
                     forward_backward(each, POLICY, adapter=adapter, loss=IMPORTANCE_SAMPLING),

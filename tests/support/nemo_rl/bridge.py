@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.moe.experts import SequentialMLP
 from tinsmith_trainer.engines.nemo_rl.megatron.lora import COLUMNS, ParallelLora
 from torch import Tensor, nn
 from typing_extensions import override
@@ -91,12 +92,23 @@ class ParallelAdapter(nn.Module):
         return x * (self.alpha / self.dim)
 
 
-def adapted_by_bridge(model: nn.Module, dim: int, tensor_ranks: int = 1) -> None:
-    """Puts the bridge's layers where Tinsmith's own are in a model that it built for the CPU."""
+def adapted_by_bridge(model: nn.Module, lora: Any, tensor_ranks: int = 1) -> None:
+    """Puts the bridge's layers where Tinsmith's own are in a model that it built for the CPU, and asks `lora`, the
+    CanonicalLoRA of a worker, for those of experts, as the bridge does for each module."""
     for path, layer in list(model.named_modules()):
+        owner, _, child = path.rpartition(".")
         if isinstance(layer, ParallelLora):
-            owner, _, child = path.rpartition(".")
-            setattr(model.get_submodule(owner), child, _adapted(child, layer, dim, model.config, tensor_ranks))
+            setattr(model.get_submodule(owner), child, _adapted(child, layer, lora.dim, model.config, tensor_ranks))
+        if isinstance(layer, SequentialMLP):
+            lora.transform(_unadapted(layer), child, owner)
+
+
+def _unadapted(experts: Any) -> Any:
+    """As Megatron made them."""
+    del experts.lora
+    for expert in experts.local_experts:
+        expert.linear_fc1, expert.linear_fc2 = expert.linear_fc1.base, expert.linear_fc2.base
+    return experts
 
 
 def _adapted(child: str, layer: ParallelLora, dim: int, config: Any, tensor_ranks: int) -> Adapted:

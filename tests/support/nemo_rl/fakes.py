@@ -212,13 +212,17 @@ class CanonicalLoRA:
         self.alpha = alpha
         self.dropout = dropout
 
+    def transform(self, m: Any, name: str | None = None, prefix: str | None = None) -> Any:
+        """Dense layers are adapted by `bridge.adapted_by_bridge`."""
+        return m
+
 
 def stock_lora(**arguments: Any) -> Any:
     return SimpleNamespace(**arguments)
 
 
 PEFT_ARGUMENTS: Mapping[str, Any] = {
-    "target_modules": [],
+    "target_modules": ["linear_q", "experts"],
     "exclude_modules": [],
     "dim": 8,
     "alpha": 8,
@@ -247,7 +251,7 @@ class MegatronPolicyWorkerImpl:
         self.rank = 0
         self.mcore_state = SimpleNamespace(straggler_timer=None)
         self.defer_fp32_logits = True
-        self.peft = setup.LoRA(**PEFT_ARGUMENTS)
+        self.peft = setup.LoRA(**{name: config["megatron_cfg"]["peft"][name] for name in PEFT_ARGUMENTS})
         for name, value in parts(self.peft).items():
             setattr(self, name, value)
 

@@ -10,13 +10,15 @@ from typing import Any
 import torch.distributed
 from support.nemo_rl.bridge import adapted_by_bridge
 from support.tiny_models import tiny_model
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
 from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model
 from tinsmith_trainer.engines.nemo_rl.megatron.step_setup import wrap_for_training
 from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import NemoModel, policy_config
-from tinsmith_trainer.engines.nemo_rl.nemo.preparation import WORKER
+from tinsmith_trainer.engines.nemo_rl.nemo.preparation import WORKER, nemo_model
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, agreed
+from tinsmith_trainer.torch_model.tiny_model import Family
 from typing_extensions import override
 
 ONE = Parallelism()
@@ -29,34 +31,26 @@ def worker_class() -> Any:
     return actor.__ray_metadata__.modified_class
 
 
-def built_by_nemo_rl(directory: Path, dim: int, parallelism: Parallelism) -> Mapping[str, Any]:
+def built_by_nemo_rl(directory: Path, lora: Any, parallelism: Parallelism) -> Mapping[str, Any]:
     """Model and optimizer as `setup_model_and_optimizer` leaves them: DDP that ends a rank at a NaN included."""
     with cpu_megatron():
-        chunk = build_megatron_model(directory, parallelism, max_rank=dim).chunk
-        adapted_by_bridge(chunk, dim, parallelism.tensor)
+        chunk = build_megatron_model(directory, parallelism, max_rank=lora.dim).chunk
+        adapted_by_bridge(chunk, lora, parallelism.tensor)
         ddp, optimizer = wrap_for_training(chunk, distributed_optimizer=parallelism.distributed_optimizer)
         ddp.ddp_config.check_for_nan_in_grad = True
     return {"model": ddp, "optimizer": optimizer}
 
 
-def tiny_sizes(max_rank: int) -> NemoModel:
-    model = tiny_model("qwen3")
-    return NemoModel(
-        directory=model.directory,
-        vocab_size=model.info.vocab_size,
-        kv_heads=2,
-        tied_embeddings=False,
-        max_rank=max_rank,
-        max_tokens=model.info.max_sequence_length,
-        token_budget=4096,
-    )
+def tiny_sizes(max_rank: int, family: Family = "qwen3") -> NemoModel:
+    model = tiny_model(family)
+    return nemo_model(model.directory, model.info, NemoRlSettings(max_rank=max_rank, token_budget=4096))
 
 
 def one_worker(model: NemoModel, parallelism: Parallelism = ONE) -> Any:
     """In the process group of this process, which is `parallelism`'s."""
     assert torch.distributed.get_world_size() == parallelism.world_size
     worker = worker_class()(
-        policy_config(model, parallelism), lambda _lora: built_by_nemo_rl(model.directory, model.max_rank, parallelism)
+        policy_config(model, parallelism), lambda lora: built_by_nemo_rl(model.directory, lora, parallelism)
     )
     worker.rank = torch.distributed.get_rank()
     return worker

@@ -128,11 +128,13 @@ class NemoRlEngine(ComputesWhole[PreparedLoss], Engine):
         return outcome_of(work, prepared, gather(self._on_ranks(work, prepared), work.datums))
 
     def _on_ranks(self, work: Work, loss: PreparedLoss) -> list[RowResults]:
-        """Raises ServerError where every rank of a model without stages failed alike, and so none kept anything."""
+        """Raises ServerError where every rank failed at the same place, and so none kept anything."""
         layout = self._ranks.parallelism
         shards = shards_of(work.datums, loss.arrays, layout, self._settings.token_budget)
-        # Stages that all fail may have sent each other what the next call would take for its own.
-        guard = self._all_ranks if layout.pipeline > 1 else self._lost_ranks_end_the_process
+        # Stages, and ranks that share experts, may fail at different places, when others have sent them already what
+        # the next call would take for its own.
+        is_out_of_step = layout.pipeline > 1 or layout.expert > 1
+        guard = self._all_ranks if is_out_of_step else self._lost_ranks_end_the_process
         try:
             with guard():
                 by_shard = self._ranks.sharded(

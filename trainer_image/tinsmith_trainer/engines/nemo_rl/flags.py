@@ -80,7 +80,7 @@ def add_rank_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--tensor-parallel", type=int, metavar="RANKS", help="ranks that share each matrix")
     flags.add_argument("--pipeline-parallel", type=int, metavar="RANKS", help="ranks that share the layers")
     flags.add_argument("--context-parallel", type=int, metavar="RANKS", help="ranks that share a sequence; GPUs only")
-    flags.add_argument("--expert-parallel", type=int, metavar="RANKS", help="ranks that share experts; CPUs only")
+    flags.add_argument("--expert-parallel", type=int, metavar="RANKS", help="ranks that share a mixture's experts")
     flags.add_argument(
         "--distributed-optimizer",
         action="store_true",

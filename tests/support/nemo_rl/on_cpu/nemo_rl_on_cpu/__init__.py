@@ -19,6 +19,8 @@ def install() -> None:
             "megatron.core.transformer.transformer_config": _kernels,
             "megatron.core.transformer.torch_norm": _norms,
             "megatron.core.transformer.dot_product_attention": _attention,
+            "megatron.core.transformer.moe.token_dispatcher": _tokens,
+            "megatron.core.models.backends": _experts,
             "megatron.bridge.models.gpt_provider": _layers,
             "megatron.bridge.peft.utils": _adapters,
             "megatron.bridge.training.initialize": _initialize,
@@ -55,6 +57,18 @@ def _attention() -> None:
     from nemo_rl_on_cpu import context
 
     context.attend_over_context_ranks()
+
+
+def _tokens() -> None:
+    from nemo_rl_on_cpu import megatron
+
+    megatron.send_tokens_without_gpu()
+
+
+def _experts() -> None:
+    from nemo_rl_on_cpu import experts
+
+    experts.group_experts()
 
 
 def _layers() -> None:

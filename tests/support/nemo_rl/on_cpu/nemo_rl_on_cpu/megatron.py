@@ -66,3 +66,16 @@ def norm_parts_of_sequences() -> None:
             config.sequence_parallel = parallel
 
     WrappedTorchNorm.__new__ = make_for_parts
+
+
+def send_tokens_without_gpu() -> None:
+    """Counts of tokens are turned to numbers where they are moved off a GPU, which here they are already, and a router
+    asks for a product of TransformerEngine's whose name its module only has where that is installed."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from torch import Tensor
+
+    def as_counts(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
+        return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
+
+    token_dispatcher.maybe_move_tensor_to_cpu = as_counts
+    vars(moe_utils).setdefault("te_general_gemm", None)

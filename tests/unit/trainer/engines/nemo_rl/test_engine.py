@@ -152,10 +152,11 @@ def test_a_computation_that_fails_on_all_ranks_fails_its_call(engine: NemoRlEngi
         forward_backward(engine, [sft_datum(4)])
 
 
-def test_a_computation_that_fails_on_all_stages_ends_the_process_since_they_may_be_out_of_step(
-    engine: NemoRlEngine, ranks: RecordedGroup
+@pytest.mark.parametrize("layout", [Parallelism(2, pipeline=2), Parallelism(2, expert=2)], ids=["stages", "experts"])
+def test_a_computation_that_fails_on_ranks_that_wait_for_each_other_ends_the_process_since_they_may_be_out_of_step(
+    engine: NemoRlEngine, ranks: RecordedGroup, layout: Parallelism
 ) -> None:
-    ranks.layout, ranks.failure = Parallelism(2, pipeline=2), RanksFailed("out of memory")
+    ranks.layout, ranks.failure = layout, RanksFailed("out of memory")
     with pytest.raises(Ended, match="lost"):
         forward_backward(engine, [sft_datum(4)])
 

@@ -11,6 +11,8 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe")
 MIXTURES = ("qwen3_moe",)
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""By one of which the config of a mixture of any family says how many experts a layer has."""
 # Frequencies that depend on nothing but the config; the others change with the sequence's length, or scale attention.
 ROTARY_TYPES = ("default", "linear", "llama3")
 
@@ -62,11 +64,19 @@ def read_architecture(directory: Path, config: Any) -> Architecture:
         norm_epsilon=config.rms_norm_eps,
         query_key_norms=config.model_type in ("qwen3", "qwen3_moe"),
         tied_embeddings=bool(config.tie_word_embeddings),
-        mixture=_mixture(config) if config.model_type in MIXTURES else None,
+        mixture=read_mixture(directory, config),
     )
 
 
-def _mixture(config: Any) -> Mixture:
+def read_mixture(directory: Path, config: Any) -> Mixture | None:
+    """None of a dense model, of whatever family. Raises ModelDirectoryInvalid for a mixture of another kind."""
+    if not any(getattr(config, name, None) for name in EXPERT_COUNTS):
+        return None
+    if config.model_type not in MIXTURES or _is_partly_dense(config):
+        raise ModelDirectoryInvalid(
+            f"The nemo-rl engine trains mixtures of experts of the family {', '.join(MIXTURES)} that have experts in "
+            f"every layer; {directory} is of {config.model_type!r}{_dense_too(config)}. Use the peft engine."
+        )
     return Mixture(
         experts=config.num_experts,
         chosen=config.num_experts_per_tok,
@@ -87,13 +97,16 @@ def _check_family(directory: Path, config: Any) -> None:
         "a sliding window": bool(getattr(config, "use_sliding_window", False)),
         f"rotary positions of the type {_rotary_type(config)!r}": _rotary_type(config) not in ROTARY_TYPES,
         "rotary positions in a part of each head": _rotary(config).get("partial_rotary_factor", 1.0) != 1.0,
-        "layers without experts beside those with them": _is_partly_dense(config),
     }
     if found := [what for what, is_there in unsupported.items() if is_there]:
         raise ModelDirectoryInvalid(
             f"The nemo-rl engine on the CPU cannot run the model in {directory}: it has {' and '.join(found)}. "
             "Use the peft engine, or GPUs."
         )
+
+
+def _dense_too(config: Any) -> str:
+    return ", and has layers without them" if _is_partly_dense(config) else ""
 
 
 def _is_partly_dense(config: Any) -> bool:

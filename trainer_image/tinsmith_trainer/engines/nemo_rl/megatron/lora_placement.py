@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_trainer.engines.nemo_rl.megatron.architecture import Architecture
-from tinsmith_trainer.engines.nemo_rl.megatron.expert_lora import place_experts
+from tinsmith_trainer.engines.nemo_rl.megatron.expert_lora import ExpertSizes, ExpertsLora, place_experts
 from tinsmith_trainer.engines.nemo_rl.megatron.lora import (
     COLUMNS,
     ROWS,
@@ -64,8 +64,10 @@ class _Placing:
             self.architecture.mixture,
         )
         if mixture is not None:
-            sizes = hidden, mixture.intermediate_size
-            return [place_experts(layer, name, sizes, mixture.experts, self.experts, self.max_rank)]
+            sizes = ExpertSizes(mixture.experts, hidden, mixture.intermediate_size)
+            lora = ExpertsLora(f"{name}mlp.experts", sizes, self.experts, self.max_rank, like=torch.empty(0))
+            place_experts(layer.mlp.experts, lora)
+            return [lora]
         mlp = f"{name}mlp."
         gated = [Projection(f"{mlp}gate_proj", hidden, inner), Projection(f"{mlp}up_proj", hidden, inner)]
         return [

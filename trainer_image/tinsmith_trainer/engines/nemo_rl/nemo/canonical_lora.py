@@ -8,33 +8,31 @@ that module stands for another one while a worker is made.
 Each of its layers is a module with `to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter`
 (`megatron/bridge/peft/utils.py`) or several by name. All of them have `linear_in` (A) and `linear_out` (B), and scale
 by `alpha / dim`.
+
+Of a mixture's experts it has one adapter for all of a rank, or of each expert both factors, and one for gate and up
+together. So these get ours (`megatron/expert_lora.py`), at the same place in the making of a worker.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from typing_extensions import override
 
+from tinsmith_trainer.engines.nemo_rl.megatron.expert_lora import ExpertSizes, ExpertsLora, place_experts
 from tinsmith_trainer.engines.nemo_rl.megatron.lora import COLUMNS, ROWS, LoraTensor
+from tinsmith_trainer.engines.nemo_rl.megatron.weights import Part
+from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import EXPERTS
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
-TARGET_MODULES = (
-    "linear_q",
-    "linear_k",
-    "linear_v",
-    "linear_proj",
-    "linear_fc1_gate",
-    "linear_fc1_up",
-    "linear_fc2",
-    "output_layer",
-)
-"""All that a client may ask to train; what it does not is zero, and stays so."""
+OF_LAYER = "mlp.experts"
+"""What a layer's experts are called in it."""
 
 _ONLY = ""
 _PROJECTIONS: Mapping[tuple[str, str], str] = {
@@ -61,11 +59,29 @@ def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
         vars(setup)["LoRA"] = stock
 
 
-def _canonical_lora(*, dim: int, alpha: int, **_others: Any) -> Any:
+def _canonical_lora(*, target_modules: Sequence[str], dim: int, alpha: int, **_others: Any) -> Any:
     """In place of `LoRA(...)`, whose other arguments are ours too (`policy_config._peft`), and neutral."""
     from megatron.bridge.peft.canonical_lora import CanonicalLoRA
 
-    return CanonicalLoRA(target_modules=list(TARGET_MODULES), dim=dim, alpha=alpha, dropout=0.0)
+    class WithExperts(CanonicalLoRA):
+        """Asked for each module of a model by its name, the outer ones first."""
+
+        @override
+        def transform(self, m: Any, name: str | None = None, prefix: str | None = None) -> Any:
+            if name == EXPERTS and EXPERTS in target_modules:
+                place_experts(m, _experts_lora(m, dim))
+                return m
+            return super().transform(m, name, prefix)
+
+    return WithExperts(target_modules=list(target_modules), dim=dim, alpha=alpha, dropout=0.0)
+
+
+def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
+    """Of Megatron's SequentialMLP or TEGroupedMLP. Which layer of the model they are in, they do not know."""
+    config = experts.config
+    sizes = ExpertSizes(config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size)
+    part = Part(experts.ep_group.rank(), experts.ep_group.size())
+    return ExpertsLora(OF_LAYER, sizes, part, dim, like=next(experts.parameters()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +90,27 @@ class CanonicalLora:
 
     tensors: tuple[LoraTensor, ...]
     _adapters: tuple[Any, ...]
+    _experts: tuple[ExpertsLora, ...]
 
     def set_scale(self, scale: float) -> None:
         """alpha / rank of the adapter that is switched in, whatever its rank is padded to."""
         for adapter in self._adapters:
             adapter.alpha = scale * adapter.dim
+        for experts in self._experts:
+            experts.scale = scale
 
 
 def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
     """The adapter in what a worker built. Raises ModelDirectoryInvalid for a layer without a name in PEFT's layout."""
-    found = list(_adapters(model))
+    found, of_experts = list(_adapters(model)), list(_experts(model))
     tensors = [tensor for name, adapter in found for tensor in _tensors(name, adapter, tensor_ranks)]
-    return CanonicalLora(tuple(sorted(tensors, key=lambda tensor: tensor.name)), tuple(adapter for _, adapter in found))
+    for layer, experts in of_experts:
+        tensors += [replace(tensor, name=f"{layer}.{tensor.name}") for tensor in experts.tensors()]
+    return CanonicalLora(
+        tuple(sorted(tensors, key=lambda tensor: tensor.name)),
+        tuple(adapter for _, adapter in found),
+        tuple(experts for _, experts in of_experts),
+    )
 
 
 def _adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -100,6 +125,15 @@ def _adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield _name(model, path, _ONLY), adapter
 
 
+def _experts(model: nn.Module) -> Iterator[tuple[str, ExpertsLora]]:
+    """Each layer's name in the transformers model, and the adapters of its experts."""
+    for path, module in model.named_modules():
+        if isinstance(module, ExpertsLora):
+            match = _LAYER.fullmatch(path)
+            assert match is not None, f"experts outside of the layers: {path}"
+            yield _layer_name(model, match["layer"]), module
+
+
 def _name(model: nn.Module, path: str, part: str) -> str:
     if path.rpartition(".")[2] == "output_layer" and part == _ONLY:
         return _UNEMBED
@@ -108,11 +142,15 @@ def _name(model: nn.Module, path: str, part: str) -> str:
     if match is None or projection is None:
         raise ModelDirectoryInvalid(
             f"The model has a linear layer {path} that an adapter of PEFT's layout has no name for. The nemo-rl engine "
-            f"trains dense transformers alone, without experts, state spaces or towers for pictures."
+            f"trains dense transformers and Qwen3's mixtures, without state spaces or towers for pictures."
         )
-    # Counted from 1 over all pipeline stages, while the path counts from 0 in this one.
-    number: Any = model.get_submodule(match["layer"]).layer_number
-    return f"model.layers.{number - 1}.{projection}"
+    return f"{_layer_name(model, match['layer'])}.{projection}"
+
+
+def _layer_name(model: nn.Module, path: str) -> str:
+    """Counted from 1 over all pipeline stages, while the path counts from 0 in this one."""
+    number: Any = model.get_submodule(path).layer_number
+    return f"model.layers.{number - 1}"
 
 
 def _tensors(name: str, adapter: Any, tensor_ranks: int) -> Iterator[LoraTensor]:

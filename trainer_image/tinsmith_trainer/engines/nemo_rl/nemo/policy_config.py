@@ -18,6 +18,14 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 PRECISION = "bfloat16"
 
+GROUPED_ROW_FLOATS = 8
+"""In bfloat16, 16 bytes: grouped products of GPUs refuse rows that are no multiple of it."""
+
+EXPERTS = "experts"
+_ATTENTION = ("linear_q", "linear_k", "linear_v", "linear_proj")
+_FEED_FORWARD = ("linear_fc1_gate", "linear_fc1_up", "linear_fc2")
+_UNEMBEDDING = ("output_layer",)
+
 Config = dict[str, Any]
 
 
@@ -27,7 +35,7 @@ class NemoModel:
 
     `max_tokens` is the longest datum's, `max_rank` the highest rank of an adapter, `token_budget` how many tokens a
     packed microbatch may have, or those of a longest datum if that is more, `recompute` what of each layer is
-    computed again in backward.
+    computed again in backward. `experts`: of each layer of a mixture; 0 of a dense model.
     """
 
     directory: Path
@@ -38,6 +46,7 @@ class NemoModel:
     max_tokens: int
     token_budget: int
     recompute: RankRecompute = "layers"
+    experts: int = 0
 
 
 def policy_config(model: NemoModel, parallelism: Parallelism) -> Config:
@@ -91,10 +100,15 @@ def starting_from(config: Config, converted: Path) -> Config:
 
 
 def _check(model: NemoModel, parallelism: Parallelism) -> None:
-    if parallelism.expert > 1:
+    if parallelism.expert > 1 and (not model.experts or model.experts % parallelism.expert):
         raise ModelDirectoryInvalid(
-            f"Expert parallelism of {parallelism.expert} needs a mixture-of-experts model, and on GPUs adapters of "
-            f"those cannot be kept in the PEFT layout yet. Use expert parallelism 1 and a dense model."
+            f"The model in {model.directory} has {model.experts or 'no'} experts, which {parallelism.expert} ranks "
+            f"cannot share equally. Choose an expert parallelism that divides them; of a dense model that is 1."
+        )
+    if model.experts and model.max_rank % GROUPED_ROW_FLOATS:
+        raise ModelDirectoryInvalid(
+            f"Adapters of experts are multiplied by rows of {GROUPED_ROW_FLOATS} numbers, and the highest rank is "
+            f"{model.max_rank}. Choose a multiple of {GROUPED_ROW_FLOATS}: smaller ranks are padded to it."
         )
     shared = {
         "key and value heads": model.kv_heads,
@@ -127,7 +141,7 @@ def _megatron(model: NemoModel, parallelism: Parallelism) -> Config:
         "empty_unused_memory_level": 0,  # no sampling engine shares these GPUs
         "activation_checkpointing": model.recompute != "none",
         "recompute_granularity": "full" if model.recompute == "layers" else "selective",
-        "recompute_modules": None if model.recompute == "layers" else ["mlp"],
+        "recompute_modules": None if model.recompute == "layers" else ["moe" if model.experts else "mlp"],
         "cuda_graph_impl": "none",
         "cuda_graph_modules": [],
         "cuda_graph_warmup_steps": 3,
@@ -193,10 +207,13 @@ def _no_loss_but_the_callers() -> Config:
 
 
 def _peft(model: NemoModel) -> Config:
-    """What `setup_model_and_optimizer` builds its LoRA from; `canonical_lora` has it build another one."""
+    """What `setup_model_and_optimizer` builds its LoRA from; `canonical_lora` has it build another one.
+
+    All that a client may ask to train is a target; what it does not is zero, and stays so.
+    """
     return {
         "enabled": True,
-        "target_modules": [],
+        "target_modules": [*_ATTENTION, *((EXPERTS,) if model.experts else _FEED_FORWARD), *_UNEMBEDDING],
         "exclude_modules": [],
         "dim": model.max_rank,
         "alpha": model.max_rank,  # a scale of 1, until an adapter is switched in

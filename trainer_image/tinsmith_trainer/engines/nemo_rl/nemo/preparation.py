@@ -11,6 +11,7 @@ from typing import Any
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
+from tinsmith_trainer.engines.nemo_rl.megatron.architecture import read_mixture
 from tinsmith_trainer.engines.nemo_rl.nemo.conversion import converted_model
 from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import Config, NemoModel, policy_config, starting_from
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
@@ -76,9 +77,11 @@ def prepare(
 
 
 def nemo_model(directory: Path, info: BaseModelInfo, settings: NemoRlSettings) -> NemoModel:
+    """Raises ModelDirectoryInvalid for a mixture of experts that adapters of ours have no names for."""
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(directory)
+    mixture = read_mixture(directory, config)
     return NemoModel(
         directory=directory,
         vocab_size=info.vocab_size,
@@ -88,6 +91,7 @@ def nemo_model(directory: Path, info: BaseModelInfo, settings: NemoRlSettings) -
         max_tokens=info.max_sequence_length,
         token_budget=settings.token_budget,
         recompute=settings.recompute,
+        experts=mixture.experts if mixture else 0,
     )
 
 

@@ -9,10 +9,19 @@ from tinsmith_trainer.engines.nemo_rl.megatron.architecture import (
     check_cpu_dimensions,
     check_divisible,
     read_architecture,
+    read_mixture,
 )
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from transformers import GPT2Config, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 DIRECTORY = Path("models/small")
 SIZES: dict[str, Any] = {
@@ -97,8 +106,15 @@ def test_a_mixture_has_experts_in_every_layer_and_says_how_they_are_weighted() -
     assert read_architecture(DIRECTORY, mixture()).mixture == Mixture(6, 2, 50, renormalised=True)
     assert read_architecture(DIRECTORY, LlamaConfig(**SIZES)).mixture is None
     for partly in ({"mlp_only_layers": [0]}, {"decoder_sparse_step": 2}):
-        with pytest.raises(ModelDirectoryInvalid, match="it has layers without experts beside those with them"):
+        with pytest.raises(ModelDirectoryInvalid, match="'qwen3_moe', and has layers without them"):
             read_architecture(DIRECTORY, mixture(**partly))
+
+
+def test_mixtures_of_other_families_are_refused_also_where_dense_models_of_all_are_taken() -> None:
+    assert read_mixture(DIRECTORY, GraniteConfig()) is None
+    for other in (MixtralConfig(), DeepseekV3Config()):
+        with pytest.raises(ModelDirectoryInvalid, match=f"is of '{other.model_type}'. Use the peft engine"):
+            read_mixture(DIRECTORY, other)
 
 
 @pytest.mark.parametrize(

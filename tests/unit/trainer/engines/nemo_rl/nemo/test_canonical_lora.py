@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.nemo_rl.bridge import PARTS, Adapted, Adapter
 from support.nemo_rl.fakes import PEFT_ARGUMENTS, CanonicalLoRA, fake_modules
+from tinsmith_trainer.engines.nemo_rl.megatron.expert_lora import ExpertsLora
 from tinsmith_trainer.engines.nemo_rl.megatron.lora import COLUMNS, ROWS
 from tinsmith_trainer.engines.nemo_rl.megatron.tensor_parts import cut, join, whole_shapes
-from tinsmith_trainer.engines.nemo_rl.nemo.canonical_lora import TARGET_MODULES, canonical_lora_in, find_lora
+from tinsmith_trainer.engines.nemo_rl.nemo.canonical_lora import canonical_lora_in, find_lora
 from tinsmith_trainer.engines.nemo_rl.nemo.worker import described
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
@@ -134,6 +135,61 @@ def test_a_layer_without_a_name_in_pefts_layout_is_refused_by_name() -> None:
         find_lora(model, tensor_ranks=1)
 
 
+def mixture_stage(first: int, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """A layer of the second of two ranks that share 6 experts, as the bridge asks for adapters of its modules."""
+    for name, module in fake_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    model = stage(first, 1)
+    mlp: Any = model.get_submodule("module.module.decoder.layers.0.mlp")
+    del mlp.linear_fc1, mlp.linear_fc2
+    mlp.experts = nn.Module()
+    mlp.experts.config = SimpleNamespace(num_moe_experts=6, hidden_size=HIDDEN, moe_ffn_hidden_size=INNER)
+    mlp.experts.ep_group = SimpleNamespace(rank=lambda: 1, size=lambda: 2)
+    mlp.experts.linear_fc1 = nn.Linear(HIDDEN, 2 * INNER, bias=False, dtype=torch.bfloat16)
+    mlp.experts.linear_fc2 = nn.Linear(INNER, HIDDEN, bias=False, dtype=torch.bfloat16)
+    setup: Any = SimpleNamespace(LoRA=None)
+    with canonical_lora_in(setup):
+        assert setup.LoRA(**PEFT_ARGUMENTS).transform(mlp.experts, "experts", "decoder.layers.0.mlp") is mlp.experts
+    return model
+
+
+def test_experts_have_the_names_shapes_and_parts_that_the_peft_engine_gives_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lora = find_lora(mixture_stage(4, monkeypatch), tensor_ranks=1)
+    found = {tensor.name: tensor for tensor in lora.tensors if ".mlp." in tensor.name}
+    of_layer = "model.layers.3.mlp.experts"
+    shapes = {"w1": ((1, 8, HIDDEN), (6, INNER, 8)), "w2": ((6, 8, INNER), (1, HIDDEN, 8))}
+    shapes["w3"] = shapes["w1"]
+    expected = {f"{of_layer}.{key}.lora_{factor}" for key in shapes for factor in "AB"}
+    assert found.keys() == expected
+    for key, whole in shapes.items():
+        for factor, shape in zip("AB", whole, strict=True):
+            tensor = found[f"{of_layer}.{key}.lora_{factor}"]
+            assert tensor.full_shape == shape
+            assert tensor.among == ("expert" if shape[0] == 6 else "tensor")
+            assert tuple(tensor.parameter.shape) == (min(shape[0], 3), *shape[1:])
+            assert tensor.parameter.dtype == torch.bfloat16
+
+
+def test_experts_are_scaled_as_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mixture_stage(1, monkeypatch)
+    find_lora(model, tensor_ranks=1).set_scale(4.0)
+    [experts] = [module for module in model.modules() if isinstance(module, ExpertsLora)]
+    assert experts.scale == 4.0
+
+
+def test_a_dense_models_modules_are_the_bridges_whatever_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in fake_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    setup: Any = SimpleNamespace(LoRA=None)
+    with canonical_lora_in(setup):
+        lora = setup.LoRA(**{**PEFT_ARGUMENTS, "target_modules": ["linear_q"]})
+    experts = nn.Linear(2, 2)
+    assert lora.transform(experts, "experts", "decoder.layers.0.mlp") is experts
+    assert not hasattr(experts, "lora")
+
+
 def test_a_worker_made_inside_gets_an_adapter_for_each_projection_and_one_made_outside_the_stock_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -146,7 +202,7 @@ def test_a_worker_made_inside_gets_an_adapter_for_each_projection_and_one_made_o
     assert setup.LoRA is stock
     assert isinstance(lora, CanonicalLoRA)
     assert (lora.dim, lora.alpha, lora.dropout) == (PEFT_ARGUMENTS["dim"], PEFT_ARGUMENTS["alpha"], 0.0)
-    assert lora.target_modules == list(TARGET_MODULES)
+    assert lora.target_modules == PEFT_ARGUMENTS["target_modules"]
 
 
 def test_the_stock_one_is_back_also_when_a_worker_could_not_be_made() -> None:

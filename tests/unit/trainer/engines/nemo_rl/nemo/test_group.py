@@ -134,7 +134,7 @@ def test_ranks_are_told_where_the_converted_model_is_and_convert_nothing(image: 
 def test_what_cannot_be_is_refused_before_it_is_converted_and_ray_is_asked(
     ray: FakeRay, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelDirectoryInvalid, match="Use expert parallelism 1"):
+    with pytest.raises(ModelDirectoryInvalid, match="has no experts, which 2 ranks"):
         build(parallelism=Parallelism(8, expert=2))
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
     with pytest.raises(DriverEnvironmentInvalid):

@@ -24,6 +24,7 @@ MODEL = NemoModel(
     max_tokens=4000,
     token_budget=8192,
 )
+MIXTURE = replace(MODEL, experts=128)
 
 ASKED_FOR_BEYOND_THE_EXAMPLE = {
     "dtensor_cfg.enabled",  # the example inherits the section with it
@@ -76,6 +77,20 @@ def test_packing_is_on_only_where_context_ranks_need_it() -> None:
     assert policy_config(MODEL, Parallelism(8, tensor=2, context=2))["sequence_packing"]["enabled"]
 
 
+def test_a_mixture_has_adapters_of_its_experts_in_the_place_of_a_feed_forwards() -> None:
+    dense, mixture = (policy_config(model, Parallelism())["megatron_cfg"] for model in (MODEL, MIXTURE))
+    attention = ["linear_q", "linear_k", "linear_v", "linear_proj"]
+    feed_forward = ["linear_fc1_gate", "linear_fc1_up", "linear_fc2"]
+    assert dense["peft"]["target_modules"] == [*attention, *feed_forward, "output_layer"]
+    assert mixture["peft"]["target_modules"] == [*attention, "experts", "output_layer"]
+
+
+def test_of_a_mixture_experts_are_what_is_computed_again_of_a_feed_forward() -> None:
+    """A layer of one has nothing that Megatron calls mlp there."""
+    megatron = policy_config(replace(MIXTURE, recompute="mlp"), Parallelism())["megatron_cfg"]
+    assert megatron["recompute_modules"] == ["moe"]
+
+
 @pytest.mark.parametrize(
     ("recompute", "is_on", "granularity", "modules"),
     [("none", False, "selective", ["mlp"]), ("mlp", True, "selective", ["mlp"]), ("layers", True, "full", None)],
@@ -110,7 +125,9 @@ def test_rows_and_packed_microbatches_hold_the_longest_datum_and_divide_among_th
 @pytest.mark.parametrize(
     ("change", "parallelism", "sentence"),
     [
-        ({}, Parallelism(2, expert=2), "Use expert parallelism 1 and a dense model"),
+        ({}, Parallelism(2, expert=2), "has no experts, which 2 ranks cannot share equally"),
+        ({"experts": 6}, Parallelism(4, expert=4), "has 6 experts, which 4 ranks cannot share equally"),
+        ({"experts": 6, "max_rank": 4}, Parallelism(2, expert=2), "the highest rank is 4. Choose a multiple of 8"),
         ({"kv_heads": 2}, Parallelism(4, tensor=4), "has 2 key and value heads, which 4 tensor ranks cannot share"),
         ({"vocab_size": 50_257}, Parallelism(2, tensor=2), "50257 tokens in its vocabulary"),
         ({"max_rank": 36}, Parallelism(8, tensor=8), "36 rows of LoRA's A"),
