@@ -32,6 +32,7 @@ LAYOUTS: dict[str, tuple[Family, Parallelism]] = {
     "Qwen3, one rank": ("qwen3", Parallelism(1)),
     "Qwen3, data 2 with the optimizer distributed": ("qwen3", Parallelism(2, distributed_optimizer=True)),
     "Qwen3-MoE, expert 2": ("qwen3-moe", Parallelism(2, expert=2)),
+    "Qwen3-MoE, tensor 2 with expert 2": ("qwen3-moe", Parallelism(2, tensor=2, expert=2)),
 }
 
 
