@@ -63,7 +63,7 @@ def _canonical_lora(*, target_modules: Sequence[str], dim: int, alpha: int, **_o
     """In place of `LoRA(...)`, whose other arguments are ours too (`policy_config._peft`), and neutral."""
     from megatron.bridge.peft.canonical_lora import CanonicalLoRA
 
-    class WithExperts(CanonicalLoRA):
+    class WithExperts(CanonicalLoRA):  # type: ignore[misc]
         """Asked for each module of a model by its name, the outer ones first."""
 
         @override
