@@ -120,6 +120,8 @@ class GroupedExpertLinear(_WithDeltas):
     @override
     def forward(self, x: Tensor, rows_of_experts: Sequence[int], *args: Any) -> tuple[Tensor, Tensor | None]:
         out, bias = self.base(x, rows_of_experts, *args)
+        if not len(x):  # no token came to this rank, and a GPU's product is of one row or more
+            return out, bias
         counts = torch.as_tensor(rows_of_experts, device=x.device)
         delta = torch.cat([self.lora[0].deltas(key, x, counts) for key in self.keys], dim=-1)
         return (out + delta).to(out.dtype), bias

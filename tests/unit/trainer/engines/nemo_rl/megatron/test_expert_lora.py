@@ -87,7 +87,7 @@ def test_experts_that_are_computed_at_once_have_the_deltas_and_gradients_of_each
     layer: str, width: int, counts: list[int], seed: int
 ) -> None:
     one, other = drawn_lora(seed), drawn_lora(seed)
-    x = torch.randn(sum(counts), width, generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(sum(counts), width, generator=torch.Generator().manual_seed(seed)).requires_grad_()
     own = zip(one_by_one(one).local_experts, torch.split(x, counts), strict=True)  # type: ignore[call-overload]
     apart = torch.cat([getattr(expert, layer)(rows)[0] for expert, rows in own])
     together, bias = getattr(all_at_once(other), layer)(x, counts)
@@ -99,6 +99,13 @@ def test_experts_that_are_computed_at_once_have_the_deltas_and_gradients_of_each
         expected = torch.zeros_like(mine) if mine.grad is None else mine.grad
         got = torch.zeros_like(mine) if theirs.grad is None else theirs.grad
         torch.testing.assert_close(got, expected, atol=1e-2, rtol=1e-4, msg=name)
+
+
+def test_a_rank_whose_experts_get_no_token_takes_part_all_the_same() -> None:
+    x = torch.zeros(0, HIDDEN, requires_grad=True)
+    found, _ = all_at_once(drawn_lora(0)).linear_fc1(x, [0] * HERE)  # type: ignore[operator]
+    assert found.shape == (0, 2 * INNER)
+    found.sum().backward()
 
 
 def test_layers_are_wrapped_as_megatron_computes_them() -> None:
