@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from support.nemo_rl.beside_peft import Apart, trained_apart
 from support.nemo_rl.engines import engine_over
 from support.nemo_rl.real_workers import real_ranks
 from support.tiny_models import tiny_model
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
+from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings, RankRecompute
 from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.torch_model.tiny_model import Family
@@ -23,35 +24,44 @@ FLOAT32 = Apart(logprob=1e-5, norm=1e-4, weight=1e-5)
 BFLOAT16 = Apart(logprob=5e-2, norm=5e-2, weight=5e-3)
 """From the PEFT engine in float32: what a base in bfloat16 rounds, which is what GPUs have."""
 
-LAYOUTS: dict[str, tuple[Family, Parallelism]] = {
-    "one rank": ("llama3", Parallelism(1)),
-    "tensor 2 with sequence parallelism": ("llama3", Parallelism(2, tensor=2)),
-    "pipeline 2": ("llama3", Parallelism(2, pipeline=2)),
-    "data 2": ("llama3", Parallelism(2)),
-    "context 2": ("llama3", Parallelism(2, context=2)),
-    "Qwen3, one rank": ("qwen3", Parallelism(1)),
-    "Qwen3, data 2 with the optimizer distributed": ("qwen3", Parallelism(2, distributed_optimizer=True)),
-    "Qwen3-MoE, expert 2": ("qwen3-moe", Parallelism(2, expert=2)),
-    "Qwen3-MoE, tensor 2 with expert 2": ("qwen3-moe", Parallelism(2, tensor=2, expert=2)),
+
+class Layout(NamedTuple):
+    family: Family
+    parallelism: Parallelism
+    recompute: RankRecompute = "none"
+
+
+LAYOUTS = {
+    "one rank": Layout("llama3", Parallelism(1)),
+    "tensor 2 with sequence parallelism": Layout("llama3", Parallelism(2, tensor=2)),
+    "pipeline 2": Layout("llama3", Parallelism(2, pipeline=2)),
+    "data 2": Layout("llama3", Parallelism(2)),
+    "context 2": Layout("llama3", Parallelism(2, context=2)),
+    "Qwen3, one rank": Layout("qwen3", Parallelism(1)),
+    "Qwen3, data 2 with the optimizer distributed": Layout("qwen3", Parallelism(2, distributed_optimizer=True)),
+    "Qwen3-MoE, expert 2": Layout("qwen3-moe", Parallelism(2, expert=2)),
+    "Qwen3-MoE, expert 2, layers computed anew": Layout("qwen3-moe", Parallelism(2, expert=2), "layers"),
+    "Qwen3-MoE, expert 2, experts computed anew": Layout("qwen3-moe", Parallelism(2, expert=2), "mlp"),
+    "Qwen3-MoE, tensor 2 with expert 2": Layout("qwen3-moe", Parallelism(2, tensor=2, expert=2)),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_train_two_adapters_as_the_peft_engine_does(layout: str, note: Any) -> None:
-    family, parallelism = LAYOUTS[layout]
-    apart = _apart(family, parallelism, float32=True)
+    apart = _apart(LAYOUTS[layout], float32=True)
     assert apart.within(FLOAT32), apart
     note(f"`Policy` over Ray, {layout}, float32", str(FLOAT32), str(apart))
 
 
 def test_a_rank_in_bfloat16_trains_what_bfloat16_rounds_of_it(note: Any) -> None:
-    apart = _apart("llama3", Parallelism(1), float32=False)
+    apart = _apart(LAYOUTS["one rank"], float32=False)
     assert apart.within(BFLOAT16), apart
     note("`Policy` over Ray, one rank, bfloat16 as on GPUs", str(BFLOAT16), str(apart))
 
 
-def _apart(family: Family, parallelism: Parallelism, *, float32: bool) -> Apart:
-    model = tiny_model(family, dtype=torch.float32)
-    with real_ranks(model, parallelism, SETTINGS, float32=float32) as ranks:
+def _apart(layout: Layout, *, float32: bool) -> Apart:
+    model = tiny_model(layout.family, dtype=torch.float32)
+    settings = replace(SETTINGS, recompute=layout.recompute)
+    with real_ranks(model, layout.parallelism, settings, float32=float32) as ranks:
         peft = build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK))
-        return trained_apart(engine_over(ranks, model, SETTINGS), peft)
+        return trained_apart(engine_over(ranks, model, settings), peft)
