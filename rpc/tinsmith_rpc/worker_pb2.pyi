@@ -800,6 +800,7 @@ class SubmitRequest(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     ZSTD_FIELD_NUMBER: _builtins.int
     REJECTION_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     model_id: _builtins.str
     seq_id: _builtins.int
@@ -807,6 +808,8 @@ class SubmitRequest(_message.Message):
     payload: _builtins.bytes
     zstd: _builtins.bool
     """the payload is one zstd frame"""
+    idempotency_key: _builtins.str
+    """set: seq_id is 0, and the worker gives the number"""
     @_builtins.property
     def rejection(self) -> Global___Failure:
         """Set: the operation takes its place in the order, and fails there with this."""
@@ -821,10 +824,11 @@ class SubmitRequest(_message.Message):
         payload: _builtins.bytes = ...,
         zstd: _builtins.bool = ...,
         rejection: Global___Failure | None = ...,
+        idempotency_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rejection", b"rejection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "kind", b"kind", "model_id", b"model_id", "payload", b"payload", "rejection", b"rejection", "seq_id", b"seq_id", "zstd", b"zstd"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "idempotency_key", b"idempotency_key", "kind", b"kind", "model_id", b"model_id", "payload", b"payload", "rejection", b"rejection", "seq_id", b"seq_id", "zstd", b"zstd"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -835,15 +839,19 @@ class SubmitReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
+    SEQ_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    seq_id: _builtins.int
+    """the operation's number; 0: of a release that gives none, and that did nothing without one"""
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
+        seq_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "seq_id", b"seq_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,8 @@ class WorkerStub:
     Submit: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitReply]
     """Accepts an operation. Returns after it is on disk. The same (model_id,
     seq_id) again is answered the same and runs once; bodies are not compared.
+    Without a number it gets the model's next one, the same for the same idempotency_key.
+    INVALID_ARGUMENT: the model's operations are numbered by its client, and this one is not, or the other way round.
     NOT_FOUND: the worker does not hold this model (and it is no create).
     RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
     FAILED_PRECONDITION: stale epoch, or not activated yet.
@@ -122,6 +124,8 @@ class WorkerAsyncStub(WorkerStub):
     Submit: _aio.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitReply]  # type: ignore[assignment]
     """Accepts an operation. Returns after it is on disk. The same (model_id,
     seq_id) again is answered the same and runs once; bodies are not compared.
+    Without a number it gets the model's next one, the same for the same idempotency_key.
+    INVALID_ARGUMENT: the model's operations are numbered by its client, and this one is not, or the other way round.
     NOT_FOUND: the worker does not hold this model (and it is no create).
     RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
     FAILED_PRECONDITION: stale epoch, or not activated yet.
@@ -210,6 +214,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.SubmitReply, _abc.Awaitable[_worker_pb2.SubmitReply]]:
         """Accepts an operation. Returns after it is on disk. The same (model_id,
         seq_id) again is answered the same and runs once; bodies are not compared.
+        Without a number it gets the model's next one, the same for the same idempotency_key.
+        INVALID_ARGUMENT: the model's operations are numbered by its client, and this one is not, or the other way round.
         NOT_FOUND: the worker does not hold this model (and it is no create).
         RESOURCE_EXHAUSTED: the journal's disk is full; nothing was accepted.
         FAILED_PRECONDITION: stale epoch, or not activated yet.

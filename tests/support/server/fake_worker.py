@@ -2,7 +2,8 @@
 
 It assumes what `worker.proto` promises and no more: a submit is accepted once per (model_id,
 seq_id) whatever its body, an operation is done as soon as it was accepted unless a test withholds
-it, a rejection is a failed result, and saves are reported as events before their result is there.
+it, a rejection is a failed result, and saves are reported as events before their result is there. What comes without a
+number gets its model's next one, the same for the same key.
 It neither orders operations nor computes anything.
 """
 
@@ -63,6 +64,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.tells_event_ids = True  # False: as the release before did
         self.tells_of_one_sample = False  # True: as a release before did
         self.asked_for_many = asyncio.Event()
+        self.gives_numbers = True  # False: as the release before did
+        self.given: dict[tuple[str, str], int] = {}  # by model and key
         self.drains = 0
         self.asked = 0
         self.samples_waiting = 0
@@ -137,6 +140,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another epoch holds")
         if self.disk_full:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the journal's disk is full")
+        if request.idempotency_key and self.gives_numbers:
+            request.seq_id = await self._number(request, context)
         key = (request.model_id, request.seq_id)
         creates = request.kind in {worker_pb2.CREATE_MODEL, worker_pb2.LOAD_MODEL}
         if not creates and (request.model_id, 0) not in self.operations:
@@ -147,7 +152,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 self._settle(request)
         if self.before_ack is not None:
             await self.before_ack()
-        return worker_pb2.SubmitReply(epoch=request.epoch)
+        return worker_pb2.SubmitReply(epoch=request.epoch, seq_id=request.seq_id if self.gives_numbers else 0)
+
+    async def _number(self, request: worker_pb2.SubmitRequest, context: Context) -> int:
+        key = (request.model_id, request.idempotency_key)
+        numbers = [number for model_id, number in self.operations if model_id == request.model_id]
+        given = [number for (model_id, _), number in self.given.items() if model_id == request.model_id]
+        if key not in self.given and not given and max(numbers, default=0) > 0:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "operations came with a seq_id until now")
+        return self.given.setdefault(key, max(given, default=0) + 1)
 
     @override
     async def ImportAdapter(

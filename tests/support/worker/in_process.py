@@ -68,6 +68,17 @@ class Worker:
                 request.rejection.category, request.rejection.message = worker_pb2.USER, rejection
             await self.service.submit(request, tenant)
 
+    async def submit_without_number(self, call: Call, key: str) -> int:
+        """The number that it gets."""
+        request = worker_pb2.SubmitRequest(
+            epoch=self.service.epoch,
+            model_id=call.model_id,
+            kind=call.kind,
+            payload=call.payload,
+            idempotency_key=key,
+        )
+        return await self.service.submit(request)
+
     async def finished(self, seq_id: int, model_id: str = MODEL) -> OperationResult:
         result = await self.service.wait_for(model_id, seq_id, AWAIT_SECONDS)
         assert result is not None, f"operation {seq_id} did not finish"

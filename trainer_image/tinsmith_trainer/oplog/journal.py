@@ -76,11 +76,15 @@ CREATE TABLE IF NOT EXISTS interruptions (
 """
 
 ADDED_COLUMNS = {
-    "models": {"tenant": "TEXT"},  # who takes turns with whom; NULL: not told
+    "models": {
+        "tenant": "TEXT",  # who takes turns with whom; NULL: not told
+        "last_given_number": "INTEGER",  # of operations that came without one; NULL: the client numbers
+    },
     "operations": {
         "event_id": "INTEGER",  # of a result: up to which event the store must know all; 0: none; NULL: not told
         "forward_only": "INTEGER",  # of a forward_backward that was read; NULL: it was not, or not told
         "started_at": "REAL",  # of an operation with a result; NULL: its turn never came, or not told
+        "idempotency_key": "TEXT",  # of an operation that came without a number
     },
 }
 """What releases after the first one keep, in files of theirs and in those of the ones before, whose rows have NULL."""
@@ -89,8 +93,10 @@ INDEXES = """
 CREATE INDEX IF NOT EXISTS timeline
     ON operations (model_id, accepted_at, seq_id, kind, forward_only, started_at, finished_at, status)
     WHERE finished_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS idempotency_keys
+    ON operations (model_id, seq_id, idempotency_key) WHERE idempotency_key IS NOT NULL;
 """
-"""Over added columns. All that a timeline tells, since the rows have it behind bodies and results of megabytes."""
+"""Over added columns. All that is asked there, since the rows have it behind bodies and results of megabytes."""
 
 
 @dataclass(slots=True)

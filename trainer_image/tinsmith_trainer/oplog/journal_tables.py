@@ -47,6 +47,7 @@ class Operation:
     accepted_at: float
     rejection: Failure | None = None
     forward_only: bool | None = None  # of a forward_backward that has run; None: only its body can tell
+    idempotency_key: str = ""  # of one that came without a number
 
     @property
     def is_forward_backward(self) -> bool:
@@ -129,8 +130,8 @@ def insert_operation(db: Database, operation: Operation, payload: bytes, late: F
     rejection = operation.rejection
     db.execute(
         "INSERT INTO operations (model_id, seq_id, kind, payload, zstd, rejection_category, rejection_message,"
-        " accepted_at, status, failure_category, failure_message, finished_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " accepted_at, status, failure_category, failure_message, finished_at, idempotency_key)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             operation.model_id,
             operation.seq_id,
@@ -144,6 +145,7 @@ def insert_operation(db: Database, operation: Operation, payload: bytes, late: F
             late.category if late else None,
             late.message if late else None,
             now if late else None,
+            operation.idempotency_key or None,
         ),
     )
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile, WindowFailure
 from tinsmith_trainer.in_flight_marker import InFlightWork, Purpose
+from tinsmith_trainer.oplog.given_numbers import (
+    GivenNumbers,
+    is_of_a_client,
+    needs_a_number,
+    needs_no_number,
+)
 from tinsmith_trainer.oplog.journal_tables import Failure, ModelPhase, Operation, Status, StoredModel, StoredOperation
 from tinsmith_trainer.oplog.number_ranges import NumberRanges
 from tinsmith_trainer.oplog.ordering import OperationOrder
@@ -49,6 +55,7 @@ class ModelQueue:
     order: OperationOrder = field(default_factory=OperationOrder)
     entries: dict[int, Entry] = field(default_factory=dict)  # those without a result, and those that are to run again
     settled: NumberRanges = field(default_factory=NumberRanges)  # all others: their results are the journal's alone
+    given: GivenNumbers = field(default_factory=GivenNumbers)
     last_accepted_at: float = 0.0  # Unix seconds; 0: nothing is known of it
     snapshot: SnapshotFile | None = None
     snapshot_applied: int = -1
@@ -70,14 +77,19 @@ class ModelQueue:
 
     @classmethod
     def recovered(
-        cls, model: StoredModel, unsettled: list[StoredOperation], settled: NumberRanges, now: float
+        cls,
+        model: StoredModel,
+        unsettled: list[StoredOperation],
+        settled: NumberRanges,
+        given: GivenNumbers,
+        now: float,
     ) -> ModelQueue:
         """As the journal knows it: everything above the snapshot is in the order again."""
         queue = cls(model.model_id, model.phase, model.reason, model.tenant or "")
         queue.order = OperationOrder(model.applied, model.closed_below)
         queue.snapshot_applied = model.applied
         queue.snapshot_at = now
-        queue.settled = settled
+        queue.settled, queue.given = settled, given
         if model.snapshot_file is not None and model.snapshot_digest is not None:
             queue.snapshot = SnapshotFile(model.snapshot_file, model.snapshot_digest)
         for stored in unsettled:
@@ -89,6 +101,25 @@ class ModelQueue:
         self.entries[operation.seq_id] = Entry(operation, stored.status, stored.failure)
         if operation.seq_id > self.snapshot_applied and self.is_open:
             self.put_in_order(operation)
+
+    def numbered(self, operation: Operation) -> Operation:
+        """As it came, or with the number that it gets here. Raises NumbersMixed."""
+        key = operation.idempotency_key
+        if not key:
+            if self.given.last and is_of_a_client(operation.seq_id) and self.is_finished(operation.seq_id) is None:
+                raise needs_no_number(self.model_id)
+            return operation
+        number = self.given.find(key)
+        if number is None and not self.given.last and self._is_numbered:
+            raise needs_a_number(self.model_id)
+        return replace(operation, seq_id=number or self.given.give(key))
+
+    @property
+    def _is_numbered(self) -> bool:
+        """Operations have come, or were there once, that have numbers of a client."""
+        return any(map(is_of_a_client, self.entries)) or any(
+            is_of_a_client(first) or is_of_a_client(last) for first, last in self.settled
+        )
 
     def add(self, entry: Entry) -> None:
         self.entries[entry.operation.seq_id] = entry
@@ -109,6 +140,9 @@ class ModelQueue:
     def put_in_order(self, operation: Operation) -> None:
         """Its commit is on disk: it takes its place."""
         self.order.accept(operation.seq_id, is_forward_backward=operation.is_forward_backward)
+        if operation.idempotency_key:
+            # Numbers are given in the order in which operations are accepted: what is missing was refused.
+            self.order.close_below(operation.seq_id)
 
     @property
     def is_open(self) -> bool:

@@ -15,6 +15,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog import journal_tables
+from tinsmith_trainer.oplog.given_numbers import note_given, read_given
 from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import Failure, Operation
 from tinsmith_trainer.oplog.model_queue import SETTLED, Entry, ModelQueue
@@ -80,7 +81,7 @@ class ModelQueues:
 
     def _recovered(self, db: journal_tables.Database, model: journal_tables.StoredModel) -> ModelQueue:
         unsettled, settled = journal_tables.read_unsettled(db, model), journal_tables.read_settled(db, model)
-        queue = ModelQueue.recovered(model, unsettled, settled, self._clock())
+        queue = ModelQueue.recovered(model, unsettled, settled, read_given(db, model), self._clock())
         queue.last_accepted_at = journal_tables.last_accepted_at(db, model.model_id)
         return queue
 
@@ -110,6 +111,14 @@ class ModelQueues:
             queue = self._queues.get(model_id)
             return None if queue is None else queue.is_finished(seq_id)
 
+    def is_known(self, request: worker_pb2.SubmitRequest) -> bool:
+        """Whether it was accepted already."""
+        with self._changed:
+            queue = self._queues.get(request.model_id)
+            if queue is None or not request.idempotency_key:
+                return queue is not None and queue.is_finished(request.seq_id) is not None
+            return queue.given.find(request.idempotency_key) is not None
+
     def backlog(self, model_id: str) -> int:
         with self._changed:
             queue = self._queues.get(model_id)
@@ -117,20 +126,21 @@ class ModelQueues:
 
     # ---- accepting
 
-    def accept(self, operation: Operation, payload: bytes, tenant: str = "") -> Future[None]:
-        """Resolves when the operation is on disk; again for the same number: the same future.
+    def accept(self, operation: Operation, payload: bytes, tenant: str = "") -> tuple[int, Future[None]]:
+        """Its number, and what resolves when it is on disk; again for the same number, or key: the same.
 
         A model belongs to the first tenant that is named with an operation of it.
-        Raises UnknownModel. The future fails with JournalFull, and then nothing was accepted.
+        Raises UnknownModel, NumbersMixed. The future fails with JournalFull, and then nothing was accepted.
         """
         with self._changed:
             queue = self._queue_for(operation)
             queue.tenant = queue.tenant or tenant
+            operation = queue.numbered(operation)
             known = queue.entries.get(operation.seq_id)
             if known is not None:
-                return known.accepted
+                return operation.seq_id, known.accepted
             if operation.seq_id in queue.settled:
-                return SETTLED
+                return operation.seq_id, SETTLED
             # Decision and enqueueing are one step: the journal keeps the order in which we decided.
             late = queue.late_failure(operation.seq_id)
             entry = Entry(operation, "pending", accepted=self._write_accepted(queue.tenant, operation, payload, late))
@@ -138,8 +148,9 @@ class ModelQueues:
                 entry.payload = payload
                 self._kept_bytes += len(payload)
             queue.add(entry)
-        entry.accepted.add_done_callback(lambda done: self._place(queue, entry, late, done))
-        return entry.accepted
+        accepted = entry.accepted
+        accepted.add_done_callback(lambda done: self._place(queue, entry, late, done))
+        return operation.seq_id, accepted
 
     def take_payload(self, entry: Entry) -> bytes:
         """What was submitted; memory keeps it no longer."""
@@ -176,6 +187,8 @@ class ModelQueues:
             if operation.kind in CREATES:
                 journal_tables.insert_model(db, operation.model_id, tenant)
             journal_tables.insert_operation(db, operation, payload, late, self._clock())
+            if operation.idempotency_key:
+                note_given(db, operation.model_id, operation.seq_id)
             reach("accept-before-sync")
 
         return self._journal.write(write)
@@ -211,6 +224,7 @@ class ModelQueues:
         with self._changed:
             self._drop_payload(entry)
             del queue.entries[entry.operation.seq_id]
+            queue.given.take_back(entry.operation.idempotency_key, entry.operation.seq_id)
             if not queue.entries and not queue.settled:
                 del self._queues[queue.model_id]
                 self._open.pop(queue.model_id, None)

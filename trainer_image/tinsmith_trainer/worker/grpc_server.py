@@ -22,6 +22,7 @@ from tinsmith_trainer.errors import (
     StorageUnavailable,
     UserError,
 )
+from tinsmith_trainer.oplog.given_numbers import NumbersMixed
 from tinsmith_trainer.oplog.journal_tables import Failure, OperationResult
 from tinsmith_trainer.oplog.model_queues import UnknownModel
 from tinsmith_trainer.sampling.sample_queue import Samples, TooManySamples
@@ -53,6 +54,7 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     Draining: grpc.StatusCode.UNAVAILABLE,
     UnknownModel: grpc.StatusCode.NOT_FOUND,
     JournalFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NumbersMixed: grpc.StatusCode.INVALID_ARGUMENT,
     SnapshotRefused: grpc.StatusCode.INTERNAL,
     TooManySamples: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UserError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -236,10 +238,10 @@ class WorkerServicer(SamplingServicer):
     async def Submit(self, request: worker_pb2.SubmitRequest, context: Context) -> worker_pb2.SubmitReply:
         self._service.heard_from_server()
         try:
-            await self._service.submit(request, tenant_of(context))
-        except (NotActive, Draining, UnknownModel, JournalFull) as error:
+            number = await self._service.submit(request, tenant_of(context))
+        except (NotActive, Draining, UnknownModel, NumbersMixed, JournalFull) as error:
             await _abort(context, error)
-        return worker_pb2.SubmitReply(epoch=self._service.epoch)
+        return worker_pb2.SubmitReply(epoch=self._service.epoch, seq_id=number)
 
     @override
     async def Await(self, request: worker_pb2.AwaitRequest, context: Context) -> worker_pb2.AwaitReply:

@@ -196,13 +196,13 @@ class WorkerService:
 
     # ---- operations
 
-    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "") -> None:
-        """Returns when it is on disk. Raises NotActive, Draining, UnknownModel, JournalFull.
+    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str = "") -> int:
+        """Its number, when it is on disk. Who `tenant` is decides only whose turn comes when.
 
-        Who `tenant` is decides only whose turn comes when.
+        Raises NotActive, Draining, UnknownModel, NumbersMixed, JournalFull.
         """
         self._check_epoch(request.epoch)
-        if self.queues.is_finished(request.model_id, request.seq_id) is None:
+        if not self.queues.is_known(request):
             await self._hold_back(request.model_id)
             # A release makes room: it is what the reserve is for.
             makes_room = request.kind == worker_pb2.RELEASE_MODEL
@@ -211,7 +211,9 @@ class WorkerService:
                     f"The volume {self.parts.volume.directory} is full: make room, then retry. Nothing was accepted."
                 )
         operation, payload = _operation(request, time.time())
-        await asyncio.shield(asyncio.wrap_future(self.queues.accept(operation, payload, tenant)))
+        number, accepted = self.queues.accept(operation, payload, tenant)
+        await asyncio.shield(asyncio.wrap_future(accepted))
+        return number
 
     async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> OperationResult | None:
         """None when it is not finished in time. Raises KeyError when the operation is not known."""
@@ -374,7 +376,7 @@ class ResultCache:
 
 def _cached_bytes(result: OperationResult) -> int:
     """Never 0: a failure has no payload, and a client may make failures without end."""
-    message = result.failure.message if result.failure is not None else ""
+    message = result.failure.message if result.failure else ""
     return RESULT_ENTRY_BYTES + len(result.payload or b"") + len(message)
 
 
@@ -385,8 +387,8 @@ def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation
         rejection = Failure(category, request.rejection.message)
     elif reason := unknown_fields_of_operation(request.kind, request.payload):
         rejection = Failure("server", reason)
-    operation = Operation(request.model_id, request.seq_id, request.kind, request.zstd, now, rejection)
-    return operation, _with_seed(request)
+    at = (request.model_id, request.seq_id, request.kind, request.zstd, now)
+    return Operation(*at, rejection, idempotency_key=request.idempotency_key), _with_seed(request)
 
 
 def _with_seed(request: worker_pb2.SubmitRequest) -> bytes:

@@ -1,0 +1,105 @@
+"""Operations that come without a number get one where they are accepted: in order, without gaps, once for each key."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from support.worker.in_process import Worker
+from support.worker.process import MODEL, create, step, train
+from tinsmith_trainer.errors import JournalFull
+from tinsmith_trainer.oplog.given_numbers import REMEMBERED_KEYS, GivenNumbers, NumbersMixed
+
+from .conftest import StartWorker
+
+TRAIN, STEP = train(0), step(0)
+
+
+async def test_numbers_follow_each_other_in_the_order_of_arrival(worker: Worker) -> None:
+    await worker.submit(create())
+    numbers = [await worker.submit_without_number(call, f"{key}") for key, call in enumerate((TRAIN, STEP) * 2)]
+    assert numbers == [1, 2, 3, 4]
+    for number in numbers:
+        assert (await worker.finished(number)).failure is None
+    assert worker.engine.state(MODEL).optimizer_step == 2
+
+
+async def test_a_repeated_key_gets_the_same_number_and_runs_once(worker: Worker) -> None:
+    await worker.submit(create())
+    numbers = await asyncio.gather(*(worker.submit_without_number(TRAIN, "a") for _ in range(8)))
+    assert set(numbers) == {1}
+    first = await worker.finished(1)
+    assert await worker.submit_without_number(train(0, (9, 9, 9)), "a") == 1
+    assert await worker.finished(1) == first
+    assert await worker.submit_without_number(STEP, "b") == 2
+
+
+async def test_many_at_once_get_each_its_own(worker: Worker) -> None:
+    await worker.submit(create())
+    numbers = await asyncio.gather(*(worker.submit_without_number(TRAIN, f"{key}") for key in range(20)))
+    assert sorted(numbers) == list(range(1, 21))
+    assert (await worker.finished(20)).failure is None
+
+
+async def test_keys_and_numbers_outlive_the_process(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create())
+    for key in "abc":
+        await worker.submit_without_number(TRAIN, key)
+    expected = await worker.finished(2)
+    successor = await start()
+    assert await successor.submit_without_number(TRAIN, "b") == 2
+    assert await successor.finished(2) == expected
+    assert await successor.submit_without_number(STEP, "d") == 4
+    assert (await successor.finished(4)).failure is None
+
+
+async def test_each_model_has_its_own(worker: Worker) -> None:
+    other = "sess:train:1"
+    await worker.submit(create(), create(model_id=other))
+    assert await worker.submit_without_number(TRAIN, "a") == 1
+    assert await worker.submit_without_number(replace(STEP, model_id=other), "a") == 1
+    assert (await worker.finished(1, other)).failure is None
+
+
+async def test_a_model_that_its_client_numbers_takes_nothing_without_a_number(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create(), train(1))
+    for _ in range(2):
+        with pytest.raises(NumbersMixed, match="came with a seq_id until now"):
+            await worker.submit_without_number(TRAIN, "a")
+        worker = await start()
+
+
+async def test_a_model_that_is_numbered_here_takes_no_number_of_a_client(start: StartWorker) -> None:
+    worker = await start()
+    await worker.submit(create())
+    await worker.submit_without_number(TRAIN, "a")
+    for _ in range(2):
+        with pytest.raises(NumbersMixed, match="came without a seq_id until now"):
+            await worker.submit(step(2))
+        # The same number again is the same operation, whoever gave it.
+        await worker.submit(train(1))
+        worker = await start()
+
+
+async def test_what_a_full_disk_refused_leaves_no_gap(worker: Worker) -> None:
+    await worker.submit(create())
+    await worker.finished(0)
+    journal = worker.service.journal
+    [(pages,)] = journal.read(lambda db: db.execute("PRAGMA page_count").fetchall()).result()
+    journal.read(lambda db: db.pragma("max_page_count", pages)).result()
+    with pytest.raises(JournalFull):
+        await worker.submit_without_number(train(0, [1] * 100_000), "a")
+    journal.read(lambda db: db.pragma("max_page_count", 10 * pages)).result()
+    assert await worker.submit_without_number(TRAIN, "a") == 1
+    assert await worker.submit_without_number(STEP, "b") == 2
+    assert (await worker.finished(2)).failure is None
+
+
+def test_of_a_model_the_newest_keys_are_remembered() -> None:
+    given = GivenNumbers()
+    for number in range(REMEMBERED_KEYS + 1):
+        given.give(str(number))
+    assert (given.find("0"), given.find("1"), given.last) == (None, 2, REMEMBERED_KEYS + 1)
