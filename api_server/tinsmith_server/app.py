@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.telemetry import TelemetryConfig
 
+from tinsmith_server.configuration import load_settings
 from tinsmith_server.fleet import fleet_of
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.metrics.server import CONTENT_TYPE, Metrics
@@ -26,7 +27,7 @@ from tinsmith_server.routes import (
     usage,
 )
 from tinsmith_server.routes.dialects import anthropic, openai
-from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress
+from tinsmith_server.routes.doors import METRICS_PATH, Doors, PlacesAtWork, RequestsPerAddress, ThisMachineAlone
 from tinsmith_server.routes.middleware import Observing
 from tinsmith_server.routes.openapi import install_openapi
 from tinsmith_server.routes.problems import install_problem_handlers
@@ -58,15 +59,18 @@ ROUTES = [route for router in ROUTERS for route in router.routes]
 
 
 def create_app(
-    settings: Settings,
+    settings: Settings | None = None,
     fleet: Fleet | None = None,
     clock: Clock = utc_now,
 ) -> FastAPI:
-    """The server as an ASGI application. Without a `fleet` it makes one, and raises what that raises.
+    """The server as an ASGI application, by default as the environment says. Without a `fleet` it makes one.
+
+    Raises StartupError where settings do not fit, or what they name is not there.
 
     While its lifespan runs, `app.state` holds `services`, and `first_key` when an installation without
     any key got one; `startup_error` says why a lifespan could not begin.
     """
+    settings = settings or load_settings({})
     metrics = Metrics()
     app = FastAPI(
         title="Tinsmith",
@@ -75,6 +79,7 @@ def create_app(
         telemetry=NO_TELEMETRY,
         routes=ROUTES,
     )
+    app.add_api_route("/health", service.health, tags=["service"], summary="Whether the server answers")
     app.add_api_route("/", _front_page, tags=["service"], summary="What this is")
     app.add_api_route(
         METRICS_PATH,
@@ -88,6 +93,8 @@ def create_app(
     app.add_middleware(PlacesAtWork)
     app.add_middleware(Doors, settings=settings, pages=closable)
     app.add_middleware(RequestsPerAddress, settings=settings)
+    if not settings.require_keys:
+        app.add_middleware(ThisMachineAlone)
     app.add_middleware(Observing, metrics=metrics, pages=pages)
     install_problem_handlers(app)
     install_openapi(app)

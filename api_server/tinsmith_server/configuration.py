@@ -1,7 +1,7 @@
 """Where settings come from, and what is in force.
 
 Flags win over the environment (`TINSMITH_...`), which wins over the file of `--config`, which
-wins over the defaults in `settings.py`.
+wins over the names of another server (`kgateway_names.py`), and those over the defaults in `settings.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from tinsmith_server.errors import StartupError
+from tinsmith_server.kgateway_names import Found, find_names
 from tinsmith_server.settings import Settings
 
 PREFIX = "TINSMITH_"
 SECRETS = frozenset({"api_key", "database_url"})
+KEYS_ARE_OFF = (
+    "keys are off (setting require_keys): whoever is on this machine may do everything as tenant default, with any key "
+    "or none"
+)
 _FLAGS = {"models": "--model"}
 
 
@@ -35,18 +40,41 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> Setti
 
     Raises StartupError naming the setting, where it was set, and what is allowed.
     """
+    from_others = find_names(os.environ)
     from_file = read_config_file(config) if config is not None else {}
     from_environment = EnvSettingsSource(Settings)()
     given = {name: value for name, value in flags.items() if value is not None}
-    sources = {
+    sources = _sources(from_others, from_file, config, from_environment, given)
+    try:
+        return Settings(**{**from_others.settings, **from_file, **from_environment, **given})
+    except ValidationError as error:
+        raise StartupError("; ".join(_sentence(problem, sources) for problem in error.errors())) from error
+
+
+def notes_on(settings: Settings, flags: Mapping[str, Any], config: Path | None = None) -> list[str]:
+    """What whoever starts a server with these settings should read."""
+    from_file = read_config_file(config) if config is not None else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    from_others = find_names(os.environ)
+    sources = _sources(from_others, from_file, config, EnvSettingsSource(Settings)(), given)
+    notes = [unknown_variables(), from_others.note(sources), None if settings.require_keys else KEYS_ARE_OFF]
+    return [note for note in notes if note is not None]
+
+
+def _sources(
+    from_others: Found,
+    from_file: Mapping[str, Any],
+    config: Path | None,
+    from_environment: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> dict[str, str]:
+    """Where each setting was said last."""
+    return {
+        **from_others.names,
         **{name: f"{name} in {config}" for name in from_file},
         **{name: variable_of(name) for name in from_environment},
         **{name: _FLAGS.get(name, f"--{name.replace('_', '-')}") for name in given},
     }
-    try:
-        return Settings(**{**from_file, **from_environment, **given})
-    except ValidationError as error:
-        raise StartupError("; ".join(_sentence(problem, sources) for problem in error.errors())) from error
 
 
 def unknown_variables() -> str | None:

@@ -36,6 +36,15 @@ OF_LOCAL_WORKERS = (
 Seconds = Annotated[float, Field(gt=0)]
 
 
+def is_loopback(host: str) -> bool:
+    """An address of this machine that no other can reach, also as IPv6 writes those of IPv4; or a name of it."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
 class Settings(BaseSettings):
     """Everything `tinsmith serve` can be told. Every field does something."""
 
@@ -85,6 +94,11 @@ class Settings(BaseSettings):
     catalogue: Path | None = Field(
         None,
         description="JSON file of sessions that may be made when models wait: a list of {name, maxSessions, spec}.",
+    )
+    require_keys: bool = Field(
+        True,
+        description="Off: whoever is on this machine is tenant `default`, with any key or none, and nobody else is "
+        "answered.",
     )
     api_key: SecretStr | None = Field(None, description="A static key of tenant `default`; starts with `tml-`.")
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: a SQLite file in the data directory.")
@@ -242,6 +256,15 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _is_for_this_machine_alone_without_keys(self) -> Settings:
+        if not self.require_keys and (self.trusted_proxies or not self.listens_here_alone):
+            raise ValueError(
+                "require_keys: without keys the server is for this machine alone: it listens on 127.0.0.1 or another "
+                "loopback address (setting host), and trusts no proxies; change that, or turn keys on"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _belongs_to_the_sampler(self) -> Settings:
         if self.sampler == "builtin" and (self.sampler_environment is not None or self.sampler_flags):
             raise ValueError(
@@ -261,6 +284,11 @@ class Settings(BaseSettings):
                 "and what is in memory has a place, too"
             )
         return self
+
+    @property
+    def listens_here_alone(self) -> bool:
+        """Only this machine can reach it. Of a server that uvicorn's own command starts, `host` says nothing."""
+        return is_loopback(self.host)
 
     @property
     def keeps_data_here(self) -> bool:

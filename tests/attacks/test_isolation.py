@@ -25,8 +25,18 @@ NOT_IN_THE_DOCUMENT = {"/load_weights": {"model_id", "session_id"}}
 NUMBERS = {"seq_id", "model_seq_id"}
 # Fields that hold one, which names something.
 WRAPPED = {"target": "sampling_session_id"}
+# What may be left out, and is said here: without a number, or a prompt, it would go another way.
+SAID = NUMBERS | {"prompt"}
 # Nothing in them names a thing of somebody's; and a link for a download or an upload is its own permission.
-WITHOUT_IDS = {"/healthz", "/readyz", "/client/config", "/client/dynamic_config", "/telemetry", "/create_session"}
+WITHOUT_IDS = {
+    "/health",
+    "/healthz",
+    "/readyz",
+    "/client/config",
+    "/client/dynamic_config",
+    "/telemetry",
+    "/create_session",
+}
 # An upload's id says whose it is, which tests/contract/http/test_adapter_imports.py tries out.
 WITHOUT_IDS |= {"/external_weights_upload_start", "/external_weights_upload_finish"}
 # What these say is about the key that they come with.
@@ -46,6 +56,7 @@ class Case:
     id_field: str
     body: frozenset[str] = field(default_factory=frozenset)
     protobuf: bool = False
+    in_query: bool = False
 
     def __str__(self) -> str:
         return f"{self.method} {self.path} {self.id_field}"
@@ -66,7 +77,8 @@ def body_fields(api: dict[str, Any], operation: dict[str, Any]) -> tuple[set[str
     if "application/json" not in content:
         return set(), set()
     schema = api["components"]["schemas"][content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]]
-    return set(schema.get("required", ())), schema["properties"].keys() & (IDS.keys() | WRAPPED.keys())
+    properties = schema["properties"].keys()
+    return set(schema.get("required", ())) | SAID & properties, properties & (IDS.keys() | WRAPPED.keys())
 
 
 def cases(api: dict[str, Any]) -> list[Case]:
@@ -83,6 +95,8 @@ def cases(api: dict[str, Any]) -> list[Case]:
             Case(method, path, id_field, frozenset(required | ({id_field} & named)), protobuf)
             for id_field in sorted(in_path & IDS.keys() | named)
         ]
+        in_query = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"}
+        found += [Case(method, path, id_field, in_query=True) for id_field in sorted(in_query & IDS.keys())]
     return found
 
 
@@ -108,7 +122,10 @@ class Asking:
         """What comes of the case with an id of this session; a future is waited for."""
         path = case.path.format_map(_Values(self, case, session))
         fields = case.body | ({"seq_id"} if "model_id" in case.body and case.path == "/load_weights" else set())
-        body = {name: self.value(case, name, session) for name in sorted(fields)}
+        body = {
+            name: self.value(case, name, session)
+            for name in sorted(fields | ({case.id_field} if case.in_query else set()))
+        }
         if case.path == "/load_weights" and case.id_field == "session_id":
             body["model_seq_id"] = self.value(case, "model_seq_id", session)
         elif case.path == "/load_weights" and "model_id" not in body:
@@ -125,6 +142,8 @@ class Asking:
         if case.protobuf:
             content = wire_pb2.ForwardBackwardRequest(**body).SerializeToString()
             return await self.tenant.client.request(case.method, path, content=content)
+        if case.in_query:
+            return await self.tenant.client.request(case.method, path, params=body)
         return await self.tenant.client.request(case.method, path, json=body if case.body else None)
 
     def _without_ids(self, text: str, session: str) -> str:
@@ -171,8 +190,8 @@ async def test_what_the_owner_asks_for_by_the_same_ids_is_there(server: Attacked
     """Else the endpoints would be compared in how they refuse nonsense."""
     found = set()
     async with owner_and_stranger(server) as (_, stranger):
-        # The model is over with the last but one, and the session with the last.
-        ends = ("/unload_model", "/sessions/{session_id}/finish")
+        # The model is over with the last but two, and the session with the last.
+        ends = ("/delete_model", "/unload_model", "/sessions/{session_id}/finish")
         for case in sorted(cases(document(tmp_path)), key=lambda case: [case.path == end for end in reversed(ends)]):
             status, text = await stranger.ask(case, stranger.session)
             if status == httpx.codes.OK and '"error"' not in text:

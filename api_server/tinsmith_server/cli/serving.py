@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinsmith_server.configuration import describe_settings, load_settings, unknown_variables
+from tinsmith_server.configuration import describe_settings, load_settings, notes_on
 from tinsmith_server.errors import StartupError, TinsmithError
 from tinsmith_server.fleet import fleet_of
 from tinsmith_server.logs import configure_logs
@@ -78,8 +78,8 @@ def serve(
     }
     try:
         settings = load_settings(flags, config)
-        if warning := unknown_variables():
-            typer.echo(f"tinsmith serve: {warning}", err=True)
+        for note in notes_on(settings, flags, config):
+            typer.echo(f"tinsmith serve: {note}", err=True)
         if print_config:
             typer.echo(describe_settings(settings), nl=False)
             return
@@ -93,8 +93,6 @@ def run_server(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT. Raises TinsmithError when the server cannot start."""
     # Process 1 of a container never gets a signal that it does not handle, and the imports take a second.
     signal.signal(signal.SIGTERM, _leave)
-    if settings.fleet == "local" and not settings.models:
-        raise StartupError("no model to serve: give --model NAME[=PATH], or make one with `tinsmith make-tiny-model`")
     configure_logs(settings.log_level, settings.log_format)
     _raise_open_files()
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -102,11 +102,12 @@ class SamplerClient(Protocol):
 class WorkerClient(SamplerClient, Protocol):
     """One activated instance of a worker."""
 
-    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> int:
-        """Returns, once the operation is on disk, the epoch under which it was accepted.
+    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:
+        """Returns, once the operation is on disk, its number and the epoch under which it was accepted.
 
         Tenants share the worker fairly.
-        Raises ModelNotAtWorker, StorageFull (nothing was accepted), or StaleEpoch.
+        Raises ModelNotAtWorker, StorageFull (nothing was accepted), or StaleEpoch; and Unprocessable where the model's
+        operations have numbers and this one has none, or the other way round.
         """
 
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply: ...

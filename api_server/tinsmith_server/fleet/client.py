@@ -85,12 +85,18 @@ class GrpcWorkerClient(WorkerClient):
         await self._channel.close()
 
     @override
-    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> int:
+    async def submit(self, request: worker_pb2.SubmitRequest, tenant: str) -> worker_pb2.SubmitReply:
         request.epoch = self._epoch
         try:
-            return (await _call(self._stub.Submit, request, SUBMIT_TIMEOUT_SECONDS, tenant)).epoch
+            reply = await _call(self._stub.Submit, request, SUBMIT_TIMEOUT_SECONDS, tenant)
         except WorkerFull as error:
             raise StorageFull(str(error)) from error
+        if request.idempotency_key and not reply.seq_id:
+            raise Unprocessable(
+                "the worker of this model is of a release that numbers no operations, and did nothing: send a seq_id, "
+                "or an administrator can restart it on the image of this one"
+            )
+        return reply
 
     @override
     async def await_result(self, model_id: str, seq_id: int, timeout_seconds: float) -> worker_pb2.AwaitReply:

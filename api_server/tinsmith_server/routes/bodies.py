@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -21,6 +21,7 @@ from tinsmith_server.routes.uploads import AccountDep, Body, limit_of, over, rec
 from tinsmith_server.services.accounts.body_budget import Account
 from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import rejection
+from tinsmith_server.services.sampling import sample_requests
 from tinsmith_server.services.sampling.sample_requests import SampleSubmission, sample_submission
 from tinsmith_server.services.training.submit_requests import CallKey, JsonOperation, json_operation
 from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
@@ -99,23 +100,25 @@ def body_as(model: type[M]) -> Callable[[dict[str, Any]], M]:
     return validated  # type: ignore[return-value]
 
 
-async def read_sample(
-    request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey
-) -> SampleSubmission:
-    """The sample as a sampler is given it. Raises Unprocessable where its ids, or its JSON, cannot be read."""
-    services.admission.rates.sampled.admit(services.keys.counted_as(key))
-    body = await whole_body(request, services, account)
+def sample_as(form: Callable[[dict[str, Any]], T]) -> Callable[..., Awaitable[T]]:
+    """A dependency that reads a sample in one of its forms.
 
-    def submission() -> SampleSubmission:
-        return sample_submission(read_object(body, PROMPT))
+    Raises Unprocessable where its JSON cannot be read, and what the form raises.
+    """
 
-    try:
-        return await off_the_loop(services, tenant, len(body), submission)
-    except BadJson as error:
-        raise Unprocessable(str(error)) from error
+    async def read(request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep, key: ApiKey) -> T:
+        services.admission.rates.sampled.admit(services.keys.counted_as(key))
+        body = await whole_body(request, services, account)
+        try:
+            return await off_the_loop(services, tenant, len(body), lambda: form(read_object(body, PROMPT)))
+        except BadJson as error:
+            raise Unprocessable(str(error)) from error
+
+    return read
 
 
-Sample = Annotated[SampleSubmission, Depends(read_sample)]
+Sample = Annotated[SampleSubmission, Depends(sample_as(sample_submission))]
+PlainSample = Annotated[sample_requests.PlainSample, Depends(sample_as(sample_requests.plain_sample))]
 
 
 async def read_forward_backward(

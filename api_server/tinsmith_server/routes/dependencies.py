@@ -9,14 +9,23 @@ from fastapi.security import APIKeyHeader
 from starlette.requests import HTTPConnection
 from typing_extensions import override
 
+from tinsmith_server.errors import Unprocessable
 from tinsmith_server.services.assembly import Services
 
 API_PREFIX = "/api/v1"
 
 # What the SDK sends by itself, and however often it likes.
 UNCOUNTED = frozenset(
-    {"/client/config", "/client/dynamic_config", "/session_heartbeat", "/retrieve_future", "/retrieve_futures"}
+    {
+        "/client/config",
+        "/client/dynamic_config",
+        "/session_heartbeat",
+        "/retrieve_future",
+        "/retrieve_future/{request_id}",
+        "/retrieve_futures",
+    }
 )
+MOST_KEY_CHARACTERS = 200
 
 
 class KeyHeader(APIKeyHeader):
@@ -55,6 +64,17 @@ def path_of(request: Request) -> str:
     return str(request.scope["route"].path).removeprefix(API_PREFIX)
 
 
+async def read_idempotency_key(request: Request) -> str | None:
+    """Of one call: the same key at another call is another key. Raises Unprocessable for one that nobody can keep."""
+    key = request.headers.get("idempotency-key") or request.headers.get("x-idempotency-key")
+    if not key:
+        return None
+    if len(key) > MOST_KEY_CHARACTERS or not key.isprintable():
+        raise Unprocessable(f"an idempotency key has {MOST_KEY_CHARACTERS} printable characters at most")
+    return f"{path_of(request)}:{key}"
+
+
+IdempotencyKey = Annotated[str | None, Depends(read_idempotency_key)]
 ServicesDep = Annotated[Services, Depends(get_services)]
 Tenant = Annotated[str, Depends(authenticate)]
 Limit = Annotated[int, Query(ge=1, le=1000)]

@@ -1,12 +1,12 @@
-"""Who may see the server's own pages, how many requests an address may have in flight behind a proxy, and how many of
-one tenant are worked on at a time.
+"""Who may come in without a key, who may see the server's own pages, how many requests an address may have in flight
+behind a proxy, and how many of one tenant are worked on at a time.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,20 +14,63 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tinsmith_server.errors import AuthenticationFailed
 from tinsmith_server.routes.problems import problem
 from tinsmith_server.services.assembly import Services
-from tinsmith_server.settings import Settings
+from tinsmith_server.settings import Settings, is_loopback
 
 METRICS_PATH = "/metrics"
 POLL_PATHS = frozenset({"/api/v1/retrieve_future", "/api/v1/retrieve_futures"})
+PROXIES_SAY = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
+POLL_BY_PATH = "/api/v1/retrieve_future/"
 
 
 def pages_are_open(settings: Settings) -> bool:
     """To whoever reaches the server: by default, on the machine itself."""
     if settings.pages_need_key != "auto":
         return settings.pages_need_key == "never"
+    return settings.listens_here_alone
+
+
+class ThisMachineAlone:
+    """Where keys are off: in front of everything. Who started the server may have told it another address than the
+    settings say, so each request is asked, by its connection, what came before it, and what sent it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (why := why_not_of_this_machine(scope)) is not None:
+            await problem(403, f"keys are off here (setting require_keys), for this machine alone: {why}")(
+                scope, receive, send
+            )
+        else:
+            await self._app(scope, receive, send)
+
+
+def why_not_of_this_machine(scope: Scope) -> str | None:
+    """None: it comes from a program on this machine, straight to a loopback address.
+
+    A proxy here may speak for anybody, and a web page may make a browser here ask: by a name of its own that leads to
+    this machine, or across sites.
+    """
+    headers = Headers(scope=scope)
+    ends = [scope.get("server"), scope.get("client")]
+    if not all(end and is_loopback(str(end[0])) for end in ends):
+        return "this request came over an address that others can reach; turn keys on, or listen on 127.0.0.1"
+    if forwarded := sorted(PROXIES_SAY & headers.keys()):
+        return f"this request came through a proxy, which says {forwarded[0]}; turn keys on"
+    if not _names_this_machine(f"//{headers.get('host', '')}"):
+        return "this request calls the server by another name than localhost or its loopback address"
+    if "origin" in headers and not _names_this_machine(headers["origin"]):
+        return "a web page of another site has sent this request"
+    if headers.get("sec-fetch-site") == "cross-site":
+        return "a web page of another site has sent this request"
+    return None
+
+
+def _names_this_machine(url: str) -> bool:
     try:
-        return ipaddress.ip_address(settings.host).is_loopback
+        return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
-        return settings.host == "localhost"
+        return False
 
 
 class Doors:
@@ -108,7 +151,8 @@ class PlacesAtWork:
         services: Services = scope["app"].state.services
         key, client = _key(Headers(scope=scope)), scope.get("client") or ("",)
         tenant = services.keys.owner(key) if key else None
-        whose, is_poll = tenant or str(client[0]), scope["path"] in POLL_PATHS
+        path = scope["path"]
+        whose, is_poll = tenant or str(client[0]), path in POLL_PATHS or path.startswith(POLL_BY_PATH)
         is_other = tenant is not None and not is_poll
         async with services.admission.at_work.place(whose, is_other=is_other, may_wait=not is_poll):
             await self._app(scope, receive, send)

@@ -23,11 +23,13 @@ from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.futures import STOPPING, Answer, Metadata, Pending, Ready
 from tinsmith_server.services.polling.sample_polls import SampleClient
-from tinsmith_server.wire.ids import is_sample
+from tinsmith_server.wire.ids import is_sample, session_of
 from tinsmith_server.wire.json_results import result_as_json
+from tinsmith_server.wire.plain_requests import DeleteModelRequest
 from tinsmith_server.wire.requests import CancelFutureRequest, RetrieveFutureRequest, RetrieveFuturesRequest
 from tinsmith_server.wire.responses import (
     CompletionResponse,
+    DeletedModelResponse,
     Empty,
     FailedResponse,
     MetadataResponse,
@@ -98,19 +100,59 @@ async def retrieve_future(
     key: ApiKey,
 ) -> Response:
     answer = await services.futures.retrieve(tenant, body.request_id, allow_metadata_only=body.allow_metadata_only)
-    if services.admission.rates.sampled.limits and isinstance(answer, Ready) and is_sample(body.request_id):
-        services.admission.rates.note_sampled(
-            services.keys.counted_as(key), body.request_id, sampled_tokens(answer.payload)
-        )
-    if isinstance(answer, Ready) and answer.protobuf and not reads_protobuf(request):
-        answer = await _in_json(services, tenant, body.request_id, answer)
-    return _response(answer)
+    return await _told(answer, services, tenant, body.request_id, key, in_json=not reads_protobuf(request))
+
+
+@router.api_route(
+    "/retrieve_future/{request_id}",
+    methods=["GET", "POST"],
+    summary="A result, for programs without an SDK",
+    responses={
+        200: {"content": {PROTOBUF: {}, "application/json": {}}},
+        408: {"model": PendingResponse},
+    },
+)
+async def retrieve_future_by_path(
+    request_id: str, request: Request, tenant: Tenant, services: ServicesDep, key: ApiKey
+) -> Response:
+    """In JSON, unless protobuf is asked for by its name."""
+    answer = await services.futures.retrieve(tenant, request_id, allow_metadata_only=False)
+    in_json = PROTOBUF not in request.headers.get("accept", "")
+    return await _told(answer, services, tenant, request_id, key, in_json=in_json)
+
+
+@router.post(
+    "/delete_model",
+    summary="End a model, and wait until it is over",
+    openapi_extra=takes(DeleteModelRequest),
+    responses={200: {"model": DeletedModelResponse}, 408: {"model": PendingResponse}},
+)
+async def delete_model(
+    body: Annotated[DeleteModelRequest, Depends(body_as(DeleteModelRequest))], tenant: Tenant, services: ServicesDep
+) -> Response:
+    """Its checkpoints stay. 408: what it was given before runs still; ask again."""
+    ended = await services.operations.unload(tenant, body.model_id)
+    answer = await services.futures.retrieve(tenant, str(ended), allow_metadata_only=False)
+    if not isinstance(answer, Ready):
+        return _response(answer)
+    await services.sessions.finish_own(tenant, session_of(body.model_id))
+    return JSONResponse(DeletedModelResponse(model_id=body.model_id).model_dump())
 
 
 def reads_protobuf(request: Request) -> bool:
     """SDKs from 0.18 on say so where a result may be in it; without a word anything goes."""
     accepted = request.headers.get("accept", ANYTHING)
     return PROTOBUF in accepted or ANYTHING in accepted
+
+
+async def _told(
+    answer: Answer, services: Services, tenant: str, request_id: str, key: str | None, *, in_json: bool
+) -> Response:
+    if services.admission.rates.sampled.limits and isinstance(answer, Ready) and is_sample(request_id):
+        services.admission.rates.note_sampled(services.keys.counted_as(key), request_id, sampled_tokens(answer.payload))
+    if isinstance(answer, Ready) and answer.protobuf and in_json:
+        answer = await _in_json(services, tenant, request_id, answer)
+    return _response(answer)
 
 
 async def _in_json(services: Services, tenant: str, request_id: str, answer: Ready) -> Ready:

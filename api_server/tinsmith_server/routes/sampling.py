@@ -6,16 +6,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from tinsmith_server.routes.bodies import Sample, body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
+from tinsmith_server.routes.bodies import PlainSample, Sample, body_as
+from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
+from tinsmith_server.wire.plain_requests import CreateSamplingClientRequest, PlainSampleRequest
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest, JoinSamplingSessionRequest, SampleRequest
 from tinsmith_server.wire.responses import (
     CreateSamplingSessionResponse,
     FutureResponse,
     JoinSamplingSessionResponse,
+    PlainSampleResponse,
     SamplerResponse,
+    SamplingClientResponse,
 )
 
 router = APIRouter(prefix=API_PREFIX, tags=["sampling"], route_class=DirectRoute)
@@ -48,6 +51,36 @@ async def join_sampling_session(
     services: ServicesDep,
 ) -> JoinSamplingSessionResponse:
     return JoinSamplingSessionResponse(client_counter=await services.sampling.join(tenant, body.sampling_session_id))
+
+
+@router.post("/sample", summary="Sample, without an SDK", openapi_extra=takes(PlainSampleRequest))
+async def sample(plain: PlainSample, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> PlainSampleResponse:
+    submission = await services.sampling.submit_plain(tenant, plain, key)
+    return PlainSampleResponse(
+        request_id=str(submission.sample),
+        sample_sequence_ids=list(submission.sequence_ids),
+        sampling_session_id=submission.sample.sampling_session_id,
+    )
+
+
+@router.post(
+    "/create_sampling_client",
+    summary="What samples name, without a session",
+    openapi_extra=takes(CreateSamplingClientRequest),
+)
+async def create_sampling_client(
+    body: Annotated[CreateSamplingClientRequest, Depends(body_as(CreateSamplingClientRequest))],
+    tenant: Tenant,
+    services: ServicesDep,
+    key: IdempotencyKey,
+) -> SamplingClientResponse:
+    session = await services.sampling.open_own(tenant, body, key)
+    return SamplingClientResponse(
+        sampling_client_id=session.sampling_session_id,
+        sampling_session_id=session.sampling_session_id,
+        base_model=session.base_model,
+        model_path=session.model_path,
+    )
 
 
 @router.get("/samplers/{sampling_session_id}", response_model_exclude_none=True)

@@ -38,6 +38,11 @@ async def healthz() -> HealthResponse:
     return HealthResponse()
 
 
+@router.get("/health", summary="The same, by another name")
+async def health() -> HealthResponse:
+    return HealthResponse()
+
+
 @router.get("/readyz", summary="Whether this replica should be sent requests; 503 says why not")
 async def readyz(services: ServicesDep) -> Response:
     reason = await services.readiness.problem()

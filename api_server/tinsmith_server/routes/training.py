@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 
 from tinsmith_server.routes.bodies import Forward, ForwardBackward, JsonObject, body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import TRAINING_BODY, takes
 from tinsmith_server.wire.ids import OperationId
@@ -22,7 +22,13 @@ from tinsmith_server.wire.requests import (
     SaveWeightsRequest,
     UnloadModelRequest,
 )
-from tinsmith_server.wire.responses import FutureResponse, GetInfoResponse, ModelData, WaitingModelsResponse
+from tinsmith_server.wire.responses import (
+    FutureResponse,
+    GetInfoResponse,
+    ModelData,
+    TokenizerResponse,
+    WaitingModelsResponse,
+)
 
 router = APIRouter(prefix=API_PREFIX, tags=["training"], route_class=DirectRoute)
 
@@ -32,8 +38,8 @@ def _future(operation: OperationId) -> FutureResponse:
 
 
 @router.post("/create_model", openapi_extra=takes(CreateModelRequest))
-async def create_model(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    return _future(await services.models.create(tenant, body))
+async def create_model(body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
+    return _future(await services.models.create(tenant, body, key))
 
 
 @router.get("/waiting_models", summary="Models that wait for a worker, and what each waits for")
@@ -59,39 +65,59 @@ async def get_info(
     )
 
 
+@router.get("/get_tokenizer", summary="Which tokenizer a model has: for programs without an SDK")
+async def get_tokenizer(
+    model_id: Annotated[str, Query(min_length=1)], tenant: Tenant, services: ServicesDep
+) -> TokenizerResponse:
+    """The tokenizer itself is looked up by its name, as the SDK does: nothing here knows one."""
+    model = await services.models.owned(tenant, model_id)
+    longest = services.inspection.max_sequence_length(model.base_model)
+    return TokenizerResponse(
+        tokenizer_id=model.base_model,
+        vocab_size=services.inspection.vocab_size(model.base_model),
+        model_max_length=longest,
+    )
+
+
 @router.post("/forward_backward", openapi_extra=TRAINING_BODY)
-async def forward_backward(request: ForwardBackward, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    return _future(await services.operations.forward_backward(tenant, request))
+async def forward_backward(
+    request: ForwardBackward, tenant: Tenant, services: ServicesDep, key: IdempotencyKey
+) -> FutureResponse:
+    return _future(await services.operations.forward_backward(tenant, request, key))
 
 
 @router.post("/forward", summary="Forward without gradients, of SDKs below 0.22.3", openapi_extra=takes(ForwardBody))
-async def forward(request: Forward, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    return _future(await services.operations.forward_backward(tenant, request))
+async def forward(request: Forward, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
+    return _future(await services.operations.forward_backward(tenant, request, key))
 
 
 @router.post("/optim_step", openapi_extra=takes(OptimStepRequest))
-async def optim_step(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    return _future(await services.operations.optim_step(tenant, body))
+async def optim_step(body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
+    return _future(await services.operations.optim_step(tenant, body, key))
 
 
 @router.post("/save_weights", openapi_extra=takes(SaveWeightsRequest))
-async def save_weights(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    return _future(await services.operations.save_weights(tenant, body))
+async def save_weights(body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
+    return _future(await services.operations.save_weights(tenant, body, key))
 
 
 @router.post("/save_weights_for_sampler", openapi_extra=takes(SaveWeightsForSamplerRequest))
-async def save_weights_for_sampler(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    return _future(await services.operations.save_weights_for_sampler(tenant, body))
+async def save_weights_for_sampler(
+    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey
+) -> FutureResponse:
+    return _future(await services.operations.save_weights_for_sampler(tenant, body, key))
 
 
 @router.post("/save_weights_external", openapi_extra=takes(SaveWeightsExternalRequest))
-async def save_weights_external(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    return _future(await services.operations.save_weights_external(tenant, body))
+async def save_weights_external(
+    body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey
+) -> FutureResponse:
+    return _future(await services.operations.save_weights_external(tenant, body, key))
 
 
 @router.post("/load_weights", openapi_extra=takes(LoadWeightsRequest))
-async def load_weights(body: JsonObject, tenant: Tenant, services: ServicesDep) -> FutureResponse:
-    return _future(await services.operations.load_weights(tenant, body))
+async def load_weights(body: JsonObject, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
+    return _future(await services.operations.load_weights(tenant, body, key))
 
 
 @router.post("/unload_model", summary="End a model, of SDKs up to 0.25", openapi_extra=takes(UnloadModelRequest))

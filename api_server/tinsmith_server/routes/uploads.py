@@ -35,6 +35,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/create_model": LARGER_BYTES,
     "/get_info": SMALL_BYTES,
     "/unload_model": SMALL_BYTES,
+    "/delete_model": SMALL_BYTES,
     "/forward_backward": "max_body_bytes",
     "/forward": "max_body_bytes",
     "/optim_step": SMALL_BYTES,
@@ -44,7 +45,9 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/load_weights": LARGER_BYTES,
     "/create_sampling_session": SMALL_BYTES,
     "/join_sampling_session": SMALL_BYTES,
+    "/create_sampling_client": SMALL_BYTES,
     "/asample": "max_sample_bytes",
+    "/sample": "max_sample_bytes",
     "/retrieve_future": SMALL_BYTES,
     # It may name every sample that was fetched since the last one.
     "/retrieve_futures": 4 * MIB,

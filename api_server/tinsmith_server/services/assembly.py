@@ -70,7 +70,7 @@ class Services:
     @cached_property
     def keys(self) -> Keys:
         static_key = self.settings.api_key.get_secret_value() if self.settings.api_key else None
-        return Keys(self._store, static_key, self._clock)
+        return Keys(self._store, static_key, self._clock, required=self.settings.require_keys)
 
     @cached_property
     def sessions(self) -> Sessions:

@@ -51,16 +51,19 @@ class Delivery:
         request: worker_pb2.SubmitRequest,
         tenant: str,
         patience_seconds: float = PATIENCE_SECONDS,
-    ) -> None:
-        """Raises WorkerUnavailable when patience ends, WorkerUnstartable, ModelNotAtWorker or StorageFull."""
+    ) -> int:
+        """The operation's number. Without one in the request the worker gives it, by the idempotency key.
+
+        Raises WorkerUnavailable when patience ends, WorkerUnstartable, ModelNotAtWorker, StorageFull or Unprocessable.
+        """
         handle = self._fleet.worker(worker_id)
         deadline = asyncio.get_running_loop().time() + patience_seconds
         while True:
             remaining = deadline - asyncio.get_running_loop().time()
             worker = await handle.connection(max(remaining, 0))
             try:
-                if await self._accepted(handle, worker, request, tenant):
-                    return
+                if (number := await self._accepted(handle, worker, request, tenant)) is not None:
+                    return number
             except WorkerUnavailable:
                 if remaining <= 0:
                     raise
@@ -85,14 +88,14 @@ class Delivery:
 
     async def _accepted(
         self, handle: WorkerHandle, worker: WorkerClient, request: worker_pb2.SubmitRequest, tenant: str
-    ) -> bool:
-        """False when the worker that took it is not, or no longer, the one that the store points to."""
+    ) -> int | None:
+        """None when the worker that took it is not, or no longer, the one that the store points to."""
         try:
-            epoch = await worker.submit(request, tenant)
+            reply = await worker.submit(request, tenant)
         except StaleEpoch:
             await handle.renew()
-            return False
-        if await self._epochs.epoch_now(handle.worker_id) == epoch:
-            return True
+            return None
+        if await self._epochs.epoch_now(handle.worker_id) == reply.epoch:
+            return request.seq_id or reply.seq_id
         await handle.renew()
-        return False
+        return None

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
+import uuid
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -118,6 +120,24 @@ LAST_CLIENT = (2**63 - 1) // SAMPLES_OF_A_CLIENT
 def is_client_counter(seq_id: object) -> bool:
     """`model_seq_id` and `sampling_session_seq_id` count from 0 in one client program."""
     return _is_integer(seq_id) and 0 <= seq_id < 2**31  # type: ignore[operator]
+
+
+def drawn_sample_number(key: str | None) -> int:
+    """For a sample that came without a number: by its idempotency key, or at random. Above all that clients send."""
+    bits = secrets.randbits(62) if key is None else int.from_bytes(hashlib.sha256(key.encode()).digest()) % 2**62
+    return 2**62 + bits
+
+
+OWN_SESSION = "rest-"
+
+
+def own_session_id() -> str:
+    """Of a session that no client asked for: that its calls keep it alive, any server sees in its id."""
+    return f"{OWN_SESSION}{uuid.uuid4().hex}"
+
+
+def is_own_session(session_id: str) -> bool:
+    return session_id.startswith(OWN_SESSION)
 
 
 def _is_integer(value: object) -> bool:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from tinsmith_rpc import wire_pb2
 
 from tinsmith_server.wire.head import Head
+from tinsmith_server.wire.ids import is_operation_number
 from tinsmith_server.wire.json_bodies import Shape, pack
 from tinsmith_server.wire.requests import Chunk, Finite, ModelInput, Request, WholeNumbers
 from tinsmith_server.wire.validation_errors import sentence
@@ -79,7 +80,7 @@ class ForwardBackwardBody(Request):
     """What the OpenAPI document says of `/forward_backward` in JSON."""
 
     model_id: str
-    seq_id: int
+    seq_id: int | None = None
     forward_backward_input: JsonCall
 
 
@@ -87,14 +88,22 @@ class ForwardBody(Request):
     """What the OpenAPI document says of `/forward`."""
 
     model_id: str
-    seq_id: int
+    seq_id: int | None = None
     forward_input: JsonCall
 
 
+def client_number(content: Mapping[str, Any]) -> int | None:
+    """The operation's number; 0 where the client leaves it to the server, None where what stands there is none."""
+    seq_id = content.get("seq_id")
+    if seq_id is None:
+        return 0
+    return seq_id if is_operation_number(seq_id) else None
+
+
 def json_head(content: Mapping[str, Any], key: str) -> Head | None:
-    """Who the request is for; None where it does not say. `key` is where the call stands in it."""
-    model_id, seq_id, call = content.get("model_id"), content.get("seq_id"), content.get(key)
-    if not isinstance(model_id, str) or not isinstance(seq_id, int):
+    """Who the request is for; None where it does not say. `key` is where the call stands in it. Without a number: 0."""
+    model_id, seq_id, call = content.get("model_id"), client_number(content), content.get(key)
+    if not isinstance(model_id, str) or seq_id is None:
         return None
     loss_fn = call.get("loss_fn") if isinstance(call, dict) else None
     return Head(model_id, seq_id, loss_fn if isinstance(loss_fn, str) else None)

@@ -153,8 +153,8 @@ class OptimizerConfig(BaseModel):
 
 
 class CreateModelRequest(Request):
-    session_id: str
-    model_seq_id: int
+    session_id: str | None = None
+    model_seq_id: int | None = None
     base_model: str
     lora_config: LoraConfig = LoraConfig()
     optimizer_config: OptimizerConfig = OptimizerConfig()
@@ -183,14 +183,14 @@ class AdamParams(Request):
 
 class OptimStepRequest(Request):
     model_id: str
-    seq_id: int
+    seq_id: int | None = None
     adam_params: AdamParams | None = None
     optimizer_params: dict[str, Any] | None = None
 
 
 class SaveWeightsRequest(Request):
     model_id: str
-    seq_id: int
+    seq_id: int | None = None
     path: Name
     ttl_seconds: TtlSeconds | None = None
     overwrite: bool = False
@@ -201,7 +201,7 @@ class SaveWeightsForSamplerRequest(Request):
     """`path` makes a persistent checkpoint, `sampling_session_seq_id` an ephemeral one."""
 
     model_id: str
-    seq_id: int
+    seq_id: int | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     path: Name | None = None
     sampling_session_seq_id: Annotated[int, Field(ge=0, lt=2**31)] | None = None
@@ -217,7 +217,7 @@ class SaveWeightsForSamplerRequest(Request):
 
 class SaveWeightsExternalRequest(Request):
     model_id: str
-    seq_id: int
+    seq_id: int | None = None
     path: Name
     ttl_seconds: TtlSeconds | None = None
     age_encryption_recipients: Annotated[Words, Field(max_length=MAX_AGE_RECIPIENTS)] | None = None

@@ -98,6 +98,36 @@ class PendingResponse(Response):
     queue_state_reason: str | None = None
 
 
+class PlainSampleResponse(FutureResponse):
+    """`sampling_session_id`: what the next sample may name, where this one has opened it."""
+
+    sampling_session_id: str
+
+
+class SamplingClientResponse(Response):
+    """`sampling_client_id` and `sampling_session_id` are one thing, which has two names."""
+
+    sampling_client_id: str
+    sampling_session_id: str
+    base_model: str
+    model_path: str | None = None
+    status: Literal["ready"] = "ready"
+
+
+class DeletedModelResponse(Response):
+    model_id: str
+    status: Literal["deleted"] = "deleted"
+
+
+class TokenizerResponse(Response):
+    """What is not known yet, since no worker of the model has been asked, is null."""
+
+    tokenizer_id: str
+    tokenizer_type: Literal["HuggingFace"] = "HuggingFace"
+    vocab_size: int | None
+    model_max_length: int | None
+
+
 class MetadataResponse(Response):
     status: Literal["complete_metadata"] = "complete_metadata"
     response_payload_size: int

@@ -55,11 +55,11 @@ class Queued:
         self._refreshed = asyncio.Condition()
 
     async def admit(self, tenant: str, model_id: str, seq_id: int) -> None:
-        """Waits for a place for as long as that may do. Raises TooBusy.
+        """Waits for a place for as long as that may do. Raises TooBusy. `seq_id` is 0 where the worker will give one.
 
         What fills a gap goes through: all that is behind it waits for it.
         """
-        if self._waiting(tenant) < self._most or seq_id < self._known.get(model_id, ("", 0))[1]:
+        if self._waiting(tenant) < self._most or 0 < seq_id < self._known.get(model_id, ("", 0))[1]:
             return
         try:
             async with asyncio.timeout(PATIENCE_SECONDS), self._refreshed:

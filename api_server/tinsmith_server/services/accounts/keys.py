@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinsmith_server.errors import AuthenticationFailed, Unprocessable
+from tinsmith_server.errors import AuthenticationFailed, TokenRefused, Unprocessable
 from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Tokens
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.store.base import Store
@@ -39,8 +39,10 @@ def hash_key(secret: str) -> str:
 class Keys:
     """Who may speak, and for which tenant."""
 
-    def __init__(self, store: Store, static_key: str | None, clock: Clock = utc_now) -> None:
+    def __init__(self, store: Store, static_key: str | None, clock: Clock = utc_now, *, required: bool = True) -> None:
+        """Where keys are not `required`, somebody else sees to it who asks (`routes/doors.py`)."""
         self._store = store
+        self._required = required
         self._tokens = Tokens(store, clock)
         self._static_hash = hash_key(static_key) if static_key else None
         self._clock = clock
@@ -50,7 +52,20 @@ class Keys:
         self._read: RowCache[str, Credential] = RowCache(OWNER_SECONDS)
 
     async def authenticate(self, secret: str | None) -> str:
-        """The tenant of a key, or of a token that stands for one. Raises AuthenticationFailed."""
+        """The tenant of a key, or of a token that stands for one. Raises AuthenticationFailed.
+
+        Where none is required: the default tenant for whatever is no key of anybody's.
+        """
+        try:
+            return await self._tenant_of(secret)
+        except TokenRefused:
+            raise
+        except AuthenticationFailed:
+            if self._required:
+                raise
+            return DEFAULT_TENANT
+
+    async def _tenant_of(self, secret: str | None) -> str:
         digest = (await self._credential(secret)).key_hash
         if self._is_static(digest):
             return DEFAULT_TENANT
@@ -109,8 +124,8 @@ class Keys:
         return NewKey(secret, record)
 
     async def create_first(self) -> NewKey | None:
-        """A key for an installation that has none at all, static or stored."""
-        if self._static_hash is not None or await self._store.list_keys():
+        """A key for an installation that has none at all, static or stored, and needs one."""
+        if not self._required or self._static_hash is not None or await self._store.list_keys():
             return None
         secret = _new_secret()
         record = await self._store.add_first_key(

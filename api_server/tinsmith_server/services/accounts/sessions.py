@@ -15,12 +15,15 @@ from tinsmith_server.services.paging import in_steps
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, FinishType, Session, utc_now
-from tinsmith_server.wire.requests import CreateSessionRequest, FinishSessionRequest
+from tinsmith_server.wire.ids import is_own_session, own_session_id
+from tinsmith_server.wire.requests import CreateSessionRequest, FinishReason, FinishSessionRequest
 
 log = get_logger(__name__)
 
 # How long work may still be taken here after another replica has seen the session end.
 ACTIVE_SECONDS = 1.0
+# A poll is held for less.
+SIGN_OF_LIFE_SECONDS = 30.0
 
 
 class Sessions:
@@ -30,12 +33,22 @@ class Sessions:
         self._store = store
         self._clock = clock
         self._active: RowCache[str, Session] = RowCache(ACTIVE_SECONDS)
+        self._heard: RowCache[str, bool] = RowCache(SIGN_OF_LIFE_SECONDS)
         self.finished = asyncio.Event()
 
     async def create(self, tenant: str, request: CreateSessionRequest, idempotency_key: str | None) -> Session:
+        return await self._create(f"sess-{uuid.uuid4().hex}", tenant, request, idempotency_key)
+
+    async def create_for_one(self, tenant: str, idempotency_key: str | None) -> Session:
+        """For one model, or one sampling client, of a program that asks for no session: its calls keep it alive."""
+        return await self._create(own_session_id(), tenant, CreateSessionRequest(), idempotency_key)
+
+    async def _create(
+        self, session_id: str, tenant: str, request: CreateSessionRequest, idempotency_key: str | None
+    ) -> Session:
         now = self._clock()
         session = Session(
-            session_id=f"sess-{uuid.uuid4().hex}",
+            session_id=session_id,
             tenant=tenant,
             created_at=now,
             last_heartbeat_at=now,
@@ -61,7 +74,14 @@ class Sessions:
             if session.finished_at is not None:
                 raise Gone(_over(session))
             self._active.put(session_id, session)
+        await self.note_call(session_id)
         return session
+
+    async def note_call(self, session_id: str) -> None:
+        """A call is a sign of life where nobody sends heartbeats. Only of a session that is the caller's."""
+        if is_own_session(session_id) and not self._heard.get(session_id):
+            self._heard.put(session_id, True)
+            await self._store.heartbeat(session_id, self._clock())
 
     async def heartbeat(self, tenant: str, session_id: str) -> None:
         """Raises Gone only for a finished session: after a 410 the SDK never beats again."""
@@ -80,6 +100,11 @@ class Sessions:
         self._active.forget(session_id)
         if finished:
             self._announce(session_id, finish_type)
+
+    async def finish_own(self, tenant: str, session_id: str) -> None:
+        """Its one model is done with. A session that a client asked for goes on."""
+        if is_own_session(session_id):
+            await self.finish(tenant, session_id, FinishSessionRequest(reason=FinishReason(type="success")))
 
     async def reap(self, session_id: str, last_heartbeat_before: datetime) -> None:
         """Ends a session for its silence. One that has given a sign of life in the meantime goes on."""

@@ -59,6 +59,10 @@ class Inspection:
         seen = [reply.capabilities.images for reply in self._replies(base_model)]
         return all(seen) if seen else None
 
+    def vocab_size(self, base_model: str) -> int | None:
+        """None: none of its workers has said."""
+        return max((reply.base_model.vocab_size for reply in self._replies(base_model)), default=0) or None
+
     def quantization(self, base_model: str) -> str | None:
         """In how few bits its weights are kept where it is trained and sampled; None: as wide as they are used."""
         return _joined(reply.base_model.quantization for reply in self._replies(base_model))

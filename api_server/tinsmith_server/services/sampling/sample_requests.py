@@ -13,6 +13,7 @@ from tinsmith_server.errors import Unprocessable
 from tinsmith_server.services.failures import rejection
 from tinsmith_server.wire.ids import is_sample_number
 from tinsmith_server.wire.json_bodies import pack
+from tinsmith_server.wire.plain_requests import InvalidPlainRequest, as_sdk_sample
 from tinsmith_server.wire.requests import (
     MAX_SAMPLES,
     Chunk,
@@ -45,6 +46,29 @@ def sample_submission(body: dict[str, Any]) -> SampleSubmission:
     if not isinstance(session_id, str) or not isinstance(seq_id, int) or not is_sample_number(seq_id):
         raise Unprocessable("sampling_session_id and seq_id are needed to know which sample this is")
     return SampleSubmission(seq_id, sample_request(session_id, body))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSample:
+    """A sample without an SDK: what it is drawn from, a sampling session or what one is opened on, and its request."""
+
+    sampling_session_id: str | None
+    base_model: str | None
+    model_path: str | None
+    request: worker_pb2.SampleRequest
+
+
+def plain_sample(content: dict[str, Any]) -> PlainSample:
+    """Raises Unprocessable for a body in no form that there is; the rest fails the future."""
+    named, base_model, model_path = map(content.get, ("sampling_session_id", "base_model", "model_path"))
+    sources = (named, base_model, model_path)
+    if not any(sources) or not all(isinstance(source, str | None) for source in sources):
+        raise Unprocessable("sampling_session_id, base_model or model_path is needed to know what to sample from")
+    try:
+        body = as_sdk_sample(content)
+    except InvalidPlainRequest as error:
+        raise Unprocessable(str(error)) from error
+    return PlainSample(named, base_model, model_path, sample_request("", body))
 
 
 def sample_request(sampling_session_id: str, body: dict[str, Any]) -> worker_pb2.SampleRequest:

@@ -20,10 +20,11 @@ from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, Checkp
 from tinsmith_server.services.failures import training_only
 from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
-from tinsmith_server.services.sampling.sample_requests import SampleSubmission
+from tinsmith_server.services.sampling.sample_requests import PlainSample, SampleSubmission
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, SamplingSession, utc_now
-from tinsmith_server.wire.ids import SampleId, parse_tinker_path, sampling_session_id_of
+from tinsmith_server.wire.ids import SampleId, drawn_sample_number, parse_tinker_path, sampling_session_id_of
+from tinsmith_server.wire.plain_requests import CreateSamplingClientRequest
 from tinsmith_server.wire.requests import CreateSamplingSessionRequest
 
 K = TypeVar("K", bound=Hashable)
@@ -131,6 +132,30 @@ class Sampling:
         await self._sessions.active(tenant, sampler.session.session_id)
         return await self._submit(sampler, submitted)
 
+    async def open_own(
+        self, tenant: str, request: CreateSamplingClientRequest, key: str | None = None
+    ) -> SamplingSession:
+        """In a session of its own, the same one for the same idempotency key. Raises as `open` does."""
+        session = await self._sessions.create_for_one(tenant, key)
+        return await self.open(
+            tenant,
+            CreateSamplingSessionRequest(
+                session_id=session.session_id,
+                sampling_session_seq_id=0,
+                base_model=request.base_model,
+                model_path=request.model_path,
+            ),
+        )
+
+    async def submit_plain(self, tenant: str, sample: PlainSample, key: str | None = None) -> Submission:
+        """Without a number: it gets one, the same for the same idempotency key. Raises as `open` and `submit` do."""
+        sampling_session_id = sample.sampling_session_id
+        if sampling_session_id is None:
+            source = CreateSamplingClientRequest(base_model=sample.base_model, model_path=sample.model_path)
+            sampling_session_id = (await self.open_own(tenant, source, key)).sampling_session_id
+        sample.request.sampling_session_id = sampling_session_id
+        return await self.submit(tenant, SampleSubmission(drawn_sample_number(key), sample.request))
+
     async def once(self, tenant: str, model: str) -> Sampler:
         """What a request outside of any session samples from: a base model, or a checkpoint by its path.
 
@@ -181,7 +206,8 @@ class Sampling:
 
     async def await_result(self, tenant: str, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Raises NotFound for another tenant's sample; for the rest see `Dispatch.await_result`."""
-        await self._sampler(tenant, sample.sampling_session_id)
+        sampler = await self._sampler(tenant, sample.sampling_session_id)
+        await self._sessions.note_call(sampler.session.session_id)
         self._in_flight.note_asked(tenant, str(sample))
         try:
             reply = await self._dispatch.await_result(sample, deadline)

@@ -58,15 +58,18 @@ class Models:
         self._touched: RowCache[str, bool] = RowCache(TOUCH_SECONDS)
         self._bound: RowCache[str, Model] = RowCache(BOUND_SECONDS)
 
-    async def create(self, tenant: str, body: dict[str, Any]) -> OperationId:
-        """`create_model`: whatever is wrong behind the ids is the future's business."""
-        session_id, number = await self._place(tenant, body)
+    async def create(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
+        """`create_model`: whatever is wrong behind the ids is the future's business.
+
+        Without a session the model gets one of its own, the same one for the same idempotency key.
+        """
+        session_id, number = await self._place(tenant, body, key)
         creation = creation_from_scratch(body, self._fleet, self._lora_alpha)
         return await self._accept(tenant, session_id, number, creation)
 
-    async def create_by_load(self, tenant: str, body: dict[str, Any]) -> OperationId:
+    async def create_by_load(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
         """`load_weights` without a model: LoRA settings come from the checkpoint."""
-        session_id, number = await self._place(tenant, body)
+        session_id, number = await self._place(tenant, body, key)
         creation = await creation_by_load(tenant, body, self._fleet, self._lookup)
         return await self._accept(tenant, session_id, number, creation)
 
@@ -79,10 +82,11 @@ class Models:
         model = self._bound.get(model_id) or self._binding.on_its_way(model_id)
         if model is not None and model.tenant == tenant:
             bind_ids(session_id=model.session_id, model_id=model_id)
-            return model
-        model = await self.owned(tenant, model_id)
-        if model.state == "bound":
-            self._bound.put(model_id, model)
+        else:
+            model = await self.owned(tenant, model_id)
+            if model.state == "bound":
+                self._bound.put(model_id, model)
+        await self._sessions.note_call(model.session_id)
         return model
 
     async def waiting(self, tenant: str) -> list[WaitingModel]:
@@ -135,8 +139,10 @@ class Models:
             await self._store.end_model(model.model_id, "corrupted", Failure("server", message).to_row())
         return await self._store.get_model(model.model_id) or model
 
-    async def _place(self, tenant: str, body: dict[str, Any]) -> tuple[str, int]:
+    async def _place(self, tenant: str, body: dict[str, Any], key: str | None) -> tuple[str, int]:
         session_id, number = body.get("session_id"), body.get("model_seq_id")
+        if session_id is None and number is None:
+            session_id, number = (await self._sessions.create_for_one(tenant, key)).session_id, 0
         if not isinstance(session_id, str) or not isinstance(number, int) or not is_client_counter(number):
             raise Unprocessable("session_id and model_seq_id are needed to know which model this is")
         await self._sessions.active(tenant, session_id)

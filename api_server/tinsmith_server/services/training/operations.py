@@ -1,11 +1,12 @@
 """Training operations: acknowledged whatever is in them, in the order of their numbers.
 
-Once model_id and seq_id are readable a future exists, and everything wrong with the request fails
+Once it is known which operation it is a future exists, and everything wrong with the request fails
 that future: a 4xx on one chunk of a batch would wedge the SDK's training client for good.
 """
 
 from __future__ import annotations
 
+import uuid
 from contextlib import suppress
 from typing import Any
 
@@ -16,17 +17,23 @@ from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.accounts.holdings import Queued
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.delivery import PATIENCE_SECONDS, Delivery
+from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.models import Models
-from tinsmith_server.services.training.submit_requests import SubmitRequests
+from tinsmith_server.services.training.submit_requests import WHICH_OPERATION, SubmitRequests
 from tinsmith_server.store.records import Model
-from tinsmith_server.wire.ids import OperationId, operation_number
+from tinsmith_server.wire.ids import OperationId
+from tinsmith_server.wire.json_training import client_number
 
 CREATION_SECONDS = 5.0
+ENDED = frozenset({"failed", "corrupted", "released"})
 
 
 class Operations:
-    """Every method answers the request id of the operation, the same one for the same number."""
+    """Every method answers the request id of the operation, the same one for the same number.
+
+    An operation without a number gets one where it is accepted, the same one for the same idempotency key.
+    """
 
     def __init__(
         self,
@@ -46,33 +53,35 @@ class Operations:
         self._requests = requests
         self._queued = queued
 
-    async def forward_backward(self, tenant: str, request: worker_pb2.SubmitRequest) -> OperationId:
+    async def forward_backward(
+        self, tenant: str, request: worker_pb2.SubmitRequest, key: str | None = None
+    ) -> OperationId:
         """`request` is whole but for the epoch, which the connection to the worker knows."""
         model = await self._ready_for_work(tenant, request.model_id)
-        return await self._submit(model, request)
+        return await self._submit(model, request, key)
 
-    async def optim_step(self, tenant: str, body: dict[str, Any]) -> OperationId:
+    async def optim_step(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, self._requests.optim_step(model, seq_id, body))
+        return await self._submit(model, self._requests.optim_step(model, seq_id, body), key)
 
-    async def save_weights(self, tenant: str, body: dict[str, Any]) -> OperationId:
+    async def save_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, await self._requests.save_weights(model, seq_id, body))
+        return await self._submit(model, await self._requests.save_weights(model, seq_id, body), key)
 
-    async def save_weights_for_sampler(self, tenant: str, body: dict[str, Any]) -> OperationId:
+    async def save_weights_for_sampler(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, await self._requests.save_weights_for_sampler(model, seq_id, body))
+        return await self._submit(model, await self._requests.save_weights_for_sampler(model, seq_id, body), key)
 
-    async def save_weights_external(self, tenant: str, body: dict[str, Any]) -> OperationId:
+    async def save_weights_external(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, await self._requests.save_weights_external(model, seq_id, body))
+        return await self._submit(model, await self._requests.save_weights_external(model, seq_id, body), key)
 
-    async def load_weights(self, tenant: str, body: dict[str, Any]) -> OperationId:
+    async def load_weights(self, tenant: str, body: dict[str, Any], key: str | None = None) -> OperationId:
         """With a model_id into that model, else into a new one."""
         if body.get("model_id") is None:
-            return await self._models.create_by_load(tenant, body)
+            return await self._models.create_by_load(tenant, body, key)
         model, seq_id = await self._addressed(tenant, body)
-        return await self._submit(model, await self._requests.load_weights(model, seq_id, body))
+        return await self._submit(model, await self._requests.load_weights(model, seq_id, body), key)
 
     async def unload(self, tenant: str, model_id: str) -> OperationId:
         """Ends the model behind what it has been given: what is in no checkpoint is dropped."""
@@ -83,10 +92,10 @@ class Operations:
         return OperationId(model_id, RELEASE_SEQ_ID)
 
     async def _addressed(self, tenant: str, body: dict[str, Any]) -> tuple[Model, int]:
-        model_id, seq_id = body.get("model_id"), body.get("seq_id")
-        if not isinstance(model_id, str) or not isinstance(seq_id, int):
-            raise Unprocessable("model_id and seq_id are needed to know which operation this is")
-        operation_number(seq_id)
+        """The number is 0 where the worker will give one."""
+        model_id, seq_id = body.get("model_id"), client_number(body)
+        if not isinstance(model_id, str) or seq_id is None:
+            raise Unprocessable(WHICH_OPERATION)
         return await self._ready_for_work(tenant, model_id), seq_id
 
     async def _ready_for_work(self, tenant: str, model_id: str) -> Model:
@@ -103,20 +112,28 @@ class Operations:
             raise WorkerUnavailable(f"{model_id} is not ready for work yet: {reason}")
         return model
 
-    async def _submit(self, model: Model, request: worker_pb2.SubmitRequest) -> OperationId:
+    async def _submit(self, model: Model, request: worker_pb2.SubmitRequest, key: str | None) -> OperationId:
         """A model that is no more gets no work; its futures say why when they are asked for."""
-        operation = OperationId(request.model_id, request.seq_id)
-        if model.state in {"failed", "corrupted", "released"}:
-            return operation
-        try:
-            await self._queued.admit(model.tenant, model.model_id, request.seq_id)
-            await self._delivery.submit(model.worker_id, request, model.tenant)
-            self._queued.note(model.tenant, model.model_id, request.seq_id)
-        except ModelNotAtWorker:
-            await self._settle_missing(model)
-        return operation
+        if not request.seq_id:
+            # Without a client's key, too: what is sent to the worker again must be known there.
+            request.idempotency_key = key or uuid.uuid4().hex
+        number = request.seq_id
+        if model.state not in ENDED:
+            try:
+                number = await self._deliver(model, request)
+            except ModelNotAtWorker:
+                model = await self._settle_missing(model)
+        if not number:
+            raise Gone(f"{model.model_id} takes no work any more: {_why_ended(model)}")
+        return OperationId(request.model_id, number)
 
-    async def _settle_missing(self, model: Model) -> None:
+    async def _deliver(self, model: Model, request: worker_pb2.SubmitRequest) -> int:
+        await self._queued.admit(model.tenant, model.model_id, request.seq_id)
+        number = await self._delivery.submit(model.worker_id, request, model.tenant)
+        self._queued.note(model.tenant, model.model_id, number)
+        return number
+
+    async def _settle_missing(self, model: Model) -> Model:
         current = await self._models.owned(model.tenant, model.model_id)
         if current.state == "released":
             raise Gone(f"{model.model_id} has been released: its session is over") from None
@@ -124,3 +141,8 @@ class Operations:
         settled = await self._models.settle_missing(model, await worker.await_result(model.model_id, 0, 0))
         if settled.state == "bound":
             raise WorkerUnavailable(f"{model.model_id} was not at its worker a moment ago; send this again")
+        return settled
+
+
+def _why_ended(model: Model) -> str:
+    return "it has been released" if model.state == "released" else Failure.from_row(model.failure).message

@@ -21,7 +21,7 @@ from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import rejection, training_only
 from tinsmith_server.services.training.model_creation import load_payload
 from tinsmith_server.store.records import CheckpointType, Model
-from tinsmith_server.wire.ids import operation_number, sampling_session_id_of
+from tinsmith_server.wire.ids import sampling_session_id_of
 from tinsmith_server.wire.json_training import InvalidTraining, json_head, training_message
 from tinsmith_server.wire.requests import (
     AdamParams,
@@ -32,6 +32,11 @@ from tinsmith_server.wire.requests import (
     SaveWeightsRequest,
 )
 from tinsmith_server.wire.validation_errors import sentence
+
+WHICH_OPERATION = (
+    "model_id is needed to know which operation this is, and seq_id, a positive 64-bit number, unless the server is to "
+    "number this model's operations: then leave it out of all of them"
+)
 
 CallKey = Literal["forward_backward_input", "forward_input"]
 """Where the data stand in a body in JSON."""
@@ -49,10 +54,8 @@ def json_operation(content: dict[str, Any], key: CallKey, limit_bytes: int) -> J
     """Raises Unprocessable where the body does not say which operation it is."""
     head = json_head(content, key)
     if head is None:
-        raise Unprocessable("model_id and seq_id are needed to know which operation this is")
-    request = worker_pb2.SubmitRequest(
-        model_id=head.model_id, seq_id=operation_number(head.seq_id), kind=worker_pb2.FORWARD_BACKWARD
-    )
+        raise Unprocessable(WHICH_OPERATION)
+    request = worker_pb2.SubmitRequest(model_id=head.model_id, seq_id=head.seq_id, kind=worker_pb2.FORWARD_BACKWARD)
     try:
         request.payload = _payload(content.get(key), key, limit_bytes)
     except InvalidTraining as error:

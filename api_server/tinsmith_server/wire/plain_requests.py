@@ -1,0 +1,88 @@
+"""Requests of plain HTTP, by programs without an SDK: what may be left out, and what may be said in simpler words.
+
+They become what an SDK would have sent, so that nothing behind this module knows them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from tinsmith_server.wire.requests import MAX_SAMPLES, Count, Request, SamplingParams, WholeNumbers
+
+
+class InvalidPlainRequest(ValueError):
+    """The message is for the sender."""
+
+
+class CreateSamplingClientRequest(Request):
+    """With a `model_path`, `base_model` is what its sender takes the checkpoint to be of."""
+
+    base_model: str | None = None
+    model_path: str | None = None
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> CreateSamplingClientRequest:
+        if self.base_model is None and self.model_path is None:
+            raise ValueError("base_model or model_path is needed")
+        return self
+
+
+class DeleteModelRequest(Request):
+    model_id: str
+
+
+class PlainSampleRequest(Request):
+    """What the OpenAPI document says of `/sample`: a sampling client, or what one is made of, and one prompt."""
+
+    sampling_session_id: str | None = None
+    base_model: str | None = None
+    model_path: str | None = None
+    prompt: WholeNumbers | dict[str, Any] | None = None
+    prompts: list[WholeNumbers] | None = None
+    num_samples: int = Field(1, ge=1, le=MAX_SAMPLES)
+    sampling_params: SamplingParams = SamplingParams()
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: Count = 0
+    topk_sample_logprobs: Count = 0
+
+
+def as_sdk_sample(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of an `asample`, but for its sampler and its number. Raises InvalidPlainRequest."""
+    chunks = {"chunks": _chunks(_one_prompt(content))}
+    params = _stops_in_one_place(content.get("sampling_params"))
+    return {**content, "prompt": chunks, "sampling_params": params, "sampling_session_id": "", "seq_id": 0}
+
+
+def _one_prompt(content: Mapping[str, Any]) -> object:
+    prompts = content.get("prompts")
+    if prompts is None:
+        return content.get("prompt")
+    if not isinstance(prompts, list) or len(prompts) != 1 or content.get("prompt") is not None:
+        raise InvalidPlainRequest("prompts holds one prompt: send one in each request, which are drawn side by side")
+    return prompts[0]
+
+
+def _chunks(prompt: object) -> object:
+    """Those of a prompt in any of its forms: what is wrong with them fails the sample's future."""
+    if isinstance(prompt, dict):
+        if "chunks" in prompt:
+            return prompt["chunks"]
+        prompt = prompt.get("tokens", prompt.get("input_ids"))
+    if not isinstance(prompt, list | array):
+        raise InvalidPlainRequest("prompt is a list of token ids, or an object with chunks, tokens or input_ids")
+    return [{"type": "encoded_text", "tokens": prompt}]
+
+
+def _stops_in_one_place(params: object) -> object:
+    """`stop_token_ids` is another word for `stop`, which holds texts or ids."""
+    if params is None:
+        return {}
+    if not isinstance(params, dict) or params.get("stop_token_ids") is None:
+        return params
+    if params.get("stop") is not None:
+        raise InvalidPlainRequest("sampling_params has stop and stop_token_ids: send one of them")
+    return {**params, "stop": params["stop_token_ids"]}

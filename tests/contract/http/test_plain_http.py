@@ -1,0 +1,305 @@
+"""Programs without an SDK: no sessions, no numbers, no protobuf; the same services behind the same doors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.server.fake_fleet import BASE_MODEL, FakeFleet
+from support.server.http_server import TestedServer, one_server, running_servers, settings_for
+from tinsmith_rpc import worker_pb2
+
+DATUM = {
+    "model_input": {"chunks": [{"tokens": [1, 2]}]},
+    "loss_fn_inputs": {"target_tokens": {"data": [2, 3], "dtype": "int64"}},
+}
+
+
+def training(model_id: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "model_id": model_id,
+        "forward_backward_input": {"data": [DATUM], "loss_fn": "cross_entropy"},
+        "forward_input": {"data": [DATUM], "loss_fn": "cross_entropy"},
+        **fields,
+    }
+
+
+def key(name: str) -> dict[str, dict[str, str]]:
+    return {"headers": {"Idempotency-Key": name}}
+
+
+async def a_model(server: TestedServer, **options: Any) -> str:
+    """Made without a session."""
+    made = await server.post("/create_model", {"base_model": BASE_MODEL, "lora_config": {"rank": 4}}, **options)
+    while (answer := await server.result(made.json()["request_id"])).status_code == 408:
+        pass  # a server that holds polls for a moment only
+    assert answer.status_code == 200
+    return str(made.json()["model_id"])
+
+
+def number(submitted: httpx.Response) -> int:
+    assert submitted.status_code == 200, submitted.text
+    return int(submitted.json()["request_id"].rpartition(":")[2])
+
+
+# ---- numbers
+
+
+async def test_operations_without_a_number_are_numbered_in_the_order_of_arrival(server: TestedServer) -> None:
+    model_id = await a_model(server)
+    calls = [
+        ("/forward_backward", training(model_id)),
+        ("/forward", training(model_id)),
+        ("/optim_step", {"model_id": model_id, "adam_params": {"learning_rate": 0.1}}),
+        ("/save_weights", {"model_id": model_id, "path": "ck"}),
+        ("/save_weights_for_sampler", {"model_id": model_id, "path": "sampler"}),
+        ("/save_weights_external", {"model_id": model_id, "path": "export"}),
+        ("/load_weights", {"model_id": model_id, "path": f"tinker://{model_id}/weights/ck", "seq_id": None}),
+    ]
+    for expected, (path, body) in enumerate(calls, start=1):
+        submitted = await server.post(path, body)
+        assert number(submitted) == expected
+        assert "error" not in (await server.client.get(f"/retrieve_future/{submitted.json()['request_id']}")).json()
+
+
+async def test_a_repeat_with_the_same_key_is_the_same_operation(server: TestedServer) -> None:
+    model_id = await a_model(server)
+    body = training(model_id)
+    answers = await asyncio.gather(*(server.post("/forward_backward", body, **key("a")) for _ in range(6)))
+    assert {number(answer) for answer in answers} == {1}
+    assert number(await server.post("/forward_backward", body, **key("b"))) == 2
+    assert number(await server.post("/optim_step", {"model_id": model_id}, **key("a"))) == 3
+    old_header = {"headers": {"X-Idempotency-Key": "a"}}
+    assert number(await server.post("/forward_backward", body, **old_header)) == 1
+
+
+async def test_without_a_key_each_call_is_an_operation_of_its_own(server: TestedServer) -> None:
+    model_id = await a_model(server)
+    assert [number(await server.post("/optim_step", {"model_id": model_id})) for _ in range(3)] == [1, 2, 3]
+
+
+async def test_two_servers_give_no_number_twice(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_servers(settings_for(tmp_path), fleet) as servers:
+        model_id = await a_model(servers[0])
+        calls = (servers[n % 2].post("/optim_step", {"model_id": model_id}, **key(str(n // 2))) for n in range(20))
+        numbers = [number(answer) for answer in await asyncio.gather(*calls)]
+    assert sorted(set(numbers)) == list(range(1, 11))
+    assert numbers[::2] == numbers[1::2]
+
+
+async def test_a_key_outlives_the_worker_and_the_server(tmp_path: Path, fleet: FakeFleet) -> None:
+    async with running_servers(settings_for(tmp_path), fleet) as (first, _):
+        model_id = await a_model(first)
+        assert number(await first.post("/optim_step", {"model_id": model_id}, **key("a"))) == 1
+    fleet.handles["tiny-1"].fake.lose_memory()
+    async with running_servers(settings_for(tmp_path), fleet) as (_, second):
+        assert number(await second.post("/optim_step", {"model_id": model_id}, **key("a"))) == 1
+        assert number(await second.post("/optim_step", {"model_id": model_id}, **key("b"))) == 2
+
+
+async def test_a_model_with_numbers_takes_nothing_without_one(server: TestedServer) -> None:
+    model_id = await server.model()
+    await server.forward_backward(model_id, 1)
+    refused = await server.post("/optim_step", {"model_id": model_id})
+    assert (refused.status_code, "came with a seq_id" in refused.json()["detail"]) == (422, True)
+
+
+@one_server
+async def test_a_worker_of_an_earlier_release_is_named_and_runs_nothing(server: TestedServer) -> None:
+    model_id = await server.model()
+    server.worker.gives_numbers = False
+    refused = await server.post("/optim_step", {"model_id": model_id})
+    assert (refused.status_code, "numbers no operations" in refused.json()["detail"]) == (422, True)
+    assert list(server.worker.operations) == [(model_id, 0)]
+
+
+@one_server
+@pytest.mark.parametrize("seq_id", [0, -1, "1", 1.5, True, 2**62])
+async def test_what_is_no_number_is_refused(server: TestedServer, seq_id: object) -> None:
+    model_id = await server.model()
+    for path, body in {"/optim_step": {"model_id": model_id}, "/forward_backward": training(model_id)}.items():
+        refused = await server.post(path, {**body, "seq_id": seq_id})
+        assert (refused.status_code, "seq_id" in refused.json()["detail"]) == (422, True)
+
+
+@one_server
+async def test_a_key_of_a_kilobyte_is_refused(server: TestedServer) -> None:
+    assert (await server.post("/create_model", {"base_model": BASE_MODEL}, **key("k" * 1000))).status_code == 422
+
+
+async def test_what_is_wrong_fails_the_operation_in_its_place(server: TestedServer) -> None:
+    model_id = await a_model(server)
+    failed = await server.outcome(await server.post("/optim_step", {"model_id": model_id, "adam_params": {"beta1": 2}}))
+    assert failed["category"] == "user"
+    assert number(await server.post("/optim_step", {"model_id": model_id})) == 2
+
+
+# ---- models without a session
+
+
+async def test_a_model_without_a_session_is_made_once_for_a_key(server: TestedServer) -> None:
+    made = [await a_model(server, **key("m")) for _ in range(3)]
+    assert len(set(made)) == 1
+    assert await a_model(server) not in made
+
+
+async def test_half_of_what_names_a_model_is_refused(server: TestedServer) -> None:
+    for half in ({"session_id": await server.session()}, {"model_seq_id": 0}):
+        assert (await server.post("/create_model", {"base_model": BASE_MODEL, **half})).status_code == 422
+
+
+@pytest.fixture
+async def servers(tmp_path: Path, fleet: FakeFleet) -> AsyncIterator[tuple[TestedServer, TestedServer]]:
+    async with running_servers(settings_for(tmp_path, poll_hold_seconds=0.1), fleet) as servers:
+        yield servers
+
+
+async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
+    servers: tuple[TestedServer, TestedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = servers[0]
+    monkeypatch.setattr("tinsmith_server.services.accounts.sessions.SIGN_OF_LIFE_SECONDS", 0)
+    model_id = await a_model(server)
+    server.worker.withheld.add((model_id, 1))
+    submitted = await server.post("/optim_step", {"model_id": model_id})
+    for _ in range(3):
+        server.time.pass_seconds(600)
+        server.services.sessions._heard.forget(model_id.partition(":")[0])
+        assert (await server.client.get(f"/retrieve_future/{submitted.json()['request_id']}")).status_code == 408
+        session = await server.services.sessions.owned("default", model_id.partition(":")[0])
+        assert session.last_heartbeat_at == server.time.now
+
+
+async def test_a_deleted_model_is_over_and_so_is_its_own_session(server: TestedServer) -> None:
+    model_id = await a_model(server)
+    deleted = await server.post("/delete_model", {"model_id": model_id})
+    assert deleted.json() == {"model_id": model_id, "status": "deleted"}
+    assert (await server.services.models.owned("default", model_id)).state == "released"
+    session = await server.services.sessions.owned("default", model_id.partition(":")[0])
+    assert session.finish_type == "success"
+    assert (await server.post("/optim_step", {"model_id": model_id})).status_code == 410
+
+
+async def test_a_session_that_a_client_asked_for_outlives_its_deleted_model(server: TestedServer) -> None:
+    model_id = await server.model()
+    await server.post("/delete_model", {"model_id": model_id})
+    session = await server.services.sessions.owned("default", model_id.partition(":")[0])
+    assert session.finished_at is None
+
+
+async def test_a_delete_says_that_it_waits(servers: tuple[TestedServer, TestedServer]) -> None:
+    server = servers[0]
+    model_id = await a_model(server)
+    server.worker.withheld.add((model_id, 2**62))
+    waiting = await server.post("/delete_model", {"model_id": model_id})
+    assert (waiting.status_code, waiting.json()["queue_state"]) == (408, "active")
+
+
+# ---- results
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_result_by_its_address_is_json_unless_protobuf_is_named(server: TestedServer, method: str) -> None:
+    model_id = await a_model(server)
+    request_id = (await server.post("/forward_backward", training(model_id))).json()["request_id"]
+    answer = await server.client.request(method, f"/retrieve_future/{request_id}")
+    assert answer.headers["content-type"] == "application/json"
+    assert "loss_fn_outputs" in answer.json()
+    named = {"accept": "application/x-protobuf"}
+    answer = await server.client.request(method, f"/retrieve_future/{request_id}", headers=named)
+    assert answer.headers["content-type"] == "application/x-protobuf"
+
+
+@pytest.mark.parametrize("request_id", ["nonsense", "sess-1:train:0:op:1", "a:asample:1@00000000"])
+async def test_a_result_that_is_not_there_is_a_404(server: TestedServer, request_id: str) -> None:
+    assert (await server.client.get(f"/retrieve_future/{request_id}")).status_code == 404
+
+
+# ---- samples
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"prompt": [1, 2, 3]},
+        {"prompt": {"tokens": [1, 2, 3]}},
+        {"prompt": {"input_ids": [1, 2, 3]}},
+        {"prompt": {"chunks": [{"tokens": [1, 2, 3]}]}},
+        {"prompts": [[1, 2, 3]]},
+    ],
+)
+async def test_a_sample_without_a_session_or_a_number(server: TestedServer, prompt: dict[str, Any]) -> None:
+    params = {"max_tokens": 4, "stop_token_ids": [7]}
+    body = {"base_model": BASE_MODEL, "num_samples": 2, "sampling_params": params, **prompt}
+    submitted = await server.post("/sample", body)
+    request_id = submitted.json()["request_id"]
+    asked = server.worker.samples[request_id]
+    assert memoryview(asked.prompt_tokens).cast("i").tolist() == [1, 2, 3]
+    assert (asked.max_tokens, list(asked.stop_tokens), asked.num_samples) == (4, [7], 2)
+    answer = (await server.client.get(f"/retrieve_future/{request_id}")).json()
+    assert len(answer["sequences"]) == len(submitted.json()["sample_sequence_ids"]) == 2
+
+
+async def test_samples_of_one_sampling_client_are_apart_unless_their_key_is_one(server: TestedServer) -> None:
+    client = (await server.post("/create_sampling_client", {"base_model": BASE_MODEL})).json()
+    assert client["sampling_client_id"] == client["sampling_session_id"]
+    body = {"sampling_session_id": client["sampling_session_id"], "prompt": [1, 2, 3]}
+    ids = [(await server.post("/sample", body)).json()["request_id"] for _ in range(3)]
+    ids += [(await server.post("/sample", body, **key("s"))).json()["request_id"] for _ in range(3)]
+    assert len(set(ids)) == 4
+
+
+async def test_a_sampling_client_is_opened_once_for_a_key_and_on_a_saved_sampler(server: TestedServer) -> None:
+    model_id = await a_model(server)
+    saved = await server.post("/save_weights_for_sampler", {"model_id": model_id, "path": "s"})
+    path = (await server.outcome(saved))["path"]
+    opened = [(await server.post("/create_sampling_client", {"model_path": path}, **key("c"))).json() for _ in "12"]
+    assert opened[0] == opened[1]
+    assert (opened[0]["model_path"], opened[0]["base_model"]) == (path, BASE_MODEL)
+
+
+@one_server
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [1]},
+        {"base_model": 1, "prompt": [1]},
+        {"base_model": BASE_MODEL},
+        {"base_model": BASE_MODEL, "prompt": "text"},
+        {"base_model": BASE_MODEL, "prompts": [[1], [2]]},
+        {"base_model": BASE_MODEL, "prompt": [1], "prompts": [[1]]},
+        {"base_model": BASE_MODEL, "prompt": [1], "sampling_params": {"stop": ["a"], "stop_token_ids": [1]}},
+        {"base_model": "org/nothing", "prompt": [1]},
+    ],
+)
+async def test_a_sample_that_is_in_no_form_is_told_so(server: TestedServer, body: dict[str, Any]) -> None:
+    refused = await server.post("/sample", body)
+    assert (refused.status_code, bool(refused.json()["detail"])) == (422, True)
+
+
+# ---- what else there is to ask
+
+
+@one_server
+async def test_a_tokenizer_is_named_with_what_the_workers_say(server: TestedServer) -> None:
+    model_id = await a_model(server)
+    answer = (await server.client.get("/get_tokenizer", params={"model_id": model_id})).json()
+    assert (answer["tokenizer_id"], answer["tokenizer_type"]) == (BASE_MODEL, "HuggingFace")
+    assert (await server.client.get("/get_tokenizer", params={"model_id": "sess-1:train:0"})).status_code == 404
+
+
+@one_server
+@pytest.mark.parametrize("path", ["/health", "/api/v1/health"])
+async def test_health_needs_no_key(server: TestedServer, path: str) -> None:
+    answer = await server.client.get(f"http://server{path}", headers={"X-API-Key": ""})
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+async def test_a_plain_forward_asks_for_no_gradients(server: TestedServer) -> None:
+    model_id = await a_model(server)
+    await server.post("/forward", training(model_id))
+    assert server.worker.operations[model_id, 1].kind == worker_pb2.FORWARD_BACKWARD

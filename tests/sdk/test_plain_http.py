@@ -1,0 +1,74 @@
+"""A training loop without an SDK, as the example shows it, on a server that uvicorn's own command has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.server.serve_process import HTTP_OPTIONS, START_SECONDS, STOP_SECONDS
+from support.waiting import until
+from testcluster.ports import free_port
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_http.py"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Its URL and the model's name. Named by another server's names, without keys."""
+    folder = tmp_path_factory.mktemp("plain")
+    model, port = str(make_tiny_model(folder / "model")), free_port()
+    names = {
+        "TRAINING_PORT": str(port),
+        "SUPPORTED_MODELS": json.dumps([{"model_name": model, "max_context_length": 512, "supports_lora": True}]),
+        "METADATA_DIR": str(folder / "data"),
+        "TINSMITH_REQUIRE_KEYS": "false",
+        "TINSMITH_LOG_LEVEL": "warning",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [sys.executable, "-m", "uvicorn", "tinsmith_server.asgi:app", "--port", str(port)]
+    process = subprocess.Popen(command, env={**os.environ, **names}, stderr=subprocess.PIPE, text=True)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: _answers(url, process), START_SECONDS)
+        yield url, model
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=STOP_SECONDS)
+    assert "TRAINING_PORT as port" in said
+    assert "keys are off" in said
+    assert "shown only this once" not in said
+
+
+def _answers(url: str, process: subprocess.Popen[str]) -> bool:
+    assert process.poll() is None, process.communicate()[1]
+    try:
+        return httpx.get(f"{url}/health", **HTTP_OPTIONS).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.timeout(300)
+def test_the_example_trains_and_samples(server: tuple[str, str]) -> None:
+    url, model = server
+    environment = {**os.environ, "TINKER_BASE_URL": url, "NO_PROXY": "*"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, "--model", model], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, last = (float(word) for word in done.stdout.split() if word.replace(".", "").isdecimal() and "." in word)
+    assert last < first / 2
+    assert "sample: [12, 13, 14, 15, 16, 17, 18]" in done.stdout
+
+
+def test_without_keys_a_proxy_is_refused_whoever_it_speaks_for(server: tuple[str, str]) -> None:
+    answer = httpx.get(f"{server[0]}/health", headers={"X-Forwarded-For": "127.0.0.1"}, **HTTP_OPTIONS)
+    assert (answer.status_code, "through a proxy" in answer.json()["detail"]) == (403, True)
