@@ -42,12 +42,12 @@ ROUTER = "one router a file"
 CHOICE = "a package's public choice, which its __init__ exports"
 
 WHY_SHORT = {
+    "api_server/tinsmith_server/asgi.py": PROGRAM,
     "api_server/tinsmith_server/cli/stopping.py": "in force while serving.py still loads uvicorn",
     "api_server/tinsmith_server/fleet/kubernetes/errors.py": SHARED,
     "api_server/tinsmith_server/fleet/local/threads.py": "reads the machine, where its neighbours start processes",
     "api_server/tinsmith_server/routes/adapter_imports.py": ROUTER,
     "api_server/tinsmith_server/routes/auth.py": ROUTER,
-    "api_server/tinsmith_server/routes/sampling.py": ROUTER,
     "api_server/tinsmith_server/routes/unsupported.py": ROUTER,
     "api_server/tinsmith_server/services/accounts/admission.py": "what routes ask, in one place",
     "api_server/tinsmith_server/services/accounts/ownership.py": SHARED,

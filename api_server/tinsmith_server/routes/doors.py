@@ -55,7 +55,7 @@ def why_not_of_this_machine(scope: Scope) -> str | None:
     ends = [scope.get("server"), scope.get("client")]
     if not all(end and is_loopback(str(end[0])) for end in ends):
         return "this request came over an address that others can reach; turn keys on, or listen on 127.0.0.1"
-    if forwarded := sorted(PROXIES_SAY & headers.keys()):
+    if forwarded := sorted(PROXIES_SAY.intersection(headers.keys())):
         return f"this request came through a proxy, which says {forwarded[0]}; turn keys on"
     if not _names_this_machine(f"//{headers.get('host', '')}"):
         return "this request calls the server by another name than localhost or its loopback address"

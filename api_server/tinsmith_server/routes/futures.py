@@ -42,6 +42,11 @@ log = get_logger(__name__)
 
 PROTOBUF = "application/x-protobuf"
 ANYTHING = "*/*"
+RESULTS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {PROTOBUF: {}, "application/json": {}}},
+    408: {"model": PendingResponse},
+}
+"""`responses` of a poll."""
 
 
 class HeldRoute(DirectRoute):
@@ -84,14 +89,7 @@ async def _later(time: float) -> Response:
 router = APIRouter(prefix=API_PREFIX, tags=["futures"], route_class=HeldRoute)
 
 
-@router.post(
-    "/retrieve_future",
-    openapi_extra=takes(RetrieveFutureRequest),
-    responses={
-        200: {"content": {PROTOBUF: {}, "application/json": {}}},
-        408: {"model": PendingResponse},
-    },
-)
+@router.post("/retrieve_future", openapi_extra=takes(RetrieveFutureRequest), responses=RESULTS)
 async def retrieve_future(
     request: Request,
     body: Annotated[RetrieveFutureRequest, Depends(body_as(RetrieveFutureRequest))],
@@ -103,15 +101,8 @@ async def retrieve_future(
     return await _told(answer, services, tenant, body.request_id, key, in_json=not reads_protobuf(request))
 
 
-@router.api_route(
-    "/retrieve_future/{request_id}",
-    methods=["GET", "POST"],
-    summary="A result, for programs without an SDK",
-    responses={
-        200: {"content": {PROTOBUF: {}, "application/json": {}}},
-        408: {"model": PendingResponse},
-    },
-)
+@router.get("/retrieve_future/{request_id}", summary="A result, for programs without an SDK", responses=RESULTS)
+@router.post("/retrieve_future/{request_id}", summary="The same, by POST", responses=RESULTS)
 async def retrieve_future_by_path(
     request_id: str, request: Request, tenant: Tenant, services: ServicesDep, key: ApiKey
 ) -> Response:

@@ -1,8 +1,8 @@
 """Numbers that the journal gives to operations that come without one, as clients of plain HTTP send them.
 
 One place decides, under the lock under which operations are accepted: there is no gap between giving a number and
-accepting what has it, however many servers ask. The client's key makes a repeated submission known. A model's operations
-are numbered by its client or here, never by both: each would take the other's next number for a repeat.
+accepting what has it, however many servers ask. The key of the client makes a repeated submission known. The operations
+of a model are numbered by its client or here, never by both: each would take the next number of the other for a repeat.
 """
 
 from __future__ import annotations

@@ -210,9 +210,8 @@ class WorkerService:
                 raise JournalFull(
                     f"The volume {self.parts.volume.directory} is full: make room, then retry. Nothing was accepted."
                 )
-        operation, payload = _operation(request, time.time())
-        number, accepted = self.queues.accept(operation, payload, tenant)
-        await asyncio.shield(asyncio.wrap_future(accepted))
+        number, on_disk = self.queues.accept(*_operation(request, time.time()), tenant)
+        await asyncio.shield(asyncio.wrap_future(on_disk))
         return number
 
     async def wait_for(self, model_id: str, seq_id: int, timeout_seconds: float) -> OperationResult | None:
