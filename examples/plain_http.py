@@ -16,7 +16,7 @@ import httpx
 
 TOKENS = [11, 12, 13, 14, 15, 16, 17, 18]
 """What the adapter is to learn. A program of yours makes them with the tokenizer that /get_tokenizer names."""
-STEPS = 12
+STEPS = 64
 
 
 def main() -> None:
@@ -43,21 +43,21 @@ def train(server: httpx.Client, model_id: str, step: int) -> float:
             "weights": {"data": [1.0] * len(TOKENS[1:]), "dtype": "float32"},
         },
     }
-    call = {"data": [datum], "loss_fn": "cross_entropy"}
-    trained = done(server, "/forward_backward", key=f"{step}", model_id=model_id, forward_backward_input=call)
-    done(server, "/optim_step", key=f"{step}", model_id=model_id, adam_params={"learning_rate": 0.02})
+    batch = {"data": [datum], "loss_fn": "cross_entropy"}
+    trained = done(server, "/forward_backward", key=f"{step}", model_id=model_id, forward_backward_input=batch)
+    done(server, "/optim_step", key=f"{step}", model_id=model_id, adam_params={"learning_rate": 0.01})
     return float(trained["metrics"]["loss:sum"])
 
 
-def done(server: httpx.Client, path: str, key: str | None = None, **body: Any) -> dict[str, Any]:
+def done(server: httpx.Client, call: str, key: str | None = None, **body: Any) -> dict[str, Any]:
     """The result of a call that answers a request_id."""
     sent = {} if key is None else {"Idempotency-Key": key}
-    accepted = answer(server.post(path, json=body, headers=sent))
+    accepted = answer(server.post(call, json=body, headers=sent))
     while (polled := server.get(f"/retrieve_future/{accepted['request_id']}")).status_code == 408:
         pass  # it was held until the server had nothing new to say
     result = answer(polled)
     if "error" in result:
-        raise SystemExit(f"{path} failed: {result['error']}")
+        raise SystemExit(f"{call} failed: {result['error']}")
     return result
 
 

@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, "-m", "uvicorn", "tinsmith_server.asgi:app", "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", "tinsmith_server.asgi:app", "--port", str(port), "--no-access-log"]
     process = subprocess.Popen(command, env={**os.environ, **names}, stderr=subprocess.PIPE, text=True)
     try:
         url = f"http://127.0.0.1:{port}"
