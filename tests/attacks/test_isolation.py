@@ -77,8 +77,9 @@ def body_fields(api: dict[str, Any], operation: dict[str, Any]) -> tuple[set[str
     if "application/json" not in content:
         return set(), set()
     schema = api["components"]["schemas"][content["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]]
-    properties = schema["properties"].keys()
-    return set(schema.get("required", ())) | SAID & properties, properties & (IDS.keys() | WRAPPED.keys())
+    properties = schema["properties"]
+    said = {name for name in SAID & properties.keys() if properties[name].get("type") != "null"}
+    return set(schema.get("required", ())) | said, properties.keys() & (IDS.keys() | WRAPPED.keys())
 
 
 def cases(api: dict[str, Any]) -> list[Case]:
