@@ -83,6 +83,8 @@ def test_models_runs_and_checkpoints_are_listed(shell: Shell, installation: Serv
     assert path in json.dumps(shell.read("checkpoint", "list", "--run-id", run))
     assert shell.run("checkpoint", "publish", path).exit_code == 0
     assert shell.read("checkpoint", "info", path)["public"] is True
+    assert shell.run("checkpoint", "unpublish", path).exit_code == 0
+    assert shell.read("checkpoint", "info", path)["public"] is False
     assert shell.run("checkpoint", "set-ttl", path, "--ttl", "7200").exit_code == 0
     assert shell.run("checkpoint", "delete", path, "--yes").exit_code == 0
     assert path not in json.dumps(shell.read("checkpoint", "list", "--run-id", run))
