@@ -83,6 +83,8 @@ def test_models_runs_and_checkpoints_are_listed(shell: Shell, installation: Serv
     assert path in json.dumps(shell.read("checkpoint", "list", "--run-id", run))
     assert shell.run("checkpoint", "publish", path).exit_code == 0
     assert shell.read("checkpoint", "info", path)["public"] is True
+    assert shell.run("checkpoint", "unpublish", path).exit_code == 0
+    assert shell.read("checkpoint", "info", path)["public"] is False
     assert shell.run("checkpoint", "set-ttl", path, "--ttl", "7200").exit_code == 0
     assert shell.run("checkpoint", "delete", path, "--yes").exit_code == 0
     assert path not in json.dumps(shell.read("checkpoint", "list", "--run-id", run))
@@ -96,3 +98,19 @@ def test_sessions_are_searched_and_moved_by_the_sdk(installation: ServedInstalla
     rest.assign_session_project(session_id, "there").result()
     (found,) = rest.search_sessions(SessionSearchRequest(display_name="found", project_ids=["there"])).result().sessions
     assert (found.session_id, found.project_id, found.checkpoints_count) == (session_id, "there", 0)
+
+
+@pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
+def test_what_is_accessible_is_what_is_owned_and_runs_are_listed_by_project(installation: ServedInstallation) -> None:
+    session = {"tags": [], "user_metadata": {}, "sdk_version": "0", "project_id": "of-runs"}
+    session_id = installation.post("/api/v1/create_session", session).json()["session_id"]
+    model = {"session_id": session_id, "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4}}
+    made = installation.retrieve(installation.post("/api/v1/create_model", model).json()["request_id"])
+    rest = tinker.RestClient(base_url=installation.url, api_key=API_KEY)
+    for scope in ("owned", "accessible"):
+        runs = rest.list_training_runs(access_scope=scope, project_id="of-runs").result()
+        assert [run.training_run_id for run in runs.training_runs] == [made.json()["model_id"]]
+        assert rest.list_training_runs(access_scope=scope, project_id="nobody's").result().training_runs == []
+        assert rest.get_training_run(made.json()["model_id"], access_scope=scope).result().base_model == MODEL
+        assert session_id in rest.list_sessions(access_scope=scope).result().sessions
+        assert rest.get_session(session_id, access_scope=scope).result().training_run_ids == [made.json()["model_id"]]

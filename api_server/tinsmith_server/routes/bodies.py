@@ -44,8 +44,8 @@ SHAPES = {"/retrieve_futures": Shape(values=64 * 1024)}
 TEXT_IN_MEMORY = 2
 
 STABLE_REINFORCE_NOTE = (
-    "stable_reinforce has no public formula; this server runs it as cispo with the same inputs "
-    "(setting map_stable_reinforce)"
+    "stable_reinforce has no public formula; this server runs it as cispo with the same inputs, and a penalty by "
+    "kl_coeff of its own (setting map_stable_reinforce)"
 )
 
 

@@ -326,7 +326,7 @@ class SampleRequest(Request):
     topk_sample_logprobs: Count = 0
     target_prompt_logprobs: TokenTensor | None = None
     prompt_alt_tokens_k: Count = 0
-    # Accepted and without effect: stable_reinforce is mapped to a loss that needs no recorded data.
+    # Without effect: what stable_reinforce needs here, the sampler's logprobs, comes with its datums.
     record_stability_info: bool = False
 
 

@@ -38,7 +38,7 @@ async def test_a_new_model_gets_the_servers_alpha_whatever_its_rank(server: Test
     ("fields", "sentence"),
     [
         ({"base_model": "org/none"}, "does not serve the base model 'org/none'; it serves org/tiny"),
-        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "the optimizer 'dimuon' is not supported"),
+        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "the optimizer 'dimuon' is not supported: the vendor"),
         ({"lora_config": {"rank": 0}}, "lora_config.rank"),
         ({"lora_config": {"train_mlp": False, "train_attn": False, "train_unembed": False}}, "at least one of"),
         ({"lora_config": {"seed": 2**63}}, "lora_config.seed"),

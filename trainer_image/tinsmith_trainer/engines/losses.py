@@ -29,7 +29,7 @@ TARGETS = "target_tokens"
 VALID = "valid"
 LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
 STABLE_REINFORCE = "stable_reinforce"
-STABLE_REINFORCE_STAND_IN = "cispo"
+KL_COEFF = "kl_coeff"
 
 _Reduction = Callable[[Sequence[float]], float]
 _REDUCTIONS: Mapping[str, _Reduction] = {"sum": sum, "min": min, "max": max}
@@ -79,6 +79,17 @@ def _cispo(lp: Tensor, inputs: Inputs) -> Terms:
     clipped = torch.clamp(ratio, inputs[LOW], inputs[HIGH])
     metrics = _policy_metrics(lp, inputs, active) | {"clipped:sum": _per_row(active & (clipped != ratio))}
     return Terms(-clipped * inputs["advantages"] * torch.where(active, lp, 0.0), metrics)
+
+
+def _stable_reinforce(lp: Tensor, inputs: Inputs) -> Terms:
+    """As cispo, and `kl_coeff / 2 * (lp - q)^2` for each token with an advantage: our reading, since none is public.
+
+    The penalty is the second-order estimate of the KL divergence between sampler and model (k2 of
+    joschu.net/blog/kl-approx.html), which is never negative and pulls by `kl_coeff * (lp - q)`.
+    """
+    surrogate = _cispo(lp, inputs)
+    gap = torch.where(inputs["advantages"] != 0, lp - inputs["logprobs"], 0.0)
+    return Terms(surrogate.loss + 0.5 * inputs[KL_COEFF] * gap**2, surrogate.metrics)
 
 
 def _gspo(lp: Tensor, inputs: Inputs) -> Terms:
@@ -139,25 +150,23 @@ _DEFINITIONS: Mapping[str, _Definition] = {
     "cispo": _Definition(_cispo, _POLICY_INPUTS, _CLIP_INPUTS, {LOW: 0.0, HIGH: 4.0}),
     "gspo": _Definition(_gspo, _POLICY_INPUTS, _CLIP_INPUTS | {"sequence_ratio_mask"}, {LOW: 0.8, HIGH: 1.2}),
     "dro": _Definition(_dro, _POLICY_INPUTS, config={"beta": 0.05}),
+    STABLE_REINFORCE: _Definition(
+        _stable_reinforce, _POLICY_INPUTS, _CLIP_INPUTS, {LOW: 0.0, HIGH: 4.0, KL_COEFF: 0.0}
+    ),
 }
 
 
 def loss_names(*, map_stable_reinforce: bool = True) -> tuple[str, ...]:
     """The losses a client may ask for."""
-    return (*_DEFINITIONS, STABLE_REINFORCE) if map_stable_reinforce else tuple(_DEFINITIONS)
+    return tuple(name for name in _DEFINITIONS if map_stable_reinforce or name != STABLE_REINFORCE)
 
 
-def resolve_loss(name: str, *, map_stable_reinforce: bool = True) -> str:
-    """The loss that computes `name`. `stable_reinforce` has no public formula; `cispo` stands in for it.
-
-    Raises UserError on a name that is not known, or not allowed.
-    """
-    if name == STABLE_REINFORCE and map_stable_reinforce:
-        return STABLE_REINFORCE_STAND_IN
-    if name not in _DEFINITIONS:
-        known = ", ".join(loss_names(map_stable_reinforce=map_stable_reinforce))
-        raise UserError(f"Unknown loss {name!r}. This server has {known}.")
-    return name
+def _definition_of(name: str, *, map_stable_reinforce: bool) -> _Definition:
+    """Raises UserError on a name that is not known, or not allowed."""
+    known = loss_names(map_stable_reinforce=map_stable_reinforce)
+    if name not in known:
+        raise UserError(f"Unknown loss {name!r}. This server has {', '.join(known)}.")
+    return _DEFINITIONS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +176,6 @@ class PreparedLoss:
     `arrays[i]` holds datum i's per-token inputs, float32 of its targets' shape; nothing is missing.
     """
 
-    requested: str
     name: str
     config: Mapping[str, float]
     arrays: Sequence[LossArrays]
@@ -186,16 +194,15 @@ class PreparedLoss:
 
     def standing_metrics(self) -> dict[str, float]:
         """Says aloud, with every result, that another loss stood in for the one asked for."""
-        return {} if self.name == self.requested else {f"{self.requested}_as_{self.name}:max": 1.0}
+        return {"stable_reinforce_as_cispo:max": 1.0} if self.name == STABLE_REINFORCE else {}
 
 
 def prepare_loss(spec: LossSpec, datums: Sequence[Datum], *, map_stable_reinforce: bool = True) -> PreparedLoss:
     """Checks a call's loss, config and inputs. Raises UserError naming the datum and the key."""
-    name = resolve_loss(spec.name, map_stable_reinforce=map_stable_reinforce)
-    definition = _DEFINITIONS[name]
+    definition = _definition_of(spec.name, map_stable_reinforce=map_stable_reinforce)
     config = _checked_config(spec, definition)
     arrays = [_checked_inputs(index, datum, spec.name, definition, config) for index, datum in enumerate(datums)]
-    return PreparedLoss(spec.name, name, config, arrays)
+    return PreparedLoss(spec.name, config, arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +229,7 @@ def outcome_of(work: Work, loss: PreparedLoss, results: Sequence[DatumResult]) -
 
 
 def _checked_config(spec: LossSpec, definition: _Definition) -> dict[str, float]:
-    accepted = set(definition.config) | ({"kl_coeff"} if spec.name == STABLE_REINFORCE else set())
+    accepted = set(definition.config)
     for key, value in spec.config.items():
         if key not in accepted:
             known = f"its keys are {', '.join(sorted(accepted))}" if accepted else "it takes none"

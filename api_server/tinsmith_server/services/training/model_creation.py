@@ -17,6 +17,11 @@ from tinsmith_server.wire.requests import CreateModelRequest, LoadWeightsRequest
 from tinsmith_server.wire.validation_errors import sentence
 
 OPTIMIZERS = ("adamw",)
+# Of those that SDKs know by name.
+WHY_NOT = {
+    "dimuon": "the vendor says of its update how large it is and that it takes a preconditioner and a matrix sign, but "
+    "neither which nor their constants, and another update would train otherwise under the same name"
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,9 @@ def check_rank(served: ServedModel, rank: int) -> None:
 
 def check_optimizer(config: OptimizerConfig) -> None:
     if config.type not in OPTIMIZERS:
-        raise InvalidModelRequest(f"the optimizer {config.type!r} is not supported; there is {', '.join(OPTIMIZERS)}")
+        reason = f": {WHY_NOT[config.type]}" if config.type in WHY_NOT else ""
+        known = ", ".join(OPTIMIZERS)
+        raise InvalidModelRequest(f"the optimizer {config.type!r} is not supported{reason}; there is {known}")
 
 
 def _compatible(fleet: Fleet, checkpoint: Checkpoint, wanted: str | None) -> ServedModel:

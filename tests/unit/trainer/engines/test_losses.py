@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
 from tinsmith_trainer.engines.base import Datum, LossSpec
 from tinsmith_trainer.engines.batching import pad, plan_microbatches
-from tinsmith_trainer.engines.losses import VALID, PreparedLoss, Terms, loss_names, prepare_loss, resolve_loss
+from tinsmith_trainer.engines.losses import VALID, PreparedLoss, Terms, loss_names, prepare_loss
 from tinsmith_trainer.errors import UserError
 
 POLICY_LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro")
@@ -133,10 +133,18 @@ def test_a_per_token_threshold_beats_the_config_and_the_config_the_default(name:
 
 
 def test_stable_reinforce_computes_as_cispo() -> None:
-    assert value_and_slope("stable_reinforce", datum(), {"kl_coeff": 0.1}) == value_and_slope("cispo", datum())
+    assert value_and_slope("stable_reinforce", datum()) == value_and_slope("cispo", datum())
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
+def test_the_kl_coefficient_of_stable_reinforce_pulls_tokens_with_an_advantage_towards_the_sampler() -> None:
+    far = datum(logprobs=[-1.5, -1.0, -9.0, -2.0])
+    value, slope = value_and_slope("stable_reinforce", far, {"kl_coeff": 0.1})
+    without, slope_without = value_and_slope("cispo", far)
+    assert value == pytest.approx(without + 0.05 * (0.25 + 1.0 + 1.0))
+    assert slope == pytest.approx([own + 0.1 * gap for own, gap in zip(slope_without, [0.5, -1, 0, -1], strict=True)])
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo", "stable_reinforce"])
 def test_a_token_without_advantage_may_have_an_overflowing_ratio(name: str) -> None:
     value, slope = value_and_slope(name, datum(logprobs=[-1.5, -1.0, -200.0, -2.0]))
     assert math.isfinite(value)
@@ -144,7 +152,7 @@ def test_a_token_without_advantage_may_have_an_overflowing_ratio(name: str) -> N
     assert all(math.isfinite(part) for part in slope)
 
 
-@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo"])
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo", "stable_reinforce"])
 def test_a_token_without_advantage_may_have_an_impossible_target(name: str) -> None:
     value, slope = value_and_slope(
         name, datum(sequence_ratio_mask=[1, 1, 0, 1]) if name == "gspo" else datum(), lp=[-1.0, -2.0, -math.inf, -3.0]
@@ -220,14 +228,12 @@ def test_a_microbatch_of_datums_with_and_without_optional_inputs_is_complete() -
 def test_every_loss_a_client_may_ask_for_has_a_function_or_a_stand_in() -> None:
     assert loss_names() == ("cross_entropy", *POLICY_LOSSES, "stable_reinforce")
     assert loss_names(map_stable_reinforce=False) == ("cross_entropy", *POLICY_LOSSES)
-    assert resolve_loss("stable_reinforce") == "cispo"
-    assert [resolve_loss(name) for name in POLICY_LOSSES] == list(POLICY_LOSSES)
 
 
 @pytest.mark.parametrize("name", ["stable_reinforce", "custom", "", "PPO"])
 def test_an_unknown_loss_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(UserError, match=r"Unknown loss .*cross_entropy, importance_sampling, ppo, cispo, gspo, dro"):
-        resolve_loss(name, map_stable_reinforce=False)
+        prepare_loss(LossSpec(name, {}), [datum()], map_stable_reinforce=False)
 
 
 def policy_datum_of_two_targets() -> Datum:

@@ -319,9 +319,11 @@ def test_an_adapter_comes_back_after_slots_and_rank_were_lowered_below_what_it_t
 def test_stable_reinforce_trains_as_cispo_and_says_so() -> None:
     engine = new_engine()
     datums = [policy_datum(9)]
-    asked = forward_backward(engine, datums, loss=LossSpec("stable_reinforce", {"kl_coeff": 0.1}))
+    asked = forward_backward(engine, datums, loss=LossSpec("stable_reinforce"))
     stand_in = forward_backward(engine, datums, adapter="a", loss=LossSpec("cispo"))
     assert asked.metrics == stand_in.metrics | {"stable_reinforce_as_cispo:max": 1.0}
+    penalised = forward_backward(engine, datums, loss=LossSpec("stable_reinforce", {"kl_coeff": 0.1}))
+    assert penalised.metrics["loss:sum"] > asked.metrics["loss:sum"]
 
 
 def test_stable_reinforce_is_unknown_where_the_mapping_is_off() -> None:

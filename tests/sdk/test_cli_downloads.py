@@ -1,0 +1,74 @@
+"""`tinker checkpoint download` and `push-hf`: a checkpoint's weights leave the server as a PEFT adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tinker
+from safetensors.numpy import load_file
+from support.client.command_line import run_tinker
+from support.client.model_hub import model_hub
+from support.client.sdk import adam, next_token_datum, service_client
+from support.server.serve_process import API_KEY, ServedInstallation
+
+from .conftest import MODEL
+
+LIMIT_SECONDS = 240.0
+
+
+@pytest.fixture(scope="module")
+def saved(server: ServedInstallation) -> dict[str, str]:
+    """Paths of one model's weights, by their kind."""
+    with service_client(server) as client:
+        model = client.create_lora_training_client(MODEL, rank=4).result()
+        model.forward_backward([next_token_datum([5, 9, 2, 14])], "cross_entropy")
+        model.optim_step(adam()).result()
+        return {
+            "training": model.save_state("ck").result().path,
+            "external": model.save_weights_external("out").result().path,
+        }
+
+
+def adapter_in(folder: Path) -> dict[str, bytes]:
+    assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
+    return {name: values.tobytes() for name, values in load_file(folder / "adapter_model.safetensors").items()}
+
+
+def test_a_training_checkpoint_and_an_external_one_are_downloaded_as_the_same_adapter(
+    server: ServedInstallation, saved: dict[str, str], tmp_path: Path
+) -> None:
+    for kind, path in saved.items():
+        done = run_tinker("checkpoint", "download", path, "--output", str(tmp_path / kind), url=server.url, key=API_KEY)
+        assert done.exit_code == 0, done.output
+    folders = {kind: next((tmp_path / kind).glob("**/adapter_config.json")).parent for kind in saved}
+    assert adapter_in(folders["training"]) == adapter_in(folders["external"])
+    rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
+    left = [
+        one.tinker_path for one in rest.list_user_checkpoints().result().checkpoints if "/external" in one.tinker_path
+    ]
+    assert left == [saved["external"]], "what was exported for the download is gone again"
+
+
+def test_a_checkpoint_is_pushed_to_a_hub(server: ServedInstallation, saved: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tinker.cli", "checkpoint", "push-hf", saved["external"], "--repo", "me/adapter"]
+    with model_hub() as hub:
+        environment = os.environ | {
+            "TINKER_BASE_URL": server.url,
+            "TINKER_API_KEY": API_KEY,
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": "hf_of-somebody",
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_OFFLINE": "0",
+        }
+        done = subprocess.run(
+            command, check=False, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        pushed = hub.files["me/adapter"]
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= pushed.keys()
+    assert f"tinker_path: {saved['external']}" in pushed["README.md"].decode()
