@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from tinsmith_rpc import wire_pb2
 
 from tinsmith_server.wire.head import Head
-from tinsmith_server.wire.ids import is_operation_number
+from tinsmith_server.wire.ids import operation_number
 from tinsmith_server.wire.json_bodies import Shape, pack
 from tinsmith_server.wire.requests import Chunk, Finite, ModelInput, Request, WholeNumbers
 from tinsmith_server.wire.validation_errors import sentence
@@ -93,11 +93,14 @@ class ForwardBody(Request):
 
 
 def client_number(content: Mapping[str, Any]) -> int | None:
-    """The operation's number; 0 where the client leaves it to the server, None where what stands there is none."""
+    """The operation's number; 0 where the client leaves it to the server, None where what stands there is none.
+
+    Raises Unprocessable for one that no operation can have.
+    """
     seq_id = content.get("seq_id")
     if seq_id is None:
         return 0
-    return seq_id if is_operation_number(seq_id) else None
+    return operation_number(seq_id) if isinstance(seq_id, int) else None
 
 
 def json_head(content: Mapping[str, Any], key: str) -> Head | None:

@@ -130,7 +130,7 @@ async def test_a_checkpoint_of_another_base_model_is_not_loaded_into_a_model(ser
 
 
 @one_server
-@pytest.mark.parametrize("seq_id", [0, -1, 2**62, 1.5, "1", None, True])
+@pytest.mark.parametrize("seq_id", [0, -1, 2**62, 1.5, "1", True])
 async def test_an_operation_without_a_usable_number_is_a_422(server: TestedServer, seq_id: object) -> None:
     response = await server.post("/optim_step", {"model_id": await server.model(), "seq_id": seq_id})
     assert response.status_code == 422
