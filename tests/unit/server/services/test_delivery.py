@@ -49,11 +49,11 @@ class OneWorker:
     async def connection(self, _timeout_seconds: float) -> OneWorker:
         return self
 
-    async def submit(self, request: worker_pb2.SubmitRequest, _tenant: str) -> int:
+    async def submit(self, request: worker_pb2.SubmitRequest, _tenant: str) -> worker_pb2.SubmitReply:
         epoch = self.activated
         await self.synced.wait()
         self.submitted.append((request.seq_id, epoch))
-        return epoch
+        return worker_pb2.SubmitReply(epoch=epoch)
 
     async def renew(self) -> None:
         self.activated = self._store.epoch
