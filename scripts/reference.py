@@ -32,7 +32,6 @@ from tinsmith_server.errors import TinsmithError
 from tinsmith_server.metrics.server import Metrics
 from tinsmith_server.metrics.workers import DescribedWorker, SamplingFigures
 from tinsmith_server.routes.problems import HTTP_STATUS
-from tinsmith_server.routes.unsupported import UNSUPPORTED
 from tinsmith_server.settings import Settings
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -111,11 +110,6 @@ def _when(kind: type[TinsmithError]) -> str:
     return (kind.__doc__ or "").partition("\n")[0]
 
 
-def unsupported_table() -> str:
-    rows = [(f"`{method} /api/v1{path}`", what) for method, path, what in UNSUPPORTED]
-    return table(("Call", "Answers 422: not supported yet"), rows)
-
-
 def values_table() -> str:
     return table(("Value", "Default", "Meaning"), chart_reference.values_rows())
 
@@ -180,7 +174,6 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "operator-metrics": ("operator.md", lambda: metrics_table(operator_reference.metric_families())),
     "commands": ("commands.md", commands_table),
     "statuses": ("errors.md", statuses_table),
-    "unsupported": ("errors.md", unsupported_table),
     "evidence": ("evidence.md", lambda: table(evidence_reference.HEADER, evidence_reference.rows())),
     "generations": ("protocol.md", lambda: table(sdk_generations.HEADER, sdk_generations.rows())),
     "values": ("chart.md", values_table),

@@ -23,7 +23,6 @@ from tinsmith_server.routes import (
     service,
     sessions,
     training,
-    unsupported,
     usage,
 )
 from tinsmith_server.routes.dialects import anthropic, openai
@@ -50,7 +49,6 @@ ROUTERS: tuple[APIRouter, ...] = (
     adapter_imports.router,
     auth.router,
     usage.router,
-    unsupported.router,
     openai.router,
     anthropic.router,
 )

@@ -30,10 +30,6 @@ class Unprocessable(TinsmithError):
     """The request cannot be understood well enough to become a future."""
 
 
-class NotSupportedYet(Unprocessable):
-    """A part of the protocol that this server does not have. Never 5xx: the SDK would repeat it for minutes."""
-
-
 class BodyTooLarge(TinsmithError):
     """A JSON body over the limit of its route; oversize protobuf bodies fail through their future instead."""
 

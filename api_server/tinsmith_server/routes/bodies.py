@@ -23,10 +23,11 @@ from tinsmith_server.services.assembly import Services
 from tinsmith_server.services.failures import rejection
 from tinsmith_server.services.sampling import sample_requests
 from tinsmith_server.services.sampling.sample_requests import SampleSubmission, sample_submission
+from tinsmith_server.services.training.custom_losses import custom_loss_id
 from tinsmith_server.services.training.submit_requests import CallKey, JsonOperation, json_operation
 from tinsmith_server.wire.head import Head, HeadUnreadable, read_head
-from tinsmith_server.wire.ids import operation_number
-from tinsmith_server.wire.json_bodies import PLAIN, PROMPT, BadJson, Shape, read_object
+from tinsmith_server.wire.ids import CustomLossId, operation_number
+from tinsmith_server.wire.json_bodies import GRAPH, PLAIN, PROMPT, BadJson, Shape, read_object
 from tinsmith_server.wire.json_training import training_shape
 from tinsmith_server.wire.token_counts import trained_tokens
 from tinsmith_server.wire.validation_errors import sentence
@@ -119,6 +120,24 @@ def sample_as(form: Callable[[dict[str, Any]], T]) -> Callable[..., Awaitable[T]
 
 Sample = Annotated[SampleSubmission, Depends(sample_as(sample_submission))]
 PlainSample = Annotated[sample_requests.PlainSample, Depends(sample_as(sample_requests.plain_sample))]
+
+
+async def read_custom_loss(
+    request: Request, tenant: Tenant, services: ServicesDep, account: AccountDep
+) -> CustomLossId:
+    """What has the whole loss in it. Raises Unprocessable for one that the workers would not run."""
+    body = await whole_body(request, services, account)
+
+    def packed() -> CustomLossId:
+        return custom_loss_id(read_object(body, GRAPH))
+
+    try:
+        return await off_the_loop(services, tenant, len(body), packed)
+    except BadJson as error:
+        raise Unprocessable(str(error)) from error
+
+
+CustomLoss = Annotated[CustomLossId, Depends(read_custom_loss)]
 
 
 async def read_forward_backward(

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
-from tinsmith_server.routes.bodies import Forward, ForwardBackward, JsonObject, body_as
+from tinsmith_server.routes.bodies import CustomLoss, Forward, ForwardBackward, JsonObject, body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import TRAINING_BODY, takes
+from tinsmith_server.services.training.custom_losses import CreateCustomLossRequest
 from tinsmith_server.wire.ids import OperationId
 from tinsmith_server.wire.json_training import ForwardBody
 from tinsmith_server.wire.requests import (
@@ -89,6 +90,11 @@ async def forward_backward(
 @router.post("/forward", summary="Forward without gradients, of SDKs below 0.22.3", openapi_extra=takes(ForwardBody))
 async def forward(request: Forward, tenant: Tenant, services: ServicesDep, key: IdempotencyKey) -> FutureResponse:
     return _future(await services.operations.forward_backward(tenant, request, key))
+
+
+@router.post("/create_custom_loss", summary="A loss of one's own", openapi_extra=takes(CreateCustomLossRequest))
+async def create_custom_loss(loss: CustomLoss, tenant: Tenant, services: ServicesDep) -> FutureResponse:
+    return FutureResponse(request_id=str(await services.custom_losses.create(tenant, loss)))
 
 
 @router.post("/optim_step", openapi_extra=takes(OptimStepRequest))

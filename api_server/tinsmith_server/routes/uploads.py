@@ -38,6 +38,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/delete_model": SMALL_BYTES,
     "/forward_backward": "max_body_bytes",
     "/forward": "max_body_bytes",
+    "/create_custom_loss": LARGER_BYTES,
     "/optim_step": SMALL_BYTES,
     "/save_weights": LARGER_BYTES,
     "/save_weights_for_sampler": LARGER_BYTES,

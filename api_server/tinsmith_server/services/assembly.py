@@ -34,6 +34,7 @@ from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.services.training.custom_losses import CustomLosses
 from tinsmith_server.services.training.models import Models
 from tinsmith_server.services.training.operations import Operations
 from tinsmith_server.services.training.placement import Placement
@@ -156,6 +157,10 @@ class Services:
         queued = self._holdings.queued
         return Operations(self.sessions, self.models, self.binding, self._delivery, self._fleet, requests, queued)
 
+    @cached_property
+    def custom_losses(self) -> CustomLosses:
+        return CustomLosses(self.sessions)
+
     # ---- sampling, and whatever is polled for
 
     @cached_property
@@ -185,9 +190,15 @@ class Services:
 
     @cached_property
     def futures(self) -> Futures:
-        hold_seconds = self.settings.poll_hold_seconds
         return Futures(
-            self.models, self.sampling, self.binding, self._fleet, self._events, self.long_polls, hold_seconds
+            models=self.models,
+            custom_losses=self.custom_losses,
+            sampling=self.sampling,
+            binding=self.binding,
+            fleet=self._fleet,
+            events=self._events,
+            long_polls=self.long_polls,
+            hold_seconds=self.settings.poll_hold_seconds,
         )
 
     @cached_property

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from tinsmith_rpc import RELEASE_SEQ_ID, SAMPLES_OF_A_CLIENT
+from tinsmith_rpc.custom_losses import is_loss_id
 from typing_extensions import override
 
 from tinsmith_server.errors import Unprocessable
@@ -68,6 +69,18 @@ class SampleId:
         return tuple(f"{self.sampling_session_id}:asample:{self.seq_id}:{index}" for index in range(count))
 
 
+@dataclass(frozen=True, slots=True)
+class CustomLossId:
+    """A custom loss of a session. `loss_id` holds all of it, so its future needs no keeper."""
+
+    session_id: str
+    loss_id: str
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.session_id}:custom_loss:{self.loss_id}"
+
+
 NUMBER_PATTERN = re.compile(r"0|[1-9][0-9]{0,18}")
 TOKEN_PATTERN = re.compile(r"[0-9a-f]{8}")
 
@@ -82,11 +95,13 @@ def is_sample(request_id: str) -> bool:
     return isinstance(parse_request_id(request_id), SampleId)
 
 
-def parse_request_id(text: str) -> OperationId | SampleId | None:
+def parse_request_id(text: str) -> OperationId | SampleId | CustomLossId | None:
     """The inverse of `str`; None for anything that this server cannot have answered."""
     owner, _, rest = text.rpartition(":")
     owner, _, marker = owner.rpartition(":")
     number, at, token = rest.partition("@")
+    if owner and marker == "custom_loss" and is_loss_id(rest):
+        return CustomLossId(owner, rest)
     if not owner or not NUMBER_PATTERN.fullmatch(number):
         return None
     match marker:

@@ -62,6 +62,8 @@ class Shape:
 
 PLAIN = Shape()
 PROMPT = Shape(values=8192, bytes_beside_numbers=512 * 1024)
+# Of a custom loss, whose nodes and arguments have bounds of their own.
+GRAPH = Shape(values=16384, depth=24)
 
 
 def read_object(body: bytes, shape: Shape = PLAIN) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class ClientConfigResponse(Response):
     proto_compress_fwdbwd: bool
     sample_use_retrieve_futures: bool
     sample_join_sampling_session: bool = True
-    custom_loss_server_side: bool = False
+    custom_loss_server_side: bool
 
 
 class TokenResponse(Response):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import API_KEY, TestedServer, one_server, running_server, settings_for
-from tinsmith_server.routes.unsupported import UNSUPPORTED
 
 
 async def other_tenant(server: TestedServer) -> dict[str, str]:
@@ -93,20 +92,12 @@ async def test_a_first_key_is_made_once_and_kept_only_as_a_hash(tmp_path: Path, 
         assert (await server.post("/client/config")).status_code == 200
 
 
-@one_server
-@pytest.mark.parametrize(("method", "path", "what"), UNSUPPORTED, ids=str)
-async def test_what_is_not_there_yet_is_a_422_with_a_sentence(
-    server: TestedServer, method: str, path: str, what: str
-) -> None:
-    response = await server.client.request(method, path.format(session_id="sess-1"), json={})
-    assert (response.status_code, response.json()) == (422, {"detail": f"{what} is not supported yet by this server"})
-
-
 async def test_the_flags_that_clients_hear(tmp_path: Path, fleet: FakeFleet) -> None:
     async with running_server(settings_for(tmp_path, compress_training_bodies=True), fleet) as server:
         config = (await server.post("/client/config", {"sdk_version": "0.38.0"})).json()
         assert config["proto_compress_fwdbwd"] is True
         assert config["pjwt_auth_enabled"] is False
+        assert config["custom_loss_server_side"] is True
         # Without these SDKs from 0.19 to 0.24 send training data as JSON, and those from 0.22 on to another address.
         assert (config["proto_write_fwdbwd"], config["fwd_via_fwdbwd"]) == (True, True)
         assert (await server.post("/client/dynamic_config")).json() == {"sample_cancel_enabled": True}
@@ -155,7 +146,7 @@ async def test_pages_are_counted_under_their_own_names(server: TestedServer) -> 
 async def test_the_api_page_has_no_title_made_of_a_function_name(server: TestedServer) -> None:
     paths = (await server.client.get("http://server/openapi.json")).json()["paths"]
     titles = {operation["summary"] for path in paths.values() for operation in path.values()}
-    assert "Not supported yet: running custom losses on the server" in titles
+    assert "A loss of one's own" in titles
     assert titles.isdisjoint({"Healthz", "Page", "Front Page", "Asample", "Client Config"})
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import PROTOBUF, TestedServer, one_server, running_server, settings_for, training_body
-from tinsmith_server.routes.unsupported import UNSUPPORTED
 from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
 
 MIB = 2**20
@@ -30,7 +29,6 @@ async def in_parts(content: bytes, size: int = 65536) -> AsyncIterator[bytes]:
 @one_server
 async def test_every_route_that_takes_a_body_has_a_limit(server: TestedServer) -> None:
     document = server.app.openapi()
-    unsupported = {path for _, path, _ in UNSUPPORTED}
     takers = {
         path.removeprefix("/api/v1")
         for path, methods in document["paths"].items()
@@ -38,7 +36,7 @@ async def test_every_route_that_takes_a_body_has_a_limit(server: TestedServer) -
         if "requestBody" in operation
     }
     unread = {"/client/config", "/client/dynamic_config"}
-    assert takers - unsupported - unread | {"/telemetry"} == BODY_BYTES.keys()
+    assert takers - unread | {"/telemetry"} == BODY_BYTES.keys()
 
 
 @one_server

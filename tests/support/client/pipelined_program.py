@@ -12,6 +12,8 @@ from pathlib import Path
 import tinker
 from safetensors.numpy import load_file
 from support.client.sdk import Served, adam, exact_logprobs, next_token_datum, service_client
+from tinker.lib.public_interfaces.custom_loss import LossHandle
+from torch import Tensor
 
 TINY_MODEL = "Qwen/Qwen3-8B"
 ROUNDS = 12
@@ -37,16 +39,23 @@ def run_program(
     base_model: str,
     disturb: Callable[[], None],
     fetch_checkpoint: Callable[[str], Path],
+    own_loss: LossHandle | None = None,
 ) -> Ending:
     """Submits all rounds without waiting, disturbs once a third of them is answered, waits for the rest.
 
-    `fetch_checkpoint` turns a tinker path into a folder of files to read.
+    `fetch_checkpoint` turns a tinker path into a folder of files to read. Every other round has `own_loss`, if there
+    is one.
     """
     model = client.create_lora_training_client(base_model, rank=8, seed=1).result()
     rounds = []
     for index in range(ROUNDS):
         data = [next_token_datum(TOKENS[(index + offset) % 3]) for offset in range(3)]
-        rounds.append((model.forward_backward(data, "cross_entropy"), model.optim_step(adam(3e-3))))
+        trained = (
+            model.forward_backward(data, "cross_entropy")
+            if own_loss is None or index % 2
+            else model.forward_backward_custom(data, own_loss)
+        )
+        rounds.append((trained, model.optim_step(adam(3e-3))))
     rounds[ROUNDS // 3][1].result()
     disturb()
     forwards = [forward.result() for forward, _ in rounds]
@@ -62,6 +71,12 @@ def run_program(
     )
 
 
+def surprise(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """A loss that runs in the worker: what is unlikely counts for more."""
+    found = -(logprobs * weights)
+    return (found * found.detach().sigmoid()).mean(), {"custom/most:mean": found.max()}
+
+
 def checkpoint_run_folder(tinker_path: str) -> str:
     """Where a training checkpoint's directories lie below the checkpoint root."""
     return f"weights/{tinker_path.split('/')[2].replace(':', '.')}"
@@ -75,4 +90,5 @@ def run_on(server: Served, checkpoints: Path, disturb: Callable[[], None]) -> En
         return folder
 
     with service_client(server) as client:
-        return run_program(client, TINY_MODEL, disturb, fetch_checkpoint)
+        own_loss = client.create_custom_loss(surprise, input_ranks={"logprobs": 1, "weights": 1}).result()
+        return run_program(client, TINY_MODEL, disturb, fetch_checkpoint, own_loss)

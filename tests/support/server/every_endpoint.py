@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from support.engine.graphs import node, ref, written
 from support.server.attacked_server import MODEL, Tenant
 from support.server.fake_fleet import FakeFleet
 from support.server.http_server import settings_for
@@ -36,6 +37,8 @@ OTHERS: dict[str, Any] = {
     "path": "new-name",
     "sessions": [],
     "project_id": "project",
+    "custom_loss_seq_id": 0,
+    **written(node("loss", "sum", ref("logprobs"), op="call_method")),
 }
 
 

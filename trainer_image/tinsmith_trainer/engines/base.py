@@ -20,6 +20,9 @@ LossKernel = Literal["auto", "torch", "liger"]
 Quantization = Literal["8bit", "4bit"]
 Recompute = Literal["auto", "none", "layers"]
 
+CUSTOM_LOSS = "custom"
+"""The name of losses that clients bring along: which one, says the call's config."""
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -40,7 +43,7 @@ class Datum:
     """Input tokens and the loss's per-token inputs.
 
     `tokens` is int32 `[T]`. Every loss input is dense: `target_tokens` int64 `[T]` or `[T, K]`,
-    all others float32 of the same shape as `target_tokens` or `[T]`.
+    all others float32 or int64, of the same shape as `target_tokens` or `[T]`; a custom loss's may have another.
 
     Where there are images, `tokens` are those of the text alone until an engine has placed its model's own tokens for
     the images among them; what comes per token counts both.

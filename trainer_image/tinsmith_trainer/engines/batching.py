@@ -77,13 +77,14 @@ class Microbatch:
 class MicrobatchArrays:
     """`tokens` and `valid` are `[rows, width]`, `targets` `[rows, width]` or `[rows, width, K]`.
 
-    `loss_inputs` are float32, `[rows, width]` or as `targets`. Padding is 0 and False.
+    `loss_inputs` are `[rows, width]` or as `targets`, float32; a custom loss's may be int64, and have other columns.
+    Padding is 0 and False.
     """
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
     valid: NDArray[np.bool_]
-    loss_inputs: Mapping[str, NDArray[np.float32]]
+    loss_inputs: Mapping[str, NDArray[np.float32] | NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,9 @@ def _microbatch(kind: _Kind, indices: Sequence[int], datums: Sequence[Datum]) ->
 
 
 def pad(
-    microbatch: Microbatch, datums: Sequence[Datum], loss_inputs: Sequence[Mapping[str, NDArray[np.float32]]]
+    microbatch: Microbatch,
+    datums: Sequence[Datum],
+    loss_inputs: Sequence[Mapping[str, NDArray[np.float32] | NDArray[np.int64]]],
 ) -> MicrobatchArrays:
     """The microbatch's arrays. Both sequences cover the whole operation, by datum index."""
     shape = microbatch.shape
@@ -185,14 +188,14 @@ def pad(
     tokens = np.zeros(plane, np.int64)
     targets = np.zeros(target_plane, np.int64)
     valid = np.zeros(plane, np.bool_)
-    padded: dict[str, NDArray[np.float32]] = {}
+    padded: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {}
     for row, index in enumerate(microbatch.datum_indices):
         datum = datums[index]
         tokens[row, : datum.length] = datum.tokens
         targets[row, : datum.length] = datum.loss_inputs[TARGETS]
         valid[row, : datum.length] = True
         for name, values in loss_inputs[index].items():
-            plane_of_input = padded.setdefault(name, np.zeros((*plane, *values.shape[1:]), np.float32))
+            plane_of_input = padded.setdefault(name, np.zeros((*plane, *values.shape[1:]), values.dtype))
             plane_of_input[row, : datum.length] = values
     return MicrobatchArrays(tokens, targets, valid, padded)
 

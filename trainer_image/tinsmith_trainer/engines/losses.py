@@ -6,6 +6,8 @@ Notation: `lp` logprob of the target under the current weights, `q` the sampler'
 arXiv 2507.18071, section 4.3. Tokens without weight or advantage are masked before any `exp`,
 because 0 times infinity is NaN; DRO's penalty covers them all the same. Thresholds are ratios, not
 distances from 1. A per-token input beats the config, the config beats the default.
+
+Beside them stands `custom`, which computes what a user's graph says (`custom_losses`).
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tinsmith_trainer.engines.base import Datum, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.base import CUSTOM_LOSS, Datum, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.custom_losses.program import Program
+from tinsmith_trainer.engines.custom_losses.rows import custom_arrays, program_for, row_losses
 from tinsmith_trainer.errors import UserError
 
 Inputs = Mapping[str, Tensor]
-LossArrays = Mapping[str, NDArray[np.float32]]
+LossArrays = Mapping[str, NDArray[np.float32] | NDArray[np.int64]]
 
 TARGETS = "target_tokens"
 VALID = "valid"
@@ -32,12 +36,17 @@ STABLE_REINFORCE = "stable_reinforce"
 KL_COEFF = "kl_coeff"
 
 _Reduction = Callable[[Sequence[float]], float]
-_REDUCTIONS: Mapping[str, _Reduction] = {"sum": sum, "min": min, "max": max}
+_REDUCTIONS: Mapping[str, _Reduction] = {
+    "sum": sum,
+    "mean": lambda values: sum(values) / len(values),
+    "min": min,
+    "max": max,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`loss` per target (shape of `lp`), and metrics per row `[rows]` by `name:reduction` (sum, min, max)."""
+    """`loss` per target (shape of `lp`), and metrics per row `[rows]` by `name:reduction` (sum, mean, min, max)."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
@@ -156,9 +165,10 @@ _DEFINITIONS: Mapping[str, _Definition] = {
 }
 
 
-def loss_names(*, map_stable_reinforce: bool = True) -> tuple[str, ...]:
-    """The losses a client may ask for."""
-    return tuple(name for name in _DEFINITIONS if map_stable_reinforce or name != STABLE_REINFORCE)
+def loss_names(*, map_stable_reinforce: bool = True, custom: bool = False) -> tuple[str, ...]:
+    """The losses a client may ask for; `custom` ones where the engine runs them."""
+    names = tuple(name for name in _DEFINITIONS if map_stable_reinforce or name != STABLE_REINFORCE)
+    return (*names, CUSTOM_LOSS) if custom else names
 
 
 def _definition_of(name: str, *, map_stable_reinforce: bool) -> _Definition:
@@ -173,18 +183,23 @@ def _definition_of(name: str, *, map_stable_reinforce: bool) -> _Definition:
 class PreparedLoss:
     """A call's loss, its config checked and its datums' inputs complete.
 
-    `arrays[i]` holds datum i's per-token inputs, float32 of its targets' shape; nothing is missing.
+    `arrays[i]` holds datum i's per-token inputs, float32 of its targets' shape; nothing is missing. Those of a custom
+    loss, whose `program` is set, may be int64, and have other columns than the targets.
     """
 
     name: str
     config: Mapping[str, float]
     arrays: Sequence[LossArrays]
+    program: Program | None = None
 
     def __call__(self, lp: Tensor, inputs: Inputs) -> Terms:
         """`lp` float32 `[rows, length]` or `[rows, length, K]`; `inputs` likewise, plus `valid` bool.
 
         Padding must be 0 in every input and False in `valid`.
         """
+        if self.program is not None:
+            found = row_losses(self.program, lp, inputs, inputs[VALID])
+            return Terms(found.loss, found.metrics)
         config = {name: torch.tensor(value) for name, value in self.config.items() if name not in inputs}
         return _DEFINITIONS[self.name].terms(lp, {**config, **inputs})
 
@@ -197,12 +212,30 @@ class PreparedLoss:
         return {"stable_reinforce_as_cispo:max": 1.0} if self.name == STABLE_REINFORCE else {}
 
 
-def prepare_loss(spec: LossSpec, datums: Sequence[Datum], *, map_stable_reinforce: bool = True) -> PreparedLoss:
+def prepare_loss(
+    spec: LossSpec, datums: Sequence[Datum], *, map_stable_reinforce: bool = True, custom: bool = False
+) -> PreparedLoss:
     """Checks a call's loss, config and inputs. Raises UserError naming the datum and the key."""
+    if spec.name == CUSTOM_LOSS:
+        return _prepare_custom(spec, datums, runs_here=custom)
     definition = _definition_of(spec.name, map_stable_reinforce=map_stable_reinforce)
     config = _checked_config(spec, definition)
     arrays = [_checked_inputs(index, datum, spec.name, definition, config) for index, datum in enumerate(datums)]
     return PreparedLoss(spec.name, config, arrays)
+
+
+def _prepare_custom(spec: LossSpec, datums: Sequence[Datum], *, runs_here: bool) -> PreparedLoss:
+    if not runs_here:
+        raise UserError(
+            "This model's engine runs no custom losses. Pass the function itself to forward_backward_custom: then it "
+            "runs on the client."
+        )
+    program = program_for(spec)
+    for index, datum in enumerate(datums):
+        if TARGETS not in datum.loss_inputs:
+            raise UserError(f"Datum {index}: {CUSTOM_LOSS} needs the input {TARGETS}.")
+        _check_targets(index, datum, CUSTOM_LOSS, several_targets=True)
+    return PreparedLoss(CUSTOM_LOSS, {}, custom_arrays(program, datums), program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +283,7 @@ def _checked_inputs(
 ) -> dict[str, NDArray[np.float32]]:
     _check_names(index, datum, loss, definition)
     targets = datum.loss_inputs[TARGETS]
-    _check_targets(index, datum, loss, definition)
+    _check_targets(index, datum, loss, several_targets=definition.several_targets)
     arrays: dict[str, NDArray[np.float32]] = {}
     for name, values in datum.loss_inputs.items():
         if name == TARGETS:
@@ -277,9 +310,9 @@ def _check_names(index: int, datum: Datum, loss: str, definition: _Definition) -
         )
 
 
-def _check_targets(index: int, datum: Datum, loss: str, definition: _Definition) -> None:
+def _check_targets(index: int, datum: Datum, loss: str, *, several_targets: bool) -> None:
     shape = datum.loss_inputs[TARGETS].shape
-    if len(shape) not in (1, 2) or (len(shape) == 2 and not definition.several_targets):
+    if len(shape) not in (1, 2) or (len(shape) == 2 and not several_targets):
         raise UserError(f"Datum {index}: {TARGETS} of {loss} cannot have shape {list(shape)}; it needs [T].")
     if shape[0] != datum.length or 0 in shape[1:]:
         raise UserError(

@@ -19,7 +19,7 @@ from tinsmith_rpc import wire_pb2
 
 from tinsmith_trainer.engines.base import Datum, Image, LossSpec, Outcome
 from tinsmith_trainer.errors import UserError
-from tinsmith_trainer.training.tensors import Numbers, array_of, decode_tensor, dense_bytes
+from tinsmith_trainer.training.tensors import array_of, decode_tensor, dense_bytes
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
 """Of a body, and of what its compressed rows become: a tensor of a hundred bytes may be one of half a gigabyte."""
@@ -114,11 +114,7 @@ def _decode_datum(index: int, datum: wire_pb2.Datum) -> Datum:
     }
     if "target_tokens" in inputs and inputs["target_tokens"].dtype != np.int64:
         raise UserError(f"{where}, loss_fn_inputs['target_tokens'] holds floats; it must be int64.")
-    return Datum(tokens, {name: _as_float(name, value) for name, value in inputs.items()}, images)
-
-
-def _as_float(name: str, value: Numbers) -> Numbers:
-    return value if name == "target_tokens" else value.astype(np.float32, copy=False)
+    return Datum(tokens, inputs, images)
 
 
 def _decode_input(where: str, chunks: Iterable[wire_pb2.Chunk]) -> tuple[NDArray[np.int32], tuple[Image, ...]]:

@@ -15,6 +15,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, SavedWeights, WrittenCheckpoint
 from tinsmith_trainer.durable_files import sha256_of
 from tinsmith_trainer.engines.base import (
+    CUSTOM_LOSS,
     AdamParams,
     AdapterState,
     AnnouncedAdapter,
@@ -55,6 +56,8 @@ class LogprobGap:
     value: float = field(default=float("nan"))
 
     def observe(self, call: ForwardBackward, outcome: Outcome) -> None:
+        if call.loss.name == CUSTOM_LOSS:  # whose inputs may mean anything
+            return
         gaps = [
             np.abs(output["logprobs"] - datum.loss_inputs["logprobs"])[datum.loss_inputs["advantages"] != 0]
             for datum, output in zip(call.datums, outcome.outputs, strict=True)

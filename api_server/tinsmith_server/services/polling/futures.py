@@ -16,9 +16,10 @@ from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.services.training.binding import Binding
+from tinsmith_server.services.training.custom_losses import CustomLosses
 from tinsmith_server.services.training.models import Models
 from tinsmith_server.store.records import Model
-from tinsmith_server.wire.ids import OperationId, SampleId, parse_request_id
+from tinsmith_server.wire.ids import CustomLossId, OperationId, SampleId, parse_request_id
 
 # Above this size a client that allows it hears the size first, and fetches when it has room.
 METADATA_THRESHOLD_BYTES = 64 * 1024
@@ -67,7 +68,9 @@ class Futures:
 
     def __init__(
         self,
+        *,
         models: Models,
+        custom_losses: CustomLosses,
         sampling: Sampling,
         binding: Binding,
         fleet: Fleet,
@@ -76,6 +79,7 @@ class Futures:
         hold_seconds: float,
     ) -> None:
         self._models = models
+        self._custom_losses = custom_losses
         self._sampling = sampling
         self._binding = binding
         self._fleet = fleet
@@ -99,6 +103,9 @@ class Futures:
             case OperationId() as operation:
                 await self._models.owned(tenant, operation.model_id)
                 return False
+            case CustomLossId() as loss:
+                await self._custom_losses.owned(tenant, loss)
+                return False
         raise NotFound(f"there is no future {request_id}")
 
     async def _retrieve(self, tenant: str, request_id: str) -> Answer:
@@ -111,6 +118,8 @@ class Futures:
                 return await self._operation(model, number, deadline)
             case SampleId() as sample:
                 return await self._sample(tenant, sample, deadline)
+            case CustomLossId() as loss:
+                return Ready(await self._custom_losses.result(tenant, loss), protobuf=False)
         raise NotFound(f"there is no future {request_id}")
 
     async def _unloaded(self, model: Model, deadline: float) -> Answer:

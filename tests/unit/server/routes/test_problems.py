@@ -23,7 +23,6 @@ def test_every_error_has_a_status_that_the_sdk_takes_well(kind: type[TinsmithErr
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (errors.NotSupportedYet("x"), 422),
         (errors.WorkerUnstartable("x"), 503),
         (errors.WorkerUnavailable("x"), 503),
         (StoreUnavailable("x"), 503),

@@ -230,7 +230,7 @@ def test_every_loss_a_client_may_ask_for_has_a_function_or_a_stand_in() -> None:
     assert loss_names(map_stable_reinforce=False) == ("cross_entropy", *POLICY_LOSSES)
 
 
-@pytest.mark.parametrize("name", ["stable_reinforce", "custom", "", "PPO"])
+@pytest.mark.parametrize("name", ["stable_reinforce", "", "PPO"])
 def test_an_unknown_loss_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(UserError, match=r"Unknown loss .*cross_entropy, importance_sampling, ppo, cispo, gspo, dro"):
         prepare_loss(LossSpec(name, {}), [datum()], map_stable_reinforce=False)

@@ -47,8 +47,8 @@ class PeftCall(Call):
 
     @property
     def is_alone(self) -> bool:
-        """Whether its next forward is its own."""
-        return self.shares_no_more or (self.next_tokens > 0 and self.shape.sees)
+        """Whether its next forward is its own. A custom loss's always is: others wait for no code but ours."""
+        return self.shares_no_more or self.loss.program is not None or (self.next_tokens > 0 and self.shape.sees)
 
     @property
     @override

@@ -84,7 +84,7 @@ class PeftEngine(Engine):
     def capabilities(self) -> EngineCapabilities:
         return EngineCapabilities(
             engine="peft",
-            losses=loss_names(map_stable_reinforce=self._settings.map_stable_reinforce),
+            losses=loss_names(map_stable_reinforce=self._settings.map_stable_reinforce, custom=True),
             max_rank=self._settings.max_rank,
             adapter_slots=self._settings.adapter_slots,
             batch_invariant=self._is_invariant,
@@ -122,7 +122,7 @@ class PeftEngine(Engine):
         info, settings = self._torch_model.info, self._settings
         work = with_placed_images(self._torch_model, work)
         adapter = self._adapter(work.adapter_id)
-        loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=settings.map_stable_reinforce)
+        loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=settings.map_stable_reinforce, custom=True)
         check_tokens(work.datums, vocab_size=info.vocab_size, max_length=info.max_sequence_length)
         plan = plan_microbatches(
             work.datums,
@@ -226,7 +226,8 @@ def _fail(group: Sequence[PeftCall], error: Exception) -> None:
         for call in group:
             call.begin_again_alone()
         return
-    if isinstance(error, UserError):  # an image that turned out to be damaged when its pixels were read
+    # An image that turned out to be damaged when its pixels were read, or a custom loss that is not finite.
+    if isinstance(error, UserError):
         group[0].error = error
         return
     group[0].error = ServerError(f"The computation failed in this worker and left no trace: {error}")

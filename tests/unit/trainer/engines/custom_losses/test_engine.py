@@ -1,0 +1,147 @@
+"""Custom losses on the PEFT engine: a datum has its own numbers, a call its own failure, and nobody waits beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.engine.contract import CROSS_ENTROPY, forward_backward
+from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
+from support.engine.graphs import node, ref, traced_id, written
+from support.engine.peft import new_engine
+from tinsmith_rpc.custom_losses import loss_id_of
+from tinsmith_trainer.engines.base import Datum, Engine, LossSpec, Work
+from tinsmith_trainer.engines.losses import prepare_loss
+from tinsmith_trainer.errors import UserError
+from torch import Tensor
+
+
+def own(fn: Callable[..., Any], **ranks: int) -> LossSpec:
+    return LossSpec("custom", {"loss_id": traced_id(fn, **ranks)})
+
+
+def weighted(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    return -(logprobs * weights).sum(), {"custom/tokens:sum": weights.sum(), "custom/largest:mean": weights.max()}
+
+
+def of_nothing(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    return logprobs[weights > 9].mean(), {}
+
+
+def importance(logprobs: Tensor, sampled: Tensor, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    return -((logprobs - sampled).exp() * advantages).sum(), {}
+
+
+WEIGHTED = own(weighted, logprobs=1, weights=1)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return new_engine()
+
+
+def gradients(engine: Engine, datums: Sequence[Datum], loss: LossSpec) -> np.ndarray[Any, Any]:
+    engine.clear_gradients("a")
+    forward_backward(engine, datums, loss=loss)
+    tensors = engine.state("a").tensors
+    return np.concatenate([tensors[name].ravel() for name in sorted(tensors) if name.startswith("gradients/")])
+
+
+def test_a_weighted_sum_is_cross_entropy_to_the_bit(engine: Engine) -> None:
+    datums = [sft_datum(length, weights=0.5) for length in (3, 9, 40)]
+    one, other = (forward_backward(engine, datums, loss=loss) for loss in (WEIGHTED, CROSS_ENTROPY))
+    assert [o["logprobs"].tolist() for o in one.outputs] == [o["logprobs"].tolist() for o in other.outputs]
+    assert one.metrics["loss:sum"] == pytest.approx(other.metrics["loss:sum"], rel=1e-6)
+    assert (one.metrics["custom/tokens:sum"], one.metrics["custom/largest:mean"]) == (26.0, 0.5)
+    assert np.array_equal(gradients(engine, datums, WEIGHTED), gradients(engine, datums, CROSS_ENTROPY))
+
+
+def test_several_targets_per_token(engine: Engine) -> None:
+    datums = [sft_datum(length, targets=3, weights=0.5) for length in (3, 9)]
+    found = gradients(engine, datums, own(weighted, logprobs=2, weights=2))
+    assert np.array_equal(found, gradients(engine, datums, CROSS_ENTROPY))
+
+
+def test_importance_sampling_by_hand(engine: Engine) -> None:
+    datums = [policy_datum(length) for length in (4, 11)]
+    renamed = [with_inputs(datum, sampled=datum.loss_inputs["logprobs"]) for datum in datums]
+    found = gradients(engine, renamed, own(importance, logprobs=1, sampled=1, advantages=1))
+    expected = gradients(engine, datums, LossSpec("importance_sampling"))
+    assert np.allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_what_a_datum_comes_to_does_not_depend_on_those_beside_it(engine: Engine) -> None:
+    datums = [sft_datum(length) for length in (5, 17, 33)]
+    together = forward_backward(engine, datums, loss=WEIGHTED)
+    alone = [forward_backward(engine, [datum], loss=WEIGHTED) for datum in datums]
+    for index, own_outcome in enumerate(alone):
+        assert together.outputs[index]["logprobs"].tolist() == own_outcome.outputs[0]["logprobs"].tolist()
+    assert together.metrics["loss:sum"] == sum(outcome.metrics["loss:sum"] for outcome in alone)
+
+
+def test_a_forward_alone_has_its_loss_and_no_gradient(engine: Engine) -> None:
+    work = Work("a", [sft_datum(6)], WEIGHTED, forward_only=True)
+    call = engine.start(work)
+    while call.next_tokens:
+        engine.advance([call])
+    assert engine.finish(call).metrics["loss:sum"] == pytest.approx(
+        forward_backward(engine, [sft_datum(6)], loss=WEIGHTED).metrics["loss:sum"]
+    )
+
+
+def test_a_failure_is_the_calls_and_leaves_no_trace(engine: Engine) -> None:
+    before = gradients(engine, [sft_datum(8)], CROSS_ENTROPY)
+    with pytest.raises(UserError, match="'of_nothing' is nan for a datum of 5 tokens"):
+        forward_backward(
+            engine, [sft_datum(8, weights=10.0), sft_datum(5)], loss=own(of_nothing, logprobs=1, weights=1)
+        )
+    tensors = engine.state("a").tensors
+    after = [tensors[name].ravel() for name in sorted(tensors) if name.startswith("gradients/")]
+    assert np.array_equal(np.concatenate(after), before)
+
+
+def test_its_forward_is_its_own(engine: Engine) -> None:
+    calls = [engine.start(Work(name, [sft_datum(5)], loss)) for name, loss in (("a", WEIGHTED), ("b", CROSS_ENTROPY))]
+    assert engine.room_beside(calls[0]) == 0
+    assert engine.together(calls) == calls[:1]
+    assert engine.together(calls[::-1]) == calls[1:]
+
+
+@pytest.mark.parametrize(
+    ("datum", "message"),
+    [
+        (without_input(sft_datum(5), "weights"), "Datum 0: the custom loss needs the input weights"),
+        (without_input(sft_datum(5), "target_tokens"), "Datum 0: custom needs the input target_tokens"),
+        (with_inputs(sft_datum(5), weights=np.float32(1)), r"weights has shape \[\]; the custom loss declares rank 1"),
+        (with_inputs(sft_datum(5), weights=np.ones(4, np.float32)), r"weights has shape \[4\].*one row per token"),
+        (sft_datum(5, targets=2), "declares rank 1"),
+    ],
+)
+def test_a_datum_that_the_loss_does_not_fit_is_named(engine: Engine, datum: Datum, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        engine.start(Work("a", [datum], WEIGHTED))
+
+
+@pytest.mark.parametrize("config", [{}, {"loss_id": 1.0}, {"loss_id": "none"}, WEIGHTED.config | {"beta": 0.1}])
+def test_a_config_that_is_not_just_a_loss_is_refused(engine: Engine, config: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="loss_id"):
+        engine.start(Work("a", [sft_datum(5)], LossSpec("custom", config)))
+
+
+def test_too_many_combinations_of_types_are_refused(engine: Engine) -> None:
+    names = [f"x{i}" for i in range(5)]
+    loss_id = loss_id_of(written(node("loss", "sum", ref("logprobs"), op="call_method"), inputs=names))
+    values = {True: np.ones(3, np.int64), False: np.ones(3, np.float32)}
+    datums = [
+        with_inputs(sft_datum(3), **{name: values[bool(kind >> bit & 1)] for bit, name in enumerate(names)})
+        for kind in range(32)
+    ]
+    with pytest.raises(UserError, match="32 different combinations of types"):
+        engine.start(Work("a", datums, LossSpec("custom", {"loss_id": loss_id})))
+
+
+def test_an_engine_that_runs_none_says_what_to_do() -> None:
+    with pytest.raises(UserError, match="runs on the client"):
+        prepare_loss(WEIGHTED, [sft_datum(5)])

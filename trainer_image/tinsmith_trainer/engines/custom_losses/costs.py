@@ -1,0 +1,178 @@
+"""What a node of a custom loss would compute at most, in values, told from its arguments' shapes before it runs.
+
+Most functions give no more values than their arguments have when each is stretched to the shape of all. The rules here
+are for the others: those that are told a size, that put tensors beside each other, that pair all values with all
+others, or that take more than one pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+NODE_VALUES = 512
+"""What a node costs however small it is: a call of torch, forwards and backwards."""
+SORT_PASSES = 16
+
+Args = Sequence[Any]
+Rule = Callable[[Args, Mapping[str, Any]], int]
+
+
+class TooCostly(ValueError):
+    """The message is for whoever made the loss."""
+
+
+class Budget:
+    """Values that a loss may still compute for one datum."""
+
+    def __init__(self, values: int) -> None:
+        self._values = self._left = values
+
+    def take(self, target: str, args: Args, kwargs: Mapping[str, Any]) -> None:
+        """Raises TooCostly."""
+        rule = _RULES.get(target.rpartition(".")[2], _stretched)
+        self._left -= NODE_VALUES + rule(args, kwargs)
+        if self._left < 0:
+            raise TooCostly(
+                f"the loss would compute more than {self._values} values, which is what a datum of this length may "
+                "take. Values grow where a shape of [T] meets one of [T, 1]"
+            )
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for entry in value:
+            yield from tensors_in(entry)
+
+
+def _stretched(args: Args, kwargs: Mapping[str, Any]) -> int:
+    shapes = [tensor.shape for tensor in tensors_in([*args, *kwargs.values()])]
+    if not shapes:
+        return 0
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return math.prod(max(sizes) if min(sizes) > 0 else 0 for sizes in zip(*aligned, strict=True))
+
+
+def _beside(args: Args, kwargs: Mapping[str, Any]) -> int:
+    return sum(tensor.numel() for tensor in tensors_in([*args, *kwargs.values()]))
+
+
+def _paired(args: Args, kwargs: Mapping[str, Any]) -> int:
+    return math.prod(tensor.numel() for tensor in tensors_in([*args, *kwargs.values()]))
+
+
+def _product(args: Args, kwargs: Mapping[str, Any]) -> int:
+    """Multiplications of matrices or vectors."""
+    one, other = tensors_in([*args, *kwargs.values()])
+    if other.ndim <= 2:
+        return one.numel() * (other.shape[-1] if other.ndim == 2 else 1)
+    return one.numel() * other.numel() // max(1, one.shape[-1])
+
+
+def _sorted(args: Args, kwargs: Mapping[str, Any]) -> int:
+    return SORT_PASSES * _stretched(args, kwargs)
+
+
+def _expanded(args: Args, kwargs: Mapping[str, Any]) -> int:
+    value, sizes = args[0], _sizes(args[1:], kwargs)
+    own = (1,) * (len(sizes) - value.ndim) + tuple(value.shape)
+    return math.prod(have if size == -1 else size for have, size in zip(own, sizes, strict=False))
+
+
+def _repeated(args: Args, kwargs: Mapping[str, Any]) -> int:
+    value: Tensor = args[0]
+    return value.numel() * math.prod(_sizes(args[1:], kwargs))
+
+
+def _padded(args: Args, kwargs: Mapping[str, Any]) -> int:
+    """Sizes come in pairs, from the last dimension on."""
+    value, pad = args[0], kwargs["pad"] if len(args) < 2 else args[1]
+    more = [max(0, before) + max(0, after) for before, after in zip(pad[::2], pad[1::2], strict=True)]
+    more += [0] * (value.ndim - len(more))
+    return math.prod(size + extra for size, extra in zip(reversed(value.shape), more, strict=False))
+
+
+def _made(args: Args, kwargs: Mapping[str, Any]) -> int:
+    return math.prod(_sizes(args, kwargs))
+
+
+def _filled(args: Args, kwargs: Mapping[str, Any]) -> int:
+    return math.prod(_sizes(args[:1], kwargs))
+
+
+def _made_like(args: Args, kwargs: Mapping[str, Any]) -> int:
+    return math.prod(_sizes(args[1:], kwargs))
+
+
+def _filled_like(args: Args, kwargs: Mapping[str, Any]) -> int:
+    return math.prod(_sizes(args[1:2], kwargs))
+
+
+def _counted(args: Args, kwargs: Mapping[str, Any]) -> int:
+    """`arange`: end; start and end; start, end and step."""
+    given = [*args, *(kwargs[name] for name in ("start", "end", "step") if name in kwargs)]
+    start, end, step = map(float, (0, given[0], 1) if len(given) == 1 else (*given, 1)[:3])
+    return math.ceil(abs((end - start) / step))
+
+
+def _selected(args: Args, kwargs: Mapping[str, Any]) -> int:
+    """`index_select`: as many slices as there are indices."""
+    value, index = tensors_in([*args, *kwargs.values()])
+    dim = next(entry for entry in (*args, *kwargs.values()) if isinstance(entry, int))
+    return value.numel() // max(1, value.shape[dim]) * index.numel()
+
+
+def _item(args: Args, kwargs: Mapping[str, Any]) -> int:
+    """A part of what is indexed, unless a tensor of whole numbers says how often each is taken."""
+    value, index = args
+    if isinstance(value, Tensor) and isinstance(index, Tensor) and not _is_mask(index):
+        return value.numel() // max(1, value.shape[0]) * index.numel()
+    return value.numel() if isinstance(value, Tensor) else 0
+
+
+def _is_mask(index: Tensor) -> bool:
+    return index.dtype.itemsize == 1
+
+
+def _diagonal(args: Args, kwargs: Mapping[str, Any]) -> int:
+    value = next(tensors_in([*args, *kwargs.values()]))
+    offset = next((entry for entry in (*args[1:], *kwargs.values()) if isinstance(entry, int)), 0)
+    return (value.numel() + abs(offset)) ** 2 if value.ndim == 1 else value.numel()
+
+
+def _sizes(args: Args, kwargs: Mapping[str, Any]) -> list[int]:
+    """Sizes as they may be given: one by one, as a tuple, or by their name."""
+    for name in ("size", "repeats", "dims", "sizes"):
+        if name in kwargs:
+            args = [kwargs[name]]
+    flat = [size for entry in args for size in (entry if isinstance(entry, tuple | list) else (entry,))]
+    if not all(isinstance(size, int) for size in flat):
+        raise TooCostly("sizes must be whole numbers")
+    return flat
+
+
+_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("cat", "concat", "stack", "hstack", "vstack", "diff"), _beside),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), _product),
+    **dict.fromkeys(("outer", "inner"), _paired),
+    **dict.fromkeys(("sort", "argsort", "topk", "median"), _sorted),
+    **dict.fromkeys(("expand", "broadcast_to"), _expanded),
+    **dict.fromkeys(("repeat", "tile"), _repeated),
+    **dict.fromkeys(("zeros", "ones"), _made),
+    **dict.fromkeys(("new_zeros", "new_ones"), _made_like),
+    "full": _filled,
+    "new_full": _filled_like,
+    "arange": _counted,
+    "pad": _padded,
+    "index_select": _selected,
+    "gather": _beside,
+    "getitem": _item,
+    "diag": _diagonal,
+}
+"""By a function's last name."""

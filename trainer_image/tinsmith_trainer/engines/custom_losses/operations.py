@@ -1,0 +1,155 @@
+"""The functions behind the names that a custom loss may call, looked up once, by the list alone.
+
+Most are torch's own. Others are narrower than Python's, where a small graph could ask for endless work: plain numbers
+may be computed with, and nothing else that is no tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from tinsmith_rpc.custom_loss_operations import ATTRIBUTES, FUNCTIONS, MATH, METHODS, OPERATORS
+from torch import Tensor
+
+Operation = Callable[..., Any]
+
+MAX_POWER = 64
+"""Of plain numbers: Python's whole numbers have any number of digits."""
+MAX_PIECES = 1024
+
+
+class NotAllowed(ValueError):
+    """The message is for whoever made the loss."""
+
+
+def _looked_up(name: str) -> Operation:
+    root, *path = name.split(".")
+    found: Any = {"torch": torch, "operator": operator, "math": math}[root]
+    for step in path:
+        found = getattr(found, step)
+    operation: Operation = found
+    return operation
+
+
+def _are_numbers(values: tuple[Any, ...]) -> bool:
+    return all(isinstance(value, bool | int | float) for value in values)
+
+
+def _operator(function: Operation, *args: Any) -> Any:
+    """Of tensors and numbers. A list times a number, or a number to the power of a large one, has no bound."""
+    if any(isinstance(value, Tensor) for value in args):
+        return function(*args)
+    if not _are_numbers(args):
+        raise NotAllowed(f"{function.__name__} takes tensors and numbers")
+    if function is operator.pow and abs(args[1]) > MAX_POWER:
+        raise NotAllowed(f"a number can be raised to the power of {MAX_POWER} at most")
+    return function(*args)
+
+
+def _math(function: Operation, *args: Any) -> Any:
+    if not _are_numbers(args):
+        raise NotAllowed(f"math.{function.__name__} takes numbers; torch has a function for tensors")
+    return function(*args)
+
+
+def _attribute(value: Any, name: Any) -> Any:
+    if name not in ATTRIBUTES or not isinstance(value, Tensor | tuple):
+        raise NotAllowed(f"getattr may ask a tensor for {', '.join(sorted(ATTRIBUTES))}, and for nothing else")
+    return getattr(value, name)
+
+
+def _item(value: Any, index: Any) -> Any:
+    """Part of a tensor, or an entry of a tuple.
+
+    A list of whole numbers is `index_select`: torch's general indexing adds gradients up in an order that differs.
+    """
+    if not isinstance(value, Tensor):
+        if not isinstance(index, int | slice):
+            raise NotAllowed("an entry of a tuple has a whole number")
+        return value[index]
+    if isinstance(index, Tensor) and index.dtype != torch.bool:
+        if index.ndim != 1:
+            raise NotAllowed("an index that is a tensor has one dimension; torch.gather takes others")
+        return torch.index_select(value, 0, index.long())
+    for part in index if isinstance(index, tuple) else (index,):
+        if isinstance(part, list | tuple) or (isinstance(part, Tensor) and part.dtype != torch.bool):
+            raise NotAllowed("an index is whole numbers, slices and a mask; torch.gather takes others")
+    return value[index]
+
+
+def _pieces(function: Operation, count: Callable[..., int], value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Refuses what would be cut into more pieces than anybody writes down: each is an object of its own."""
+    if (pieces := count(value, *args, **kwargs)) > MAX_PIECES:
+        raise NotAllowed(f"a tensor can be cut into {MAX_PIECES} pieces at most, and not into {pieces}")
+    return function(value, *args, **kwargs)
+
+
+def _unbound(value: Tensor, dim: int = 0) -> int:
+    return value.shape[dim]
+
+
+def _split(value: Tensor, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None) -> int:
+    size = split_size if split_size_or_sections is None else split_size_or_sections
+    return len(size) if isinstance(size, list | tuple) else -(-value.shape[dim] // max(1, size))
+
+
+def _chunked(_: Tensor, chunks: int, dim: int = 0) -> int:
+    return chunks
+
+
+def _sections(_: Tensor, indices_or_sections: Any, dim: int = 0) -> int:
+    return indices_or_sections if isinstance(indices_or_sections, int) else len(indices_or_sections)
+
+
+_COUNTED: Mapping[str, Callable[..., int]] = {
+    "unbind": _unbound,
+    "split": _split,
+    "chunk": _chunked,
+    "tensor_split": _sections,
+}
+
+
+def _to(value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Another dtype. Where a loss is computed is not for it to say."""
+    for wanted in (*args, *kwargs.values()):
+        if isinstance(wanted, torch.dtype):
+            return value.to(wanted)
+        if isinstance(wanted, Tensor):
+            return value.to(wanted.dtype)
+    return value
+
+
+def _as_is(value: Tensor, *_: Any, **__: Any) -> Tensor:
+    return value
+
+
+def _functions() -> Mapping[str, Operation]:
+    found = {name: _looked_up(name) for name in FUNCTIONS - {"getattr"}}
+    found |= {name: partial(_operator, found[name]) for name in OPERATORS}
+    found |= {name: partial(_math, found[name]) for name in MATH}
+    found |= {
+        f"torch.{name}": partial(_pieces, found[f"torch.{name}"], count)
+        for name, count in (*_COUNTED.items(), ("functional.split", _split))
+    }
+    found |= {"getattr": _attribute, "operator.getitem": _item}
+    return found
+
+
+def _methods() -> Mapping[str, Operation]:
+    found: dict[str, Operation] = {name: getattr(Tensor, name) for name in METHODS}
+    found |= {name: partial(_pieces, found[name], count) for name, count in _COUNTED.items()}
+    return found | {"to": _to, "cpu": _as_is}
+
+
+_FUNCTIONS = _functions()
+_METHODS = _methods()
+
+
+def operation(target: str, *, is_method: bool) -> Operation:
+    """Of a name that stands on the list."""
+    return _METHODS[target] if is_method else _FUNCTIONS[target]
