@@ -33,6 +33,7 @@ class Layout(NamedTuple):
 
 LAYOUTS = {
     "one rank": Layout("llama3", Parallelism(1)),
+    "one rank, layers computed anew": Layout("llama3", Parallelism(1), "layers"),
     "tensor 2 with sequence parallelism": Layout("llama3", Parallelism(2, tensor=2)),
     "pipeline 2": Layout("llama3", Parallelism(2, pipeline=2)),
     "data 2": Layout("llama3", Parallelism(2)),

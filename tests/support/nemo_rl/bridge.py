@@ -105,7 +105,7 @@ def adapted_by_bridge(model: nn.Module, lora: Any, tensor_ranks: int = 1) -> Non
 
 def _unadapted(experts: Any) -> Any:
     """As Megatron made them."""
-    del experts.lora
+    del experts.adapter
     for expert in experts.local_experts:
         expert.linear_fc1, expert.linear_fc2 = expert.linear_fc1.base, expert.linear_fc2.base
     return experts

@@ -128,8 +128,12 @@ class GroupedExpertLinear(_WithDeltas):
 
 
 def place_experts(experts: Any, lora: ExpertsLora) -> None:
-    """Wraps the layers of Megatron's SequentialMLP or TEGroupedMLP in place, which has `lora` from here on."""
-    experts.lora = lora
+    """Wraps the layers of Megatron's SequentialMLP or TEGroupedMLP in place, which has `lora` from here on.
+
+    As `adapter`: what is trained under another name Megatron-Bridge takes for the base itself, and then gives layers
+    that are computed again no input with a gradient (`maybe_enable_recompute_inputs_grad`), so that they have none.
+    """
+    experts.adapter = lora
     if not hasattr(experts, "local_experts"):
         experts.linear_fc1 = GroupedExpertLinear(experts.linear_fc1, lora, (GATE, UP))
         experts.linear_fc2 = GroupedExpertLinear(experts.linear_fc2, lora, (DOWN,))

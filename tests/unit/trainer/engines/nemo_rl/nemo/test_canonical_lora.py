@@ -172,6 +172,13 @@ def test_experts_have_the_names_shapes_and_parts_that_the_peft_engine_gives_them
             assert tensor.parameter.dtype == torch.bfloat16
 
 
+def test_the_bridge_sees_adapters_alone_in_what_is_trained_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their name. With a base that is trained it would leave layers that are computed anew without gradients."""
+    mlp = mixture_stage(1, monkeypatch).get_submodule("module.module.decoder.layers.0.mlp")
+    names = {name for name, parameter in mlp.named_parameters() if ".linear_" not in name}
+    assert names == {f"experts.adapter.{key}_{factor}" for key in ("w1", "w2", "w3") for factor in "AB"}
+
+
 def test_experts_are_scaled_as_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mixture_stage(1, monkeypatch)
     find_lora(model, tensor_ranks=1).set_scale(4.0)
@@ -187,7 +194,7 @@ def test_a_dense_models_modules_are_the_bridges_whatever_they_are_called(monkeyp
         lora = setup.LoRA(**{**PEFT_ARGUMENTS, "target_modules": ["linear_q"]})
     experts = nn.Linear(2, 2)
     assert lora.transform(experts, "experts", "decoder.layers.0.mlp") is experts
-    assert not hasattr(experts, "lora")
+    assert not hasattr(experts, "adapter")
 
 
 def test_a_worker_made_inside_gets_an_adapter_for_each_projection_and_one_made_outside_the_stock_one(
