@@ -16,6 +16,7 @@ import httpx
 
 TOKENS = [11, 12, 13, 14, 15, 16, 17, 18]
 """What the adapter is to learn. A program of yours makes them with the tokenizer that /get_tokenizer names."""
+LORA = {"rank": 16, "seed": 1}
 STEPS = 64
 
 
@@ -24,7 +25,7 @@ def main() -> None:
     headers = {"X-API-Key": os.environ.get("TINKER_API_KEY", "")}
     base_url = f"{os.environ['TINKER_BASE_URL'].rstrip('/')}/api/v1"
     with httpx.Client(base_url=base_url, headers=headers, timeout=60) as server:
-        model_id = done(server, "/create_model", base_model=arguments.model, lora_config={"rank": 8})["model_id"]
+        model_id = done(server, "/create_model", base_model=arguments.model, lora_config=LORA)["model_id"]
         losses = [train(server, model_id, step) for step in range(STEPS)]
         print(f"loss: {losses[0]:.3f} at first, {losses[-1]:.3f} after {STEPS} steps")
         saved = done(server, "/save_weights_for_sampler", model_id=model_id, path="learnt")
@@ -45,7 +46,7 @@ def train(server: httpx.Client, model_id: str, step: int) -> float:
     }
     batch = {"data": [datum], "loss_fn": "cross_entropy"}
     trained = done(server, "/forward_backward", key=f"{step}", model_id=model_id, forward_backward_input=batch)
-    done(server, "/optim_step", key=f"{step}", model_id=model_id, adam_params={"learning_rate": 0.01})
+    done(server, "/optim_step", key=f"{step}", model_id=model_id, adam_params={"learning_rate": 0.004})
     return float(trained["metrics"]["loss:sum"])
 
 
