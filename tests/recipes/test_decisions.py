@@ -7,27 +7,25 @@ import math
 
 import pytest
 import tinker
-from support.client.offline_hub import QWEN, OfflineHub
 from support.client.sdk import service_client
-from support.server.serve_process import ServedInstallation
+from support.recipes.names import LLAMA
+from support.recipes.running import Runner
 
 pytestmark = pytest.mark.timeout(700)
 
 CHOICES = [("billing", "Invoices and prices"), ("sdk", "The package and its calls"), ("console", "Signing in")]
 
 
-def test_choices_are_as_likely_as_the_prompts_that_hold_them(
-    server: ServedInstallation, hub: OfflineHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choices_are_as_likely_as_the_prompts_that_hold_them(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     from tinker_cookbook import model_info, renderers
     from tinker_cookbook.recipes.decisions import Decision, DecisionRenderer, sample_decision
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-    monkeypatch.chdir(hub.directory)
-    renderer = renderers.get_renderer(model_info.get_recommended_renderer_name(QWEN), get_tokenizer(QWEN))
+    monkeypatch.chdir(runner.hub)
+    renderer = renderers.get_renderer(model_info.get_recommended_renderer_name(LLAMA), get_tokenizer(LLAMA))
     rendering = DecisionRenderer(renderer).render(Decision("Why was I charged twice?", CHOICES))
-    with service_client(server) as client:
-        sampler = client.create_sampling_client(base_model=QWEN).result()
+    with service_client(runner.server) as client:
+        sampler = client.create_sampling_client(base_model=LLAMA).result()
         shares = asyncio.run(sample_decision(sampler, rendering))
         prompts = [tinker.ModelInput.from_ints(rendering.with_label(label)) for label in rendering.labels]
         scores = [sampler.compute_logprobs(prompt).result()[rendering.choice_pos] for prompt in prompts]

@@ -1,0 +1,81 @@
+"""Fetches tinker-cookbook's own tests, which its wheel leaves out, once: `make recipes` runs some.
+
+They are in the source distribution of the version that requirements/dev.txt names, whose digest is checked.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from package_environment import directory_for, found_uv, make_environment
+
+LOCK = Path(__file__).parents[1] / "requirements" / "dev.txt"
+PACKAGE = "tinker-cookbook"
+WANTED = ("tests", "pyproject.toml")
+
+
+def sources_directory(lock: Path = LOCK) -> Path:
+    """Where they are, or will be."""
+    return directory_for(f"{PACKAGE}-sources", lock, locked_version(lock.read_text()))
+
+
+def locked_version(lock: str) -> str:
+    """The package's lines of a lock: its version and its digests."""
+    found = re.search(rf"(?ms)^{PACKAGE}==.*?(?=^[a-z0-9]|\Z)", lock)
+    assert found, f"the lock has no {PACKAGE}"
+    return "".join(f"{line}\n" for line in found[0].splitlines() if not line.lstrip().startswith("#"))
+
+
+def fetch(directory: Path) -> None:
+    """Raises CalledProcessError where it cannot be had."""
+    with tempfile.TemporaryDirectory() as scratch:
+        requirement = Path(scratch, "requirement.txt")
+        requirement.write_text(locked_version(LOCK.read_text()))
+        pip = [
+            found_uv(),
+            "run",
+            "--quiet",
+            "--no-project",
+            "--with",
+            "pip",
+            "--python",
+            sys.executable,
+            "python",
+            "-m",
+            "pip",
+        ]
+        options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes", "--dest", scratch]
+        subprocess.run([*pip, "python", "-m", "pip", "download", *options, "-r", str(requirement)], check=True)
+        [archive] = Path(scratch).glob("*.tar.gz")
+        unpack(archive, directory)
+
+
+def unpack(archive: Path, directory: Path) -> None:
+    """Of an sdist the wanted files, without the folder that holds them all."""
+    with tarfile.open(archive) as packed:
+        for member in packed.getmembers():
+            member.path = member.path.partition("/")[2]
+            if member.isfile() and any(member.path == name or member.path.startswith(f"{name}/") for name in WANTED):
+                packed.extract(member, directory, filter="data")
+
+
+def main(_arguments: Sequence[str]) -> int:
+    """The exit status."""
+    directory = sources_directory()
+    try:
+        make_environment(directory, fetch)
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"the sources of {PACKAGE} cannot be fetched: {error}", file=sys.stderr)
+        return 1
+    print(f"the sources of {PACKAGE} are in {directory}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

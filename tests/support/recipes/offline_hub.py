@@ -1,0 +1,78 @@
+"""A working directory in which the model hub's names are folders: programs that load by name find them offline.
+
+transformers and datasets both take a name that is a directory for what it is, before they ask the hub.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from support.recipes.datasets_of_hub import make_datasets
+from support.recipes.names import BRIEF, JUDGE, LLAMA, MODELS
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+BRIEF_ONES = (BRIEF, JUDGE)
+SHARE_THAT_ENDS = 0.25
+"""Of next tokens, where nothing else follows."""
+BOX = r"\boxed{"
+BEFORE_AN_ANSWER = ("\n", "\n\n", "</think>\n\n")
+"""How prompts end."""
+CERTAIN_LOGIT = 12.0
+"""Beside some 500 tokens whose logits are about 0."""
+
+LLAMA_TOKENIZER = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
+"""Where tinker-cookbook looks for the tokenizer of every Llama 3 model."""
+TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def make_offline_hub(directory: Path) -> None:
+    """Tiny models with tokenizers, and datasets large enough for what is run."""
+    for seed, name in enumerate(MODELS):
+        make_tiny_model(directory / name, family="llama3" if name == LLAMA else "qwen3", seed=seed)
+    for name in BRIEF_ONES:
+        _answer_briefly(directory / name)
+    tokenizer = directory / LLAMA_TOKENIZER
+    tokenizer.mkdir(parents=True)
+    for file in TOKENIZER_FILES:
+        shutil.copy(directory / LLAMA / file, tokenizer)
+    make_datasets(directory)
+    # Recipes read and write examples by a path that is relative to the cookbook's checkout.
+    examples = files("tinker_cookbook") / "example_data"
+    shutil.copytree(str(examples), directory / "tinker_cookbook" / "example_data")
+
+
+def _answer_briefly(directory: Path) -> None:
+    """Makes a random model say BOX, a digit and the end of its turn, or else end after a few tokens.
+
+    Numbers of the embeddings that are far larger than the others reach the end of the residual stream as they are: the
+    first is there for every token, and there is one more for each token that another has to follow.
+    """
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    chain = _chain(AutoTokenizer.from_pretrained(directory))
+    head, embeddings = model.lm_head.weight, model.model.embed_tokens.weight
+    words, width = head.shape
+    with torch.no_grad():
+        embeddings[:, 0] = 1.0
+        head[:, : len(chain) + 1] = 0.0
+        head[model.config.eos_token_id, 0] = math.log(SHARE_THAT_ENDS / (1 - SHARE_THAT_ENDS) * words) / width**0.5
+        for place, (tokens, followers) in enumerate(chain, start=1):
+            embeddings[tokens, place] = 1.0
+            # The norm makes the width's root of a vector's length, which has two such numbers.
+            head[followers, place] = CERTAIN_LOGIT / (width / 2) ** 0.5
+    model.save_pretrained(directory)
+
+
+def _chain(tokenizer: PreTrainedTokenizerBase) -> list[tuple[list[int], list[int]]]:
+    """Which tokens follow which."""
+    box = tokenizer.encode(BOX, add_special_tokens=False)
+    digits = tokenizer.convert_tokens_to_ids([*"123456789"])
+    closing = tokenizer.convert_tokens_to_ids("}")
+    openings = sorted({tokenizer.encode(text, add_special_tokens=False)[-1] for text in BEFORE_AN_ANSWER})
+    links = [[token] for token in box]
+    spelled = zip([openings, *links], [*links, digits], strict=True)
+    return [*spelled, (digits, [closing]), ([closing], [tokenizer.eos_token_id])]
