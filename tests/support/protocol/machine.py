@@ -48,6 +48,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.sessions: list[Session] = []
         self.models: list[Model] = []
         self.shelf: dict[str, AdapterState] = {}
+        self.loadable: set[str] = set()
         self.steps: list[str] = []
 
     # ---- clients that begin and end
@@ -218,7 +219,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         return [sample for session in self._open_sessions() for sample in session.samples]
 
     def _call(self, kind: str, seed: int) -> Call:
-        return call_of(kind, seed, sorted(self.shelf))
+        return call_of(kind, seed, sorted(self.loadable))
 
     # ---- steps
 
@@ -325,6 +326,8 @@ class ProtocolMachine(RuleBasedStateMachine):
             case Ready(payload):
                 assert answer.status_code == 200, answer.text
                 assert answer.content == payload, f"{request_id}: {answer.content!r}, not {payload!r}"
+                if model.reference.accepted[number].kind == "save":
+                    self.loadable.add(answer.json()["path"])  # before its answer nobody knows that it is there
             case Failed(says):
                 content = answer.json()
                 assert content.get("category") == "user", f"{request_id}: {answer.content!r}, not {expected}"
