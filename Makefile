@@ -46,7 +46,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk zoo recipes soak cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk evidence zoo recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -193,6 +193,12 @@ recipes: venv ## the cookbook's programs and three that stand on OpenAI's client
 
 soak: venv ## 200 random kills under four programs of two tenants: half an hour, and the same bits; SEED=… and KILLS=… if you like
 	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/random_kills.py --seed $(SEED) --kills $(KILLS)
+
+test-protocol-model: venv ## ten thousand random sequences of the protocol, with kills between any two steps, against its reference; SEED=… if you like
+	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/protocol_model.py --seed $(SEED)
+
+load: venv ## a thousand polls and sessions, 400 samples, 64 tenants, bodies of 100 MiB, on one server and on two: memory, errors, shares
+	PYTHONPATH=tests:testcluster $(BIN)/python tests/soak/load.py
 
 bench: venv ## steps, short and many calls, the output projection, samples, saves, new weights, long lives, starts, creations, memory: each beside its goal
 	$(BIN)/python benchmarks/step.py

@@ -111,7 +111,9 @@ class Settings(BaseSettings):
     )
     max_sample_bytes: int = Field(8 * MIB, ge=MIB, description="Largest body of a sample: a token takes 2 to 7 bytes.")
     body_bytes_per_tenant: int = Field(
-        256 * MIB, ge=MIB, description="Bytes of request bodies that a tenant may have in flight; more wait."
+        256 * MIB,
+        ge=MIB,
+        description="Bytes of request bodies that a tenant may have in flight, and as many of results; more wait.",
     )
     body_bytes_in_all: int = Field(
         512 * MIB, ge=MIB, description="The same of all tenants together; each byte takes up to three of memory."

@@ -13,6 +13,8 @@ from tinsmith_trainer.engines.losses import loss_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+RECORDED_RUNS = {"soak": "design.md", "test-protocol-model": "design.md", "load": "limits.md"}
+LAST_RUN = re.compile(r"last run, on \d{4}-\d\d-\d\d")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -62,6 +64,12 @@ def test_every_target_of_the_makefile_is_explained_by_make() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     shown = subprocess.run(["make"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     assert {line.split()[0] for line in shown.splitlines()} == make_targets()
+
+
+@pytest.mark.parametrize(("target", "page"), RECORDED_RUNS.items())
+def test_the_last_run_of_what_takes_long_is_on_its_page(target: str, page: str) -> None:
+    paragraphs = (ROOT / "docs" / page).read_text().split("\n\n")
+    assert any(f"`make {target}`" in each and LAST_RUN.search(each) for each in paragraphs)
 
 
 def test_every_loss_has_a_section() -> None:

@@ -53,7 +53,6 @@ WHY_SHORT = {
     "api_server/tinsmith_server/services/accounts/turns.py": "who goes next, which whatever waits can use",
     "api_server/tinsmith_server/services/checkpoints/ended_runs.py": SHARED,
     "api_server/tinsmith_server/services/failures.py": SHARED,
-    "api_server/tinsmith_server/services/polling/long_polls.py": SHARED,
     "api_server/tinsmith_server/services/paging.py": SHARED,
     "api_server/tinsmith_server/services/row_cache.py": SHARED,
     "api_server/tinsmith_server/services/sampling/adapter_hints.py": SHARED,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from tinsmith_server.errors import TinsmithError, Unprocessable
+from tinsmith_server.errors import TinsmithError, TooBusy, Unprocessable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.routes.bodies import body_as, off_the_loop
 from tinsmith_server.routes.dependencies import API_PREFIX, ApiKey, ServicesDep, Tenant, get_services
@@ -40,6 +42,10 @@ from tinsmith_server.wire.token_counts import sampled_tokens
 
 log = get_logger(__name__)
 
+COMES_LATER = Pending("as many results of yours are on their way as may be at a time; this one comes after them")
+
+Translate = Callable[[bytes], bytes]
+
 PROTOBUF = "application/x-protobuf"
 ANYTHING = "*/*"
 RESULTS: dict[int | str, dict[str, Any]] = {
@@ -47,6 +53,16 @@ RESULTS: dict[int | str, dict[str, Any]] = {
     408: {"model": PendingResponse},
 }
 """`responses` of a poll."""
+
+# Of a small one there may be thousands; none waits for room.
+SMALL_BYTES = 64 * 2**10
+# What the socket does not take yet is held once more by whoever writes to it: a piece, instead of all.
+PIECE_BYTES = 256 * 2**10
+# Whoever reads no faster is cut off, and may poll again: others wait for the room.
+GRACE_SECONDS = 15.0
+LEAST_BYTES_PER_SECOND = 256 * 2**10
+# Of a float in protobuf, until it is a number in decimal digits: the two beside each other.
+TIMES_IN_JSON = 7
 
 
 class HeldRoute(DirectRoute):
@@ -97,8 +113,8 @@ async def retrieve_future(
     services: ServicesDep,
     key: ApiKey,
 ) -> Response:
-    answer = await services.futures.retrieve(tenant, body.request_id, allow_metadata_only=body.allow_metadata_only)
-    return await _told(answer, services, tenant, body.request_id, key, in_json=not reads_protobuf(request))
+    retrieve = partial(services.futures.retrieve, tenant, body.request_id, allow_metadata_only=body.allow_metadata_only)
+    return await _told(retrieve, services, tenant, body.request_id, key, in_json=not reads_protobuf(request))
 
 
 @router.get("/retrieve_future/{request_id}", summary="A result, for programs without an SDK", responses=RESULTS)
@@ -107,9 +123,9 @@ async def retrieve_future_by_path(
     request_id: str, request: Request, tenant: Tenant, services: ServicesDep, key: ApiKey
 ) -> Response:
     """In JSON, unless protobuf is asked for by its name."""
-    answer = await services.futures.retrieve(tenant, request_id, allow_metadata_only=False)
+    retrieve = partial(services.futures.retrieve, tenant, request_id, allow_metadata_only=False)
     in_json = PROTOBUF not in request.headers.get("accept", "")
-    return await _told(answer, services, tenant, request_id, key, in_json=in_json)
+    return await _told(retrieve, services, tenant, request_id, key, in_json=in_json)
 
 
 @router.post(
@@ -137,18 +153,67 @@ def reads_protobuf(request: Request) -> bool:
 
 
 async def _told(
-    answer: Answer, services: Services, tenant: str, request_id: str, key: str | None, *, in_json: bool
+    retrieve: Callable[[], Awaitable[Answer]],
+    services: Services,
+    tenant: str,
+    request_id: str,
+    key: str | None,
+    *,
+    in_json: bool,
 ) -> Response:
-    if services.admission.rates.sampled.limits and isinstance(answer, Ready) and is_sample(request_id):
+    answer = await retrieve()
+    if not isinstance(answer, Ready):
+        return _response(answer)
+    if services.admission.rates.sampled.limits and is_sample(request_id):
         services.admission.rates.note_sampled(services.keys.counted_as(key), request_id, sampled_tokens(answer.payload))
-    if isinstance(answer, Ready) and answer.protobuf and in_json:
-        answer = await _in_json(services, tenant, request_id, answer)
-    return _response(answer)
+    translate = partial(result_as_json, of_sample=is_sample(request_id)) if in_json and answer.protobuf else None
+    size = len(answer.payload)
+    if size <= SMALL_BYTES:
+        return _response(await _translated(services, tenant, answer, translate))
+    with ExitStack() as room:
+        account = room.enter_context(services.admission.results.account(tenant))
+        taken = size if translate is None else TIMES_IN_JSON * size
+        kept = answer if account.has_room(taken) else None
+        del answer  # nobody holds a result while it waits
+        try:
+            await account.take(taken)
+        except TooBusy:
+            return _pending(COMES_LATER)
+        whole = kept or await retrieve()
+        if not isinstance(whole, Ready):
+            return _response(whole)
+        whole = await _translated(services, tenant, whole, translate)
+        return SentInPieces(whole.payload, _media_type(whole), room.pop_all())
 
 
-async def _in_json(services: Services, tenant: str, request_id: str, answer: Ready) -> Ready:
-    translate = partial(result_as_json, answer.payload, of_sample=is_sample(request_id))
-    return Ready(await off_the_loop(services, tenant, len(answer.payload), translate), protobuf=False)
+async def _translated(services: Services, tenant: str, answer: Ready, translate: Translate | None) -> Ready:
+    if translate is None:
+        return answer
+    text = await off_the_loop(services, tenant, len(answer.payload), partial(translate, answer.payload))
+    return Ready(text, protobuf=False)
+
+
+class SentInPieces(Response):
+    """Gives its room back when the last piece is sent, or cannot be."""
+
+    def __init__(self, content: bytes, media_type: str, room: ExitStack) -> None:
+        super().__init__(content, media_type=media_type)
+        self._room = room
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._room:
+            async with asyncio.timeout(GRACE_SECONDS + len(self.body) / LEAST_BYTES_PER_SECOND):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await self._send_pieces(send)
+
+    async def _send_pieces(self, send: Send) -> None:
+        """Each waits until the socket has taken what was before it; so does the empty one at the end."""
+        whole = memoryview(self.body)
+        for start in range(0, len(whole), PIECE_BYTES):
+            piece = bytes(whole[start : start + PIECE_BYTES])
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 @router.post(
@@ -187,10 +252,14 @@ async def cancel_future(
     return Empty()
 
 
+def _media_type(answer: Ready) -> str:
+    return PROTOBUF if answer.protobuf else "application/json"
+
+
 def _response(answer: Answer) -> Response:
     match answer:
-        case Ready(payload, protobuf):
-            return Response(payload, media_type=PROTOBUF if protobuf else "application/json")
+        case Ready(payload):
+            return Response(payload, media_type=_media_type(answer))
         case Metadata(size_bytes):
             return JSONResponse(MetadataResponse(response_payload_size=size_bytes).model_dump())
         case Failure(category, message):

@@ -29,6 +29,7 @@ from testcluster import own
 __all__ = [
     "Cluster",
     "api_cluster",
+    "cluster_of_a_run",
     "fresh_cluster",
     "namespace",
     "node_cluster",
@@ -58,7 +59,7 @@ _DIAGNOSIS_LINES = 60
 @pytest.fixture(scope="session")
 def api_cluster() -> Iterator[Cluster]:
     """etcd, the API server and the controllers, and no node: pods stay Pending, and a test writes their status."""
-    with _cluster("api", nodes=0) as cluster:
+    with cluster_of_a_run("api", nodes=0) as cluster:
         yield cluster
 
 
@@ -69,7 +70,7 @@ def node_cluster() -> Iterator[Cluster]:
     if given_cluster is not None:
         yield given_cluster
         return
-    with _cluster("node", nodes=1) as cluster:
+    with cluster_of_a_run("node", nodes=1) as cluster:
         yield cluster
 
 
@@ -79,7 +80,7 @@ def two_node_cluster() -> Iterator[Cluster]:
 
     Of one file alone: a node that was powered off stays off.
     """
-    with _cluster("node", nodes=2) as cluster:
+    with cluster_of_a_run("node", nodes=2) as cluster:
         yield cluster
 
 
@@ -185,7 +186,7 @@ def _tiers(item: pytest.Item) -> list[Tier]:
 
 
 @contextmanager
-def _cluster(tier: Tier, nodes: int) -> Iterator[Cluster]:
+def cluster_of_a_run(tier: Tier, nodes: int) -> Iterator[Cluster]:
     record = _named()
     if record is not None and (record.tier, len(record.nodes)) == (tier, nodes):
         yield recorded(record)

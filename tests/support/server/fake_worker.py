@@ -68,6 +68,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.given: dict[tuple[str, str], int] = {}  # by model and key
         self.drains = 0
         self.asked = 0
+        self.awaits = 0  # calls for results of operations
         self.samples_waiting = 0
         self.create_failure: str | None = None
         self.imports: list[worker_pb2.ImportAdapterRequest] = []
@@ -178,6 +179,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     @override
     async def Await(self, request: worker_pb2.AwaitRequest, context: Context) -> worker_pb2.AwaitReply:
         key = (request.model_id, request.seq_id)
+        self.awaits += 1
         if key not in self.operations:
             return worker_pb2.AwaitReply(not_found=worker_pb2.NotFound())
         return await self._wait(lambda: self.outcomes.get(key), request.timeout_seconds)

@@ -19,9 +19,10 @@ TELEMETRY_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """`turns` are for reading large bodies."""
+    """`turns` are for reading large bodies; `results` are those that are on their way to clients."""
 
     bodies: BodyBudget
+    results: BodyBudget
     telemetry: BodyBudget
     turns: Turns
     rates: Rates
@@ -31,6 +32,7 @@ class Admission:
     def of(cls, settings: Settings) -> Admission:
         return cls(
             bodies=BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all),
+            results=BodyBudget(settings.body_bytes_per_tenant, settings.body_bytes_in_all),
             telemetry=BodyBudget(TELEMETRY_BYTES, TELEMETRY_BYTES, TELEMETRY_WAIT_SECONDS),
             turns=Turns(),
             rates=Rates(

@@ -1,4 +1,4 @@
-"""Memory for the bodies of requests that are being received or worked on: so much for a tenant, so much for all.
+"""Memory for bodies that are on their way, of requests or of large results: so much for a tenant, so much for all.
 
 A body counts as far as it has arrived, so that who sends slowly holds nothing that others could use. What finds no
 room waits, and is not read meanwhile: TCP holds the sender back.
@@ -55,7 +55,7 @@ class BodyBudget:
             self.received(account)
 
     async def take(self, account: Account, size: int) -> None:
-        if self._fits(account, size):
+        if self.fits(account, size):
             self._change(account, size)
             return
         wait = Wait(size)
@@ -93,7 +93,7 @@ class BodyBudget:
                 return
 
     def _grant(self, account: Account, wait: Wait) -> bool:
-        if wait.over.is_set() or not self._fits(account, wait.size):
+        if wait.over.is_set() or not self.fits(account, wait.size):
             return False
         self._change(account, wait.size)
         wait.over.set()
@@ -106,7 +106,7 @@ class BodyBudget:
         if not self._held[account.tenant]:
             del self._held[account.tenant]
 
-    def _fits(self, account: Account, size: int) -> bool:
+    def fits(self, account: Account, size: int) -> bool:
         within = self._held[account.tenant] + size <= self._per_tenant
         within_all = self.held_bytes + size <= self._in_all
         return (within or account is self._first_of(account.tenant)) and (within_all or account is self._first())
@@ -142,6 +142,10 @@ class Account:
         self.held_bytes = 0
         Account._last += 1
         self.number = Account._last
+
+    def has_room(self, size: int) -> bool:
+        """Whether `take` would return at once."""
+        return self._budget.fits(self, size)
 
     async def take(self, size: int) -> None:
         """Returns when there is room. Raises TooBusy when there was none for long."""

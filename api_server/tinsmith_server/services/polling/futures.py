@@ -13,7 +13,7 @@ from tinsmith_server.errors import Gone, NotFound, WorkerAbsent, WorkerUnavailab
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.worker_events import Events
 from tinsmith_server.services.failures import Failure
-from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.polling.long_polls import LongPolls, SharedCalls
 from tinsmith_server.services.sampling.sampling import Sampling
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.custom_losses import CustomLosses
@@ -86,6 +86,8 @@ class Futures:
         self._events = events
         self._long_polls = long_polls
         self._hold_seconds = hold_seconds
+        # By model and number.
+        self._asks: SharedCalls[tuple[str, int], worker_pb2.AwaitReply] = SharedCalls()
 
     async def retrieve(self, tenant: str, request_id: str, *, allow_metadata_only: bool) -> Answer:
         """Raises NotFound for what never existed, Gone for what is no longer kept."""
@@ -204,9 +206,13 @@ class Futures:
         return False
 
     async def _ask_worker_of(self, model: Model, seq_id: int, deadline: float) -> worker_pb2.AwaitReply:
-        async def ask() -> worker_pb2.AwaitReply:
+        async def await_result() -> worker_pb2.AwaitReply:
             worker = await self._fleet.worker(model.worker_id).connection(_remaining(deadline))
             return await worker.await_result(model.model_id, seq_id, _remaining(deadline))
+
+        async def ask() -> worker_pb2.AwaitReply:
+            """The deadline is that of whoever asked first, so the earlier one, but for what waited for its worker."""
+            return await self._asks.result((model.model_id, seq_id), await_result)
 
         return await self._ask(ask, deadline)
 

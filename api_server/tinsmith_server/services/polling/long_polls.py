@@ -1,12 +1,14 @@
-"""Long polls that can all be let go at once, when the server stops."""
+"""Long polls that can all be let go at once, when the server stops, and what many of them ask for at a time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class LongPolls:
@@ -40,3 +42,36 @@ class LongPolls:
         self._closed = True
         for task in list(self._held):
             task.cancel()
+
+
+@dataclass(slots=True)
+class _Shared(Generic[T]):
+    task: asyncio.Task[T]
+    waiting: int = 0
+
+
+class SharedCalls(Generic[K, T]):
+    """A call that many wait for is made once, and what it brings is there once, however large it is."""
+
+    def __init__(self) -> None:
+        self._running: dict[K, _Shared[T]] = {}
+
+    async def result(self, key: K, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Of the call under way, or of a new one. It ends when nobody waits for it any more."""
+        shared = self._running.get(key)
+        if shared is None:
+            shared = self._running[key] = _Shared(asyncio.create_task(call()))
+            shared.task.add_done_callback(lambda _: self._forget(key, shared))
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting:
+                self._forget(key, shared)
+                shared.task.cancel()
+
+    def _forget(self, key: K, shared: _Shared[T]) -> None:
+        """Whoever comes from here on makes a call of its own."""
+        if self._running.get(key) is shared:
+            del self._running[key]

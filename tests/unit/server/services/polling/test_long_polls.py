@@ -1,11 +1,11 @@
-"""Long polls are held together and let go together."""
+"""Long polls are held together and let go together, and share what they ask for."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from tinsmith_server.services.polling.long_polls import LongPolls
+from tinsmith_server.services.polling.long_polls import LongPolls, SharedCalls
 
 
 async def forever() -> str:
@@ -45,3 +45,66 @@ async def test_an_error_reaches_the_poll() -> None:
 
     with pytest.raises(ValueError, match="no"):
         await LongPolls().hold(fails(), released="released")
+
+
+class Calls:
+    """Of a worker; each ends when a test says so."""
+
+    def __init__(self) -> None:
+        self.shared: SharedCalls[str, str] = SharedCalls()
+        self.made = 0
+        self.ended = 0
+        self.answer = asyncio.Event()
+
+    async def call(self) -> str:
+        self.made += 1
+        try:
+            await self.answer.wait()
+        finally:
+            self.ended += 1
+        return f"answer {self.made}"
+
+    async def asking(self, count: int, key: str = "a") -> list[asyncio.Task[str]]:
+        asked = [asyncio.create_task(self.shared.result(key, self.call)) for _ in range(count)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return asked
+
+
+async def test_many_who_ask_the_same_make_one_call_and_the_next_one_another() -> None:
+    calls = Calls()
+    asked = await calls.asking(5)
+    calls.answer.set()
+    assert await asyncio.gather(*asked) == ["answer 1"] * 5
+    assert await calls.shared.result("a", calls.call) == "answer 2"
+
+
+async def test_those_who_ask_something_else_make_a_call_of_their_own() -> None:
+    calls = Calls()
+    asked = await calls.asking(2) + await calls.asking(2, "b")
+    assert calls.made == 2
+    calls.answer.set()
+    await asyncio.gather(*asked)
+
+
+async def test_a_call_goes_on_for_those_who_stay_and_ends_with_the_last() -> None:
+    calls = Calls()
+    first, last = await calls.asking(2)
+    first.cancel()
+    await asyncio.wait([first])
+    assert calls.ended == 0
+    last.cancel()
+    await asyncio.wait([last])
+    [newcomer] = await calls.asking(1)
+    assert (calls.made, calls.ended) == (2, 1)
+    calls.answer.set()
+    assert await newcomer == "answer 2"
+
+
+async def test_what_goes_wrong_goes_wrong_for_all_who_ask() -> None:
+    async def broken() -> str:
+        raise ValueError("the worker is away")
+
+    shared: SharedCalls[str, str] = SharedCalls()
+    outcomes = await asyncio.gather(*(shared.result("a", broken) for _ in range(3)), return_exceptions=True)
+    assert [type(one) for one in outcomes] == [ValueError] * 3

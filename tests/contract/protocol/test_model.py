@@ -1,0 +1,26 @@
+"""What clients, processes and time do in a random order comes to what the reference says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from support.protocol.machine import ProtocolMachine
+
+# `make test-protocol-model` runs ten thousand.
+SEQUENCES = 40
+
+
+@pytest.fixture
+def machine() -> Iterator[type[ProtocolMachine]]:
+    yield ProtocolMachine
+    ProtocolMachine.discard()
+
+
+def test_random_sequences_answer_what_the_reference_says(machine: type[ProtocolMachine]) -> None:
+    drawn = settings(
+        max_examples=SEQUENCES, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(machine, settings=drawn)

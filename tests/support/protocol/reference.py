@@ -1,0 +1,209 @@
+"""The protocol as it is promised, in one thread and one place: without a network, a disk, or a process that could end.
+
+What it says is compared with what the real server and worker answer (`machine.py`). Arithmetic is that of the reference
+engine, which each model here has for itself, and which sees its operations one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import orjson
+from support.engine.reference import ReferenceEngine
+from tinsmith_rpc import wire_pb2
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, LoraSpec, Work
+from tinsmith_trainer.errors import UserError
+from tinsmith_trainer.training.codec import decode_forward_backward, encode_forward_backward
+
+ADAM = AdamParams(learning_rate=0.125, beta1=0.5, beta2=0.75, eps=2.0**-20, weight_decay=0.0, grad_clip_norm=0.0)
+LORA = LoraSpec(rank=4, alpha=32.0, seed=7, train_attn=True, train_mlp=False, train_unembed=False)
+END = 10**9
+"""Behind every number that a client uses."""
+
+Kind = Literal["create", "forward_backward", "optim_step", "save", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a client sends under a number. `body` is a forward_backward's, `name` that of the checkpoint."""
+
+    kind: Kind
+    body: bytes = b""
+    name: str = ""
+    forward_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """As the user's fault, in words that hold these."""
+
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """For a number below it, which has not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Its model had ended before it came: it is gone, or fails and says so."""
+
+
+Answer = Ready | Failed | Waiting | Over
+WAITING, OVER = Waiting(), Over()
+
+
+@dataclass
+class ModelReference:
+    """One model: an adapter, an optimizer and a queue of numbered calls."""
+
+    model_id: str
+    shelf: dict[str, AdapterState]
+    """The training checkpoints of all models, by their paths."""
+    is_open: bool = True
+    accepted: dict[int, Call] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    applied: int = 0
+    closed_below: int = 0
+    window_is_broken: bool = False
+
+    def __post_init__(self) -> None:
+        self.engine = ReferenceEngine()
+        self.engine.create_adapter(self.model_id, LORA)
+        self.accepted[0] = Call("create")
+        self.answers[0] = Ready(orjson.dumps({"model_id": self.model_id, "type": "create_model"}))
+
+    # ---- what happens to it
+
+    def accept(self, number: int, call: Call) -> None:
+        """Whoever comes first has the number; what comes under it again changes nothing."""
+        if number in self.accepted:
+            return
+        self.accepted[number] = call
+        if not self.is_open:
+            self.answers[number] = OVER
+        elif number <= self.applied or number < self.closed_below:
+            self.answers[number] = Failed("came too late")
+        else:
+            if call.kind != "forward_backward":
+                self._close_below(number)
+            self._run()
+
+    def time_passes(self) -> None:
+        """So much that nobody waits any longer for the numbers below the lowest that waits."""
+        if self.is_open and (waiting := self._waiting()):
+            self._close_below(waiting[0])
+            self._run()
+
+    def end(self) -> None:
+        """Behind all that was accepted."""
+        if self.is_open:
+            self._close_below(END)
+            self._run()
+            self.is_open = False
+
+    # ---- what is said of it
+
+    def answer(self, number: int) -> Answer:
+        return self.answers.get(number, WAITING)
+
+    def numbers(self) -> list[int]:
+        """Of the calls that were accepted, behind the creation."""
+        return sorted(self.accepted)[1:]
+
+    def missing(self) -> list[int]:
+        """Numbers below an accepted one, under which nothing came."""
+        return [number for number in range(1, max(self.accepted)) if number not in self.accepted]
+
+    def state(self) -> AdapterState:
+        return self.engine.state(self.model_id)
+
+    # ---- the order
+
+    def _waiting(self) -> list[int]:
+        return sorted(number for number in self.accepted if number not in self.answers)
+
+    def _close_below(self, number: int) -> None:
+        self.closed_below = max(self.closed_below, number)
+
+    def _run(self) -> None:
+        for number in self._waiting():
+            if number > self.applied + 1:
+                if number > self.closed_below:
+                    return
+                self.window_is_broken = True  # what never came may have been a gradient
+            self.answers[number] = self._outcome(number, self.accepted[number])
+            self.applied = number
+
+    # ---- the calls
+
+    def _outcome(self, number: int, call: Call) -> Answer:
+        try:
+            match call.kind:
+                case "forward_backward":
+                    return self._forward_backward(call)
+                case "optim_step":
+                    return self._optim_step()
+                case "save":
+                    return self._save(call.name)
+                case "load":
+                    return self._load(call.name)
+        except UserError as error:
+            return Failed(str(error))
+
+    def _forward_backward(self, call: Call) -> Answer:
+        """One that failed, or that nobody can read, may have been a gradient; a forward alone was none."""
+        try:
+            request = decode_forward_backward(call.body, zstd=False)
+            running = self.engine.start(Work(self.model_id, request.datums, request.loss, request.forward_only))
+        except UserError:
+            self.window_is_broken |= not call.forward_only
+            raise
+        while running.next_tokens:
+            self.engine.advance([running])
+        return Ready(encode_forward_backward(self.engine.finish(running)))
+
+    def _optim_step(self) -> Answer:
+        """A window that is not whole fails its step, and nothing after it."""
+        if self.window_is_broken:
+            self.window_is_broken = False
+            self.engine.clear_gradients(self.model_id)
+            return Failed("optim_step was not applied")
+        return Ready(orjson.dumps({"metrics": self.engine.optim_step(self.model_id, ADAM)}))
+
+    def _save(self, name: str) -> Answer:
+        path = f"tinker://{self.model_id}/weights/{name}"
+        if path in self.shelf:
+            return Failed("exists already")
+        self.shelf[path] = self.state()
+        return Ready(orjson.dumps({"path": path, "type": "save_weights"}))
+
+    def _load(self, path: str) -> Answer:
+        """With the optimizer; what was wrong with the window is gone with its gradients."""
+        loaded = self.shelf[path]
+        self.engine.load_state(self.model_id, loaded, with_optimizer=True)
+        self.engine.clear_gradients(self.model_id)
+        self.window_is_broken = False
+        return Ready(orjson.dumps({"path": path, "model_id": self.model_id, "type": "load_weights"}))
+
+
+@dataclass
+class SampleReference:
+    """One sample that a sampler has taken: in its memory alone, so gone with it, and then submitted again."""
+
+    seed: int
+    state: Literal["held", "drawn", "cancelled", "lost"]
+
+    def payload(self) -> bytes:
+        """One token, which the seed says."""
+        sequence = wire_pb2.SampledSequence(
+            stop_reason=wire_pb2.STOP, tokens=self.seed.to_bytes(4, "little"), logprobs=bytes(4)
+        )
+        return wire_pb2.SampleResponse(sequences=[sequence]).SerializeToString()
