@@ -17,6 +17,9 @@ MOST_TOLD = 1000
 MOST_LOST = 10_000
 """Lost samples that are remembered until their clients have heard of it."""
 
+ROUNDS_KEPT = 10_000
+"""Clients whose last round is remembered. Of others the round that is asked for is new, by the clock of who asks."""
+
 TOLD_AGAIN_SECONDS = 60.0
 """What was told and not fetched for so long may never have arrived."""
 
@@ -48,8 +51,8 @@ class _Told:
 class EndedSamples:
     """Each is told in a round, and again until its client has seen that round, or fetched the result.
 
-    One event loop's. Rounds only grow, whoever asks: what is told in an answer that was overtaken by another is in a
-    round that the other's client has not seen.
+    One event loop's. A client's rounds only grow, whoever asks for it: what is told in an answer that was overtaken by
+    another is in a round that the client has not seen. Each has its own: a cursor is what its client says it is.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +60,7 @@ class EndedSamples:
         self._ended: dict[SampleClient, dict[str, _Told]] = {}
         self._waiting: dict[SampleClient, set[asyncio.Event]] = {}
         self._lost: OrderedDict[str, None] = OrderedDict()
-        self._last_round = 0
+        self._last_round: OrderedDict[SampleClient, int] = OrderedDict()
 
     def note(self, request_id: str) -> None:
         """It has a result."""
@@ -103,14 +106,21 @@ class EndedSamples:
 
     def tell(self, client: SampleClient, seen: int, round: int) -> tuple[Sequence[str], int]:
         """Those that end in this round, and the round that it has become."""
-        self._last_round = max(round, self._last_round + 1)
+        round = self._next_round(client, round)
         for request_id in self._seen_and_lost(client, seen):
             self.forget(request_id)
         untold = self._untold(client, seen)[:MOST_TOLD]
         now = self._clock()
         for request_id in untold:
-            self._ended[client][request_id] = _Told(self._last_round, now)
-        return untold, self._last_round
+            self._ended[client][request_id] = _Told(round, now)
+        return untold, round
+
+    def _next_round(self, client: SampleClient, asked: int) -> int:
+        round = max(asked, self._last_round.pop(client, 0) + 1)
+        self._last_round[client] = round
+        if len(self._last_round) > ROUNDS_KEPT:
+            self._last_round.popitem(last=False)
+        return round
 
     def _untold(self, client: SampleClient, seen: int) -> list[str]:
         long_ago = self._clock() - TOLD_AGAIN_SECONDS

@@ -42,6 +42,21 @@ def test_what_ends_after_a_round_is_in_one_that_its_client_has_not_seen() -> Non
     assert ended.tell(CLIENT, newer, 201)[0] == [sample(0)]
 
 
+def test_no_client_moves_the_rounds_of_another_however_far_its_cursor_says_it_is() -> None:
+    ended = EndedSamples()
+    ended.note(sample(0))
+    assert ended.tell(SampleClient("other:sample:0", 0), 2**62 - 1, 2**62) == ([], 2**62)
+    assert ended.tell(CLIENT, 0, 100) == ([sample(0)], 100)
+
+
+def test_rounds_of_clients_that_are_no_more_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_samples, "ROUNDS_KEPT", 2)
+    ended = EndedSamples()
+    for number in range(3):
+        ended.tell(SampleClient("s:sample:0", number), 0, 100)
+    assert [ended.tell(SampleClient("s:sample:0", number), 0, 50)[1] for number in (2, 0)] == [101, 50]
+
+
 def test_clients_that_share_a_sampling_session_hear_of_their_own_samples() -> None:
     ended = EndedSamples()
     for number in (5, 10**9, 7 * 10**9 + 3, 999_999_999):
