@@ -22,13 +22,6 @@ PROXIES_SAY = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-hos
 POLL_BY_PATH = "/api/v1/retrieve_future/"
 
 
-def pages_are_open(settings: Settings) -> bool:
-    """To whoever reaches the server: by default, on the machine itself."""
-    if settings.pages_need_key != "auto":
-        return settings.pages_need_key == "never"
-    return settings.listens_here_alone
-
-
 class ThisMachineAlone:
     """Where keys are off: in front of everything. Who started the server may have told it another address than the
     settings say, so each request is asked, by its connection, what came before it, and what sent it."""
@@ -73,13 +66,20 @@ def _names_this_machine(url: str) -> bool:
         return False
 
 
+def pages_are_open(settings: Settings, scope: Scope) -> bool:
+    """To whoever asks like this: by default to what is on the machine itself, of a server that listens there alone."""
+    if settings.pages_need_key != "auto":
+        return settings.pages_need_key == "never"
+    return settings.listens_here_alone and why_not_of_this_machine(scope) is None
+
+
 class Doors:
     """In front of the pages: a key. At the port for metrics: nothing but metrics, without one."""
 
     def __init__(self, app: ASGIApp, settings: Settings, pages: Collection[str]) -> None:
         self._app = app
-        self._closed = frozenset() if pages_are_open(settings) else frozenset(pages)
-        self._metrics_port = settings.metrics_port
+        self._pages = frozenset(pages)
+        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refusal := await self._refusal(scope)) is not None:
@@ -89,9 +89,10 @@ class Doors:
 
     async def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         port = (scope.get("server") or ("", None))[1]
-        if self._metrics_port is not None and port == self._metrics_port:
+        metrics_port = self._settings.metrics_port
+        if metrics_port is not None and port == metrics_port:
             return None if scope["path"] == METRICS_PATH else (404, f"this port serves {METRICS_PATH} alone")
-        if scope["path"].rstrip("/") not in self._closed:
+        if scope["path"].rstrip("/") not in self._pages or pages_are_open(self._settings, scope):
             return None
         try:
             await scope["app"].state.services.keys.authenticate(_key(Headers(scope=scope)))

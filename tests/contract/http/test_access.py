@@ -120,12 +120,12 @@ async def test_capabilities_prefer_what_the_worker_says_over_the_models_configur
 async def test_health_metrics_and_the_api_page_need_no_key(server: TestedServer) -> None:
     headers = {"X-API-Key": ""}
     assert (await server.client.get("/healthz", headers=headers)).json() == {"status": "ok"}
-    metrics = await server.client.get("http://server/metrics", headers=headers)
+    metrics = await server.client.get("http://localhost/metrics", headers=headers)
     assert 'tinsmith_http_requests_total{route="/healthz",status="200"}' in metrics.text.replace("/api/v1", "")
-    document = (await server.client.get("http://server/openapi.json", headers=headers)).json()
+    document = (await server.client.get("http://localhost/openapi.json", headers=headers)).json()
     body = document["paths"]["/api/v1/optim_step"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["$ref"].rsplit("/", 1)[1] in document["components"]["schemas"]
-    assert (await server.client.get("http://server/docs", headers=headers)).status_code == 200
+    assert (await server.client.get("http://localhost/docs", headers=headers)).status_code == 200
 
 
 async def test_the_front_page_says_what_this_is_and_where_to_look(server: TestedServer) -> None:

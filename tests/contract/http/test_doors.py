@@ -38,7 +38,26 @@ async def server_with(folder: Path, fleet: FakeFleet, **settings: Any) -> AsyncI
     ],
 )
 def test_pages_are_open_where_only_this_machine_can_reach_them(host: str, choice: str, are_open: bool) -> None:
-    assert pages_are_open(Settings(host=host, pages_need_key=choice)) is are_open  # type: ignore[arg-type]
+    here = {"server": ("127.0.0.1", 8000), "client": ("127.0.0.1", 4711), "headers": [(b"host", b"localhost:8000")]}
+    assert pages_are_open(Settings(host=host, pages_need_key=choice), here) is are_open  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("address", "peer", "headers"),
+    [
+        ("192.0.2.1", "192.0.2.7", {}),
+        ("127.0.0.1", "127.0.0.1", {"x-forwarded-for": "192.0.2.7"}),
+        ("127.0.0.1", "127.0.0.1", {"host": "rebound.example"}),
+    ],
+)
+async def test_pages_are_closed_to_others_where_settings_only_say_that_nobody_else_is_there(
+    tmp_path: Path, fleet: FakeFleet, address: str, peer: str, headers: dict[str, str]
+) -> None:
+    """Another command than `tinsmith serve` may have given the server another address, and a proxy may stand there."""
+    async with server_with(tmp_path, fleet) as server:
+        transport = httpx.ASGITransport(server.app, client=(peer, 4711))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{address}:8000", headers=headers) as other:
+            assert {(await other.get(page)).status_code for page in PAGES} == {401}
 
 
 @pytest.mark.parametrize("page", PAGES)
