@@ -97,7 +97,9 @@ def _stable_reinforce(lp: Tensor, inputs: Inputs) -> Terms:
     joschu.net/blog/kl-approx.html), which is never negative and pulls by `kl_coeff * (lp - q)`.
     """
     surrogate = _cispo(lp, inputs)
-    gap = torch.where(inputs["advantages"] != 0, lp - inputs["logprobs"], 0.0)
+    # Of a coefficient of 0 nothing is left, also where the square has no room in 32 bits.
+    penalised = (inputs["advantages"] != 0) & (inputs[KL_COEFF] != 0)
+    gap = torch.where(penalised, lp - inputs["logprobs"], 0.0)
     return Terms(surrogate.loss + 0.5 * inputs[KL_COEFF] * gap**2, surrogate.metrics)
 
 
@@ -274,6 +276,11 @@ def _checked_config(spec: LossSpec, definition: _Definition) -> dict[str, float]
         raise UserError(
             f"loss_fn_config of {spec.name} has {LOW} {config[LOW]} above {HIGH} {config[HIGH]}. "
             f"Both are bounds of the ratio, for example 0.8 and 1.2."
+        )
+    if config.get(KL_COEFF, 0.0) < 0:
+        raise UserError(
+            f"loss_fn_config['{KL_COEFF}'] of {spec.name} is {config[KL_COEFF]}, which would reward distance from the "
+            "sampler, without bound; it must be 0 or more."
         )
     return config
 

@@ -144,6 +144,12 @@ def test_the_kl_coefficient_of_stable_reinforce_pulls_tokens_with_an_advantage_t
     assert slope == pytest.approx([own + 0.1 * gap for own, gap in zip(slope_without, [0.5, -1, 0, -1], strict=True)])
 
 
+def test_without_a_kl_coefficient_stable_reinforce_is_cispo_however_far_the_sampler_is() -> None:
+    """The square of the distance would be infinite, and nothing of infinity is no number."""
+    far = datum(logprobs=[-1e20, -1.0, -9.0, -2.0])
+    assert value_and_slope("stable_reinforce", far) == value_and_slope("cispo", far)
+
+
 @pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "gspo", "stable_reinforce"])
 def test_a_token_without_advantage_may_have_an_overflowing_ratio(name: str) -> None:
     value, slope = value_and_slope(name, datum(logprobs=[-1.5, -1.0, -200.0, -2.0]))
@@ -292,6 +298,7 @@ def test_a_bad_input_names_datum_and_key(name: str, example: Callable[[], Datum]
         pytest.param("cispo", {"kl_coeff": 0.2}, "Unknown key 'kl_coeff'", id="anothers"),
         pytest.param("dro", {"beta": "0.1"}, "must be a finite number", id="text"),
         pytest.param("dro", {"beta": math.nan}, "must be a finite number", id="nan"),
+        pytest.param("stable_reinforce", {"kl_coeff": -0.1}, "is -0.1.*must be 0 or more", id="negative"),
         pytest.param("ppo", {"clip_low_threshold": 1.3}, "1.3 above clip_high_threshold 1.2", id="crossed"),
     ],
 )
