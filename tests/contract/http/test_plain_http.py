@@ -174,6 +174,18 @@ async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
         assert session.last_heartbeat_at == server.time.now
 
 
+@one_server
+async def test_one_poll_for_many_samples_is_a_sign_of_life_of_a_sampling_client(server: TestedServer) -> None:
+    """Whoever waits for a long sample by it asks for nothing else meanwhile."""
+    made = (await server.post("/create_sampling_client", {"base_model": BASE_MODEL})).json()
+    server.time.pass_seconds(600)
+    server.services.sessions._heard.forget(made["sampling_session_id"].partition(":")[0])
+    target = {"type": "sampling_session", "sampling_session_id": made["sampling_session_id"]}
+    assert (await server.post("/retrieve_futures", {"target": target, "timeout": 0})).status_code == 200
+    session = await server.services.sessions.owned("default", made["sampling_session_id"].partition(":")[0])
+    assert session.last_heartbeat_at == server.time.now
+
+
 async def test_a_deleted_model_is_over_and_so_is_its_own_session(server: TestedServer) -> None:
     model_id = await a_model(server)
     deleted = await server.post("/delete_model", {"model_id": model_id})

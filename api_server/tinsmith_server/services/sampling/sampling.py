@@ -206,8 +206,7 @@ class Sampling:
 
     async def await_result(self, tenant: str, sample: SampleId, deadline: float) -> worker_pb2.AwaitReply:
         """Raises NotFound for another tenant's sample; for the rest see `Dispatch.await_result`."""
-        sampler = await self._sampler(tenant, sample.sampling_session_id)
-        await self._sessions.note_call(sampler.session.session_id)
+        await self._sampler(tenant, sample.sampling_session_id)
         self._in_flight.note_asked(tenant, str(sample))
         try:
             reply = await self._dispatch.await_result(sample, deadline)
@@ -232,6 +231,7 @@ class Sampling:
         if len(self._known) > CACHED_SESSIONS:
             self._known.popitem(last=False)
         bind_ids(session_id=sampler.session.session_id, sampling_session_id=sampling_session_id)
+        await self._sessions.note_call(sampler.session.session_id)
         return sampler
 
     async def _read(self, sampling_session_id: str) -> Sampler | None:
