@@ -196,6 +196,13 @@ async def test_a_deleted_model_is_over_and_so_is_its_own_session(server: TestedS
     assert (await server.post("/optim_step", {"model_id": model_id})).status_code == 410
 
 
+async def test_a_repeated_delete_is_answered_the_same(server: TestedServer) -> None:
+    """The first answer may have been lost."""
+    model_id = await a_model(server)
+    answers = [await server.post("/delete_model", {"model_id": model_id}) for _ in range(2)]
+    assert [answer.json() for answer in answers] == [{"model_id": model_id, "status": "deleted"}] * 2
+
+
 async def test_a_session_that_a_client_asked_for_outlives_its_deleted_model(server: TestedServer) -> None:
     model_id = await server.model()
     await server.post("/delete_model", {"model_id": model_id})

@@ -84,7 +84,12 @@ class Operations:
         return await self._submit(model, await self._requests.load_weights(model, seq_id, body), key)
 
     async def unload(self, tenant: str, model_id: str) -> OperationId:
-        """Ends the model behind what it has been given: what is in no checkpoint is dropped."""
+        """Ends the model behind what it has been given: what is in no checkpoint is dropped.
+
+        A model that has ended already is answered the same, also when its session is over.
+        """
+        if (await self._models.owned(tenant, model_id)).state in ENDED:
+            return OperationId(model_id, RELEASE_SEQ_ID)
         model = await self._ready_for_work(tenant, model_id)
         if model.state == "bound":
             with suppress(ModelNotAtWorker):
