@@ -106,7 +106,8 @@ class ModelQueue:
         """As it came, or with the number that it gets here. Raises NumbersMixed."""
         key = operation.idempotency_key
         if not key:
-            if self.given.last and is_of_a_client(operation.seq_id) and self.is_finished(operation.seq_id) is None:
+            # Also one that was given already: that is another operation, with a result of its own.
+            if self.given.last and is_of_a_client(operation.seq_id):
                 raise needs_no_number(self.model_id)
             return operation
         number = self.given.find(key)
