@@ -175,6 +175,14 @@ async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
 
 
 @one_server
+@pytest.mark.parametrize("path", ["/sample", "/create_sampling_client"])
+async def test_what_is_refused_leaves_no_session(server: TestedServer, path: str) -> None:
+    for source in ({"base_model": "nobody/knows"}, {"model_path": "tinker://no:train:0/sampler_weights/one"}):
+        assert (await server.post(path, {"prompt": [1], **source})).status_code in {404, 422}
+    assert await server.services.sessions.list_ids("default", 10, 0) == []
+
+
+@one_server
 async def test_one_poll_for_many_samples_is_a_sign_of_life_of_a_sampling_client(server: TestedServer) -> None:
     """Whoever waits for a long sample by it asks for nothing else meanwhile."""
     made = (await server.post("/create_sampling_client", {"base_model": BASE_MODEL})).json()

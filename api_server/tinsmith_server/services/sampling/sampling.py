@@ -81,18 +81,29 @@ class Sampling:
     async def open(self, tenant: str, request: CreateSamplingSessionRequest) -> SamplingSession:
         """Raises NotFound for a checkpoint, Unprocessable for a base model that is not there, or not that of both."""
         await self._sessions.active(tenant, request.session_id)
-        session = SamplingSession(
-            sampling_session_id=sampling_session_id_of(request.session_id, request.sampling_session_seq_id),
-            session_id=request.session_id,
-            sampling_session_seq_id=request.sampling_session_seq_id,
+        source = await self._source(tenant, request.base_model, request.model_path)
+        return await self._add(source, request.session_id, request.sampling_session_seq_id)
+
+    async def _source(self, tenant: str, base_model: str | None, model_path: str | None) -> SamplingSession:
+        """What a sampling session samples from; it has no id yet."""
+        source = SamplingSession(
+            sampling_session_id="",
+            session_id="",
+            sampling_session_seq_id=0,
             tenant=tenant,
-            base_model=request.base_model or "",
+            base_model=base_model or "",
             created_at=self._clock(),
         )
-        if request.model_path is not None:
-            session = await self._on_checkpoint(session, request.model_path)
-        self._check_served(session.base_model)
-        return await self._store.add_sampling_session(session)
+        if model_path is not None:
+            source = await self._on_checkpoint(source, model_path)
+        self._check_served(source.base_model)
+        return source
+
+    async def _add(self, source: SamplingSession, session_id: str, number: int) -> SamplingSession:
+        name = sampling_session_id_of(session_id, number)
+        return await self._store.add_sampling_session(
+            replace(source, sampling_session_id=name, session_id=session_id, sampling_session_seq_id=number)
+        )
 
     async def _on_checkpoint(self, session: SamplingSession, path: str) -> SamplingSession:
         try:
@@ -135,17 +146,12 @@ class Sampling:
     async def open_own(
         self, tenant: str, request: CreateSamplingClientRequest, key: str | None = None
     ) -> SamplingSession:
-        """In a session of its own, the same one for the same idempotency key. Raises as `open` does."""
+        """In a session of its own, the same one for the same idempotency key. Raises as `open` does, and then there is
+        no session."""
+        source = await self._source(tenant, request.base_model, request.model_path)
         session = await self._sessions.create_for_one(tenant, key)
-        return await self.open(
-            tenant,
-            CreateSamplingSessionRequest(
-                session_id=session.session_id,
-                sampling_session_seq_id=0,
-                base_model=request.base_model,
-                model_path=request.model_path,
-            ),
-        )
+        await self._sessions.active(tenant, session.session_id)
+        return await self._add(source, session.session_id, 0)
 
     async def submit_plain(self, tenant: str, sample: PlainSample, key: str | None = None) -> Submission:
         """Without a number: it gets one, the same for the same idempotency key. Raises as `open` and `submit` do."""
