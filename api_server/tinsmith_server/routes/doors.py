@@ -18,7 +18,10 @@ from tinsmith_server.settings import Settings, is_loopback
 
 METRICS_PATH = "/metrics"
 POLL_PATHS = frozenset({"/api/v1/retrieve_future", "/api/v1/retrieve_futures"})
-PROXIES_SAY = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
+# And each that begins with `x-forwarded`.
+PROXIES_SAY = frozenset(
+    {"cdn-loop", "cf-connecting-ip", "forwarded", "true-client-ip", "via", "x-client-ip", "x-real-ip"}
+)
 POLL_BY_PATH = "/api/v1/retrieve_future/"
 
 
@@ -48,7 +51,7 @@ def why_not_of_this_machine(scope: Scope) -> str | None:
     ends = [scope.get("server"), scope.get("client")]
     if not all(end and is_loopback(str(end[0])) for end in ends):
         return "this request came over an address that others can reach; turn keys on, or listen on 127.0.0.1"
-    if forwarded := sorted(PROXIES_SAY.intersection(headers.keys())):
+    if forwarded := sorted(name for name in headers if name in PROXIES_SAY or name.startswith("x-forwarded")):
         return f"this request came through a proxy, which says {forwarded[0]}; turn keys on"
     if not _names_this_machine(f"//{headers.get('host', '')}"):
         return "this request calls the server by another name than localhost or its loopback address"

@@ -56,6 +56,8 @@ async def test_a_key_of_a_tenant_is_that_tenants(server: TestedServer) -> None:
         ("127.0.0.1", "192.0.2.7", {}, "an address that others can reach"),
         ("127.0.0.1", "127.0.0.1", {"x-forwarded-for": "127.0.0.1"}, "through a proxy, which says x-forwarded-for"),
         ("127.0.0.1", "127.0.0.1", {"forwarded": "for=127.0.0.1"}, "through a proxy"),
+        ("127.0.0.1", "127.0.0.1", {"x-forwarded-port": "443"}, "through a proxy, which says x-forwarded-port"),
+        ("127.0.0.1", "127.0.0.1", {"cf-connecting-ip": "192.0.2.7"}, "through a proxy"),
         ("127.0.0.1", "127.0.0.1", {"host": "rebound.example"}, "by another name"),
         ("127.0.0.1", "127.0.0.1", {"host": "127.0.0.1.example:8000"}, "by another name"),
         ("127.0.0.1", "127.0.0.1", {"origin": "https://page.example"}, "a web page of another site"),
