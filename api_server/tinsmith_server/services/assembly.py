@@ -75,7 +75,7 @@ class Services:
 
     @cached_property
     def sessions(self) -> Sessions:
-        return Sessions(self._store, self._clock)
+        return Sessions(self._store, self.settings.session_timeout_seconds, self._clock)
 
     @cached_property
     def session_search(self) -> SessionSearch:

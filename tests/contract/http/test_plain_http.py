@@ -12,6 +12,7 @@ import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_servers, settings_for
 from tinsmith_rpc import worker_pb2
+from tinsmith_server.services.accounts.sessions import Sessions
 
 DATUM = {
     "model_input": {"chunks": [{"tokens": [1, 2]}]},
@@ -172,6 +173,17 @@ async def test_calls_are_the_signs_of_life_of_a_model_without_a_session(
         assert (await server.client.get(f"/retrieve_future/{submitted.json()['request_id']}")).status_code == 408
         session = await server.services.sessions.owned("default", model_id.partition(":")[0])
         assert session.last_heartbeat_at == server.time.now
+
+
+@one_server
+async def test_signs_of_life_are_as_frequent_as_a_short_timeout_asks_for(server: TestedServer) -> None:
+    """By the wall clock only the calls of the last moment are forgotten: the timeout is shorter than that."""
+    sessions = Sessions(server.services._store, timeout_seconds=1e-9, clock=server.time)
+    session_id = (await sessions.create_for_one("default", None)).session_id
+    for _ in range(2):
+        server.time.pass_seconds(5)
+        await sessions.note_call(session_id)
+        assert (await sessions.owned("default", session_id)).last_heartbeat_at == server.time.now
 
 
 @one_server

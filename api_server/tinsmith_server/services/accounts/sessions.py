@@ -22,18 +22,20 @@ log = get_logger(__name__)
 
 # How long work may still be taken here after another replica has seen the session end.
 ACTIVE_SECONDS = 1.0
-# A poll is held for less.
+# How long a sign of life is good for, at most. A poll is held for less.
 SIGN_OF_LIFE_SECONDS = 30.0
+SIGNS_IN_A_TIMEOUT = 4
 
 
 class Sessions:
     """`finished` is set whenever a session ends here, for whoever frees what it held."""
 
-    def __init__(self, store: Store, clock: Clock = utc_now) -> None:
+    def __init__(self, store: Store, timeout_seconds: float, clock: Clock = utc_now) -> None:
+        """`timeout_seconds`: a session that is silent for longer is ended."""
         self._store = store
         self._clock = clock
         self._active: RowCache[str, Session] = RowCache(ACTIVE_SECONDS)
-        self._heard: RowCache[str, bool] = RowCache(SIGN_OF_LIFE_SECONDS)
+        self._heard: RowCache[str, bool] = RowCache(min(SIGN_OF_LIFE_SECONDS, timeout_seconds / SIGNS_IN_A_TIMEOUT))
         self.finished = asyncio.Event()
 
     async def create(self, tenant: str, request: CreateSessionRequest, idempotency_key: str | None) -> Session:
