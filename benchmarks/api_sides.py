@@ -140,23 +140,15 @@ def installation(
     """
     scratch.mkdir()
     root = ["--checkpoint-root", checkpoint_root or f"file://{scratch}/root"]
-    shared = ["--saves-socket", str(scratch / "saves.sock")]
     socket, sampler_socket = scratch / "worker.sock", scratch / "sampler.sock"
-    of_worker = [
-        *engine,
-        "--volume",
-        str(scratch / "volume"),
-        *(["--no-sampling", *shared] if sampler is not None else []),
-    ]
+    of_worker = [*engine, "--volume", str(scratch / "volume"), *(["--no-sampling"] if sampler is not None else [])]
     replica = [str(Path(__file__).with_name("api_replica.py")), str(socket), str(scratch), *root]
     with ExitStack() as running:
         worker = running.enter_context(_process(*_trainer(socket), *root, *of_worker))
         _wait_for(socket)
         sampler_pid = None
         if sampler is not None:
-            beside = running.enter_context(
-                _process(*_trainer(sampler_socket), *root, *shared, "--role", "sampler", *sampler)
-            )
+            beside = running.enter_context(_process(*_trainer(sampler_socket), *root, "--role", "sampler", *sampler))
             _wait_for(sampler_socket)
             sampler_pid = beside.pid
             replica += ["--sampler", str(sampler_socket)]
