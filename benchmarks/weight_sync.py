@@ -1,6 +1,7 @@
 """How long new weights take from the trainer to the first sample: the call, the checkpoint, the sampler's memory.
 
-The unmodified SDK, a server and its worker, whose sampler is in its own process, or is another process as in a pool.
+The unmodified SDK, a server and its worker, whose sampler is in its own process, or is another process: beside it,
+where they share memory, or as in a pool, where they have the checkpoint root in common.
 Each stands beside a copy of the adapter's file, synced, in the folder that it is saved in. A machine that does other
 work gives the several processes of the one side more of itself, so what processors gave to each side is said, too.
 """
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import tinker
@@ -40,6 +42,15 @@ PROMPT = types.ModelInput.from_ints(list(token_rows(1, 8, SHAPE.vocab_size)[0]))
 ONE_TOKEN = types.SamplingParams(max_tokens=1, temperature=1.0, stop=[])
 FLAGS = ["--max-rank", str(LARGE_RANK), "--no-deterministic-sampling", "--adapter-slots", "4"]
 STEP_DATUM = step_datum(token_rows(1, 33, SHAPE.vocab_size)[0])
+
+
+Place = Literal["own", "beside", "pool"]
+"""Of the sampler."""
+PLACES: Sequence[tuple[Place, str, float]] = (
+    ("own", "the worker's own sampler", 1.2),
+    ("beside", "a sampler beside the worker", 1.5),
+    ("pool", "a sampler of a pool", 1.5),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +85,10 @@ class Programs:
 
 
 @contextmanager
-def programs(scratch: Path, model: Path, *, apart: bool) -> Iterator[Programs]:
-    engine = ["--model", str(model), *FLAGS]
-    with installation(scratch, 1, None, engine, sampler=engine if apart else None) as running:
+def programs(scratch: Path, model: Path, place: Place) -> Iterator[Programs]:
+    shared = ["--saves-socket", str(scratch / "saves.sock")] if place == "beside" else []
+    engine = ["--model", str(model), *FLAGS, *shared]
+    with installation(scratch, 1, None, engine, sampler=None if place == "own" else engine) as running:
         services = [tinker.ServiceClient(base_url=running.urls[0], api_key=API_KEY) for _ in range(2)]
         large, other = (
             service.create_lora_training_client(base_model=MODEL, rank=rank).result()
@@ -200,8 +212,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         model = make_tiny_model(scratch / "model", shape=SHAPE)
-        for apart, name, goal in ((False, "the worker's own sampler", 1.2), (True, "a sampler apart", 1.5)):
-            with programs(scratch / name.replace(" ", "-"), model, apart=apart) as running:
+        for place, name, goal in PLACES:
+            with programs(scratch / place, model, place) as running:
                 results += measure_syncs(running, options.blocks, name, goal)
                 results.append(measure_step(running, options.blocks, name))
     if options.json:

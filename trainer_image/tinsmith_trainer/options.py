@@ -69,6 +69,7 @@ class WorkerOptions(RankFlags):
     health_address: str | None
     termination_log: Path | None
     checkpoint_root: str
+    saves_socket: Path | None
     parent_fd: int | None
     engine: str
     adapter_slots: int
@@ -193,6 +194,11 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--volume", type=Path, help="folder for the journal and the snapshots; a sampler has none")
     parser.add_argument("--image", help="what this process runs; another image never replays its operations")
     parser.add_argument("--checkpoint-root", required=True, help="fsspec URL below which checkpoints live")
+    parser.add_argument(
+        "--saves-socket",
+        type=Path,
+        help="Unix socket by which a worker with --no-sampling hands its newest saves to the sampler of this machine",
+    )
     parser.add_argument("--parent-fd", type=int, help="end when this descriptor's other end closes")
     parser.add_argument("--termination-log", type=Path, help="file for the reason, as JSON, of a refusal to start")
 
@@ -284,6 +290,8 @@ def _check(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
     _check_engine(parser, options)
     if options.role == "sampler" and not options.sampling:
         parser.error("a sampler with --no-sampling would do nothing")
+    if options.role == "worker" and options.sampling and options.saves_socket is not None:
+        parser.error("--saves-socket is for a worker with --no-sampling: its own sampler has what it saves")
     if options.role == "sampler" and options.image is not None:
         parser.error("--image guards a journal, and a sampler has none")
     if options.role == "sampler" and options.model_places is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from support.worker.pod_process import describe
 from support.worker.process import AWAIT_SECONDS, START_SECONDS
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.torch_model.loading import TorchModel
 
@@ -30,9 +32,20 @@ async def stub(replica: PoolReplica) -> AsyncIterator[Stub]:
 
 
 @pytest.fixture
-async def own_replica(tmp_path: Path, model: TorchModel) -> AsyncIterator[PoolReplica]:
-    """The test's alone, with memory for two adapters."""
-    flags: dict[str, str | None] = {"--adapter-slots": "2", "--max-rank": "16"}
+def saves_socket() -> Iterator[Path]:
+    """Not in the test's own folder: its path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder, "saves")
+
+
+@pytest.fixture
+async def own_replica(tmp_path: Path, model: TorchModel, saves_socket: Path) -> AsyncIterator[PoolReplica]:
+    """The test's alone, with memory for two adapters, and a place for a worker beside it."""
+    flags: dict[str, str | None] = {
+        "--adapter-slots": "2",
+        "--max-rank": "16",
+        "--saves-socket": str(saves_socket),
+    }
     replica = PoolReplica(tmp_path, flags, model=model.directory)
     replica.start()
     try:
@@ -116,6 +129,22 @@ async def test_an_adapter_that_is_announced_is_in_memory_before_a_sample_names_i
     own_replica.signal(signal.SIGTERM)
     status, errors = await own_replica.ended()
     assert status == 0, errors
+
+
+async def test_it_draws_the_same_from_what_the_worker_beside_it_shares_as_from_the_root(
+    own_replica: PoolReplica, model: TorchModel, saves_socket: Path
+) -> None:
+    stub, door = own_replica.rpc(), SavesDoor(saves_socket)
+    with door.saves.copying(random_adapter(model, rank=4, seed=1), model.info.revision) as written:
+        written("shared")
+    shared = worker_pb2.AdapterRef(directory="ephemeral/never", manifest_digest="shared")
+    await sample(stub, "from-the-worker", shared)
+    await sample(stub, "from-the-root", save(own_replica, model, seed=1))
+    drawn = [
+        decode_outcome((await result(stub, which)).result.payload) for which in ("from-the-worker", "from-the-root")
+    ]
+    assert bits(drawn[0]) == bits(drawn[1])
+    door.close()
 
 
 async def test_it_trains_nothing_and_keeps_nothing(stub: Stub) -> None:

@@ -8,6 +8,7 @@ from support.engine.reference import ReferenceEngine
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.sampling.base import Sampler
@@ -39,6 +40,7 @@ class Worker:
         checkpoints: str | None = None,
         sampler: Sampler | None = None,
         engine: Engine | None = None,
+        shared_saves: SharedSaves | None = None,
     ) -> None:
         self.engine = engine or ReferenceEngine(
             adapter_slots=slots, max_rank=max_rank, seed=seed, quantization=quantization
@@ -52,6 +54,7 @@ class Worker:
             model_places=places,
             residency=residency or ResidencyRules(),
             journal_vfs=journal_vfs,
+            shared_saves=shared_saves,
         )
         self.service = WorkerService(parts)
 

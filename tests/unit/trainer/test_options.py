@@ -58,6 +58,7 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
         pytest.param(
             [*WORKER, "--socket", "s", "--recompute", "mlp"], "peft, which knows auto, none, layers", id="pefts-mlp"
         ),
+        pytest.param([*WORKER, "--socket", "s", "--saves-socket", "d"], "its own sampler has what", id="own-sampler"),
         pytest.param([*SAMPLER, "--token-budget", "9"], "a sampler does none", id="untrained-tokens"),
         pytest.param([*WORKER, "--socket", "s", "--kv-cache-bytes", "0"], "must be positive", id="no-memory"),
         pytest.param(

@@ -12,11 +12,13 @@ import asyncio
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
+from tinsmith_trainer.checkpoints.shared_saves import taken_from
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
 from tinsmith_trainer.errors import OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
@@ -62,12 +64,19 @@ class SamplerAdapters:
     """The adapters of one sampler, by the digests of their manifests. One event loop's."""
 
     def __init__(
-        self, sampler: Sampler, checkpoints: CheckpointRoot, base: BaseModelInfo, limits: AdapterLimits
+        self,
+        sampler: Sampler,
+        checkpoints: CheckpointRoot,
+        base: BaseModelInfo,
+        limits: AdapterLimits,
+        saves_socket: Path | None = None,
     ) -> None:
+        """`saves_socket`: of the worker on this machine that shares its newest saves. It is asked first."""
         self._sampler = sampler
         self._checkpoints = checkpoints
         self._base = base
         self._limits = limits
+        self._saves_socket = saves_socket
         self._loop = asyncio.get_running_loop()
         self._recent: OrderedDict[str, AdapterState] = OrderedDict()
         self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # taken longest ago first
@@ -212,8 +221,7 @@ class SamplerAdapters:
         key = reference.manifest_digest
         state = self._recent.pop(key, None)
         if state is None:
-            loaded = await asyncio.to_thread(self._checkpoints.read, reference.directory, key, self._base)
-            state = loaded.state
+            state = await asyncio.to_thread(self._fetch, reference)
         self._check_rank(reference, state)
         while True:
             try:
@@ -224,6 +232,13 @@ class SamplerAdapters:
             else:
                 self._resident[key].size_bytes = _state_bytes(state)
                 return
+
+    def _fetch(self, reference: worker_pb2.AdapterRef) -> AdapterState:
+        """From where it is nearest; the root has all of them."""
+        digest, shared = reference.manifest_digest, None
+        if self._saves_socket is not None:
+            shared = taken_from(self._saves_socket, digest, self._base.revision)
+        return shared or self._checkpoints.read(reference.directory, digest, self._base).state
 
     def _check_rank(self, reference: worker_pb2.AdapterRef, state: AdapterState) -> None:
         if state.lora.rank > self._limits.max_rank:

@@ -6,6 +6,7 @@ An executor computes; it does not write to the journal. The scheduler makes its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,7 @@ import orjson
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, SavedWeights, WrittenCheckpoint
+from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.durable_files import sha256_of
 from tinsmith_trainer.engines.base import (
     CUSTOM_LOSS,
@@ -100,9 +102,11 @@ class Executor:
     finished. Saves are copied, and written by any thread. The rest is executed at once.
     """
 
-    def __init__(self, engine: Engine, checkpoints: CheckpointRoot) -> None:
+    def __init__(self, engine: Engine, checkpoints: CheckpointRoot, shared: SharedSaves | None = None) -> None:
+        """`shared`: where saves that are sampled from are kept for a sampler beside this process."""
         self._engine = engine
         self._checkpoints = checkpoints
+        self._shared = shared
         self._base = engine.base_model()
         self.logprob_gap = LogprobGap()
 
@@ -133,21 +137,10 @@ class Executor:
     def write(self, save: CopiedSave) -> OperationResult:
         """Durable when it returns. Thread-safe."""
         operation, request, state = save.operation, save.request, save.state
-        contents: Contents = "training" if request.kind == worker_pb2.TRAINING else "sampler"
-        area = EPHEMERAL_AREA if request.kind == worker_pb2.EPHEMERAL else PATH_KINDS[request.kind]
-        written = self._checkpoints.write(
-            operation.model_id,
-            operation.seq_id,
-            save.epoch,
-            contents,
-            state,
-            self._base,
-            area,
-            age_recipients=request.age_recipients,
-        )
-        reach("checkpoint-before-commit")
         releases = operation.kind == worker_pb2.RELEASE_MODEL
         is_sampled = request.kind in SAMPLED_KINDS and not releases
+        written = self._write_shared(save) if is_sampled else self._write(save)
+        reach("checkpoint-before-commit")
         saved = _saved_event(operation, request, written, state.lora)
         return OperationResult(
             orjson.dumps(_save_result(operation.model_id, request, written)),
@@ -155,6 +148,30 @@ class Executor:
             saved_name=(request.kind, request.name) if request.name else None,
             saved=SavedWeights(written, state.weights_only()) if is_sampled else None,
             releases=releases,
+        )
+
+    def _write_shared(self, save: CopiedSave) -> WrittenCheckpoint:
+        with ExitStack() as beside:
+            tell = None
+            if self._shared is not None:
+                tell = beside.enter_context(self._shared.copying(save.state, self._base.revision))
+            written = self._write(save)
+            if tell is not None:
+                tell(written.manifest_digest)
+            return written
+
+    def _write(self, save: CopiedSave) -> WrittenCheckpoint:
+        request = save.request
+        contents: Contents = "training" if request.kind == worker_pb2.TRAINING else "sampler"
+        return self._checkpoints.write(
+            save.operation.model_id,
+            save.operation.seq_id,
+            save.epoch,
+            contents,
+            save.state,
+            self._base,
+            EPHEMERAL_AREA if request.kind == worker_pb2.EPHEMERAL else PATH_KINDS[request.kind],
+            age_recipients=request.age_recipients,
         )
 
     def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:

@@ -15,6 +15,7 @@ import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Category, Draining, JournalFull, ServerError
@@ -72,7 +73,7 @@ class NotActive(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker is made of; `sampler` None where sampling runs elsewhere.
+    """What a worker is made of; `sampler` None where sampling runs elsewhere, `shared_saves` where that is near.
 
     `model_places`: models that it takes, in memory or parked; None: so many for each adapter slot.
     """
@@ -86,6 +87,7 @@ class WorkerParts:
     model_places: int | None = None
     residency: ResidencyRules = ResidencyRules()
     journal_vfs: str | None = None
+    shared_saves: SharedSaves | None = None
 
 
 class WorkerService:
@@ -104,7 +106,7 @@ class WorkerService:
         live = sum(model.is_open for model in models)
         check_base_model(self.journal, parts.engine.base_model(), parts.volume.directory, live)
         self._adapters_in_journal = sum(model.is_open and model.applied >= 0 for model in models)
-        self.executor = Executor(parts.engine, parts.checkpoints)
+        self.executor = Executor(parts.engine, parts.checkpoints, parts.shared_saves)
         self.model_places = parts.model_places or PLACES_PER_SLOT * parts.engine.capabilities().adapter_slots
         self.queues = ModelQueues(self.journal, self.model_places, self._announce)
         self.accounting = Accounting(self.journal)
@@ -304,8 +306,7 @@ class WorkerService:
             return
 
     async def _result(self, model_id: str, seq_id: int) -> OperationResult:
-        cached = self._cache.get((model_id, seq_id))
-        if cached is not None:
+        if (cached := self._cache.get((model_id, seq_id))) is not None:
             return cached
         result = await self._read(lambda db: journal_tables.read_result(db, model_id, seq_id))
         if result is None:
@@ -345,9 +346,8 @@ class WorkerService:
     def _samples_of(parts: WorkerParts, usage: UsageMeter) -> Samples | None:
         if parts.sampler is None:
             return None
-        engine = parts.engine
-        limits = AdapterLimits(SAMPLED_ADAPTERS, engine.capabilities().max_rank, SAMPLED_ADAPTER_BYTES)
-        adapters = SamplerAdapters(parts.sampler, parts.checkpoints, engine.base_model(), limits)
+        limits = AdapterLimits(SAMPLED_ADAPTERS, parts.engine.capabilities().max_rank, SAMPLED_ADAPTER_BYTES)
+        adapters = SamplerAdapters(parts.sampler, parts.checkpoints, parts.engine.base_model(), limits)
         return Samples(parts.sampler, adapters, usage=usage)
 
 

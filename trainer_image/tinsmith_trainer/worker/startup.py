@@ -13,6 +13,7 @@ import structlog
 from typing_extensions import override
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
 from tinsmith_trainer.collector import uncollected
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine, EngineCapabilities
 from tinsmith_trainer.errors import ImageChanged, ServerError
@@ -58,9 +59,10 @@ async def start(options: WorkerOptions) -> Running:
 class RunningWorker(Running):
     """A service with its clock and its address."""
 
-    def __init__(self, service: WorkerService, server: grpc.aio.Server) -> None:
+    def __init__(self, service: WorkerService, server: grpc.aio.Server, saves_door: SavesDoor | None) -> None:
         self._service = service
         self._server = server
+        self._saves_door = saves_door
         self._clock = asyncio.create_task(service.run_clock())
         self._clock.add_done_callback(_end_unless_cancelled)
 
@@ -70,6 +72,8 @@ class RunningWorker(Running):
         self._clock.cancel()
         await self._service.drain()
         await self._server.stop(STOP_GRACE_SECONDS)
+        if self._saves_door is not None:
+            await asyncio.to_thread(self._saves_door.close)
         log.info("worker drained", seconds=round(time.monotonic() - started, 3))
 
 
@@ -107,6 +111,8 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     if options.image is not None:
         await asyncio.to_thread(pin_image, volume, options.image)
     engine, sampler = await asyncio.to_thread(load_engine, options)
+    # The volume is this process's: whoever had the socket before has ended.
+    saves_door = SavesDoor(options.saves_socket) if options.saves_socket is not None else None
     parts = WorkerParts(
         engine=engine,
         sampler=sampler,
@@ -115,17 +121,19 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
         policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
         attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
         model_places=options.model_places,
+        shared_saves=saves_door.saves if saves_door is not None else None,
     )
     service = WorkerService(parts)
     server = await _serve(options, WorkerServicer(service, _name(options)), tls)
     log.info("worker ready", instance_id=service.instance_id, model=options.model, address=_address(options))
-    return RunningWorker(service, server)
+    return RunningWorker(service, server, saves_door)
 
 
 async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> RunningSampler:
     base, sampler = await asyncio.to_thread(load_sampler, options)
     limits = AdapterLimits(max_loaded=options.adapter_slots, max_rank=options.max_rank)
-    samples = Samples(sampler, SamplerAdapters(sampler, CheckpointRoot(options.checkpoint_root), base, limits))
+    root = CheckpointRoot(options.checkpoint_root)
+    samples = Samples(sampler, SamplerAdapters(sampler, root, base, limits, options.saves_socket))
     capabilities = _capabilities(options, images=sampler.takes_images)
     server = await _serve(options, SamplerServicer(samples, base, capabilities, _name(options)), tls)
     log.info("sampler ready", model=options.model, address=_address(options))

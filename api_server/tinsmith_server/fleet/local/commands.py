@@ -17,6 +17,8 @@ PROGRAM = (sys.executable, "-m", "tinsmith_trainer")
 # Without flags of its own there is nothing that could be wrong with it.
 DEFAULT_ENGINE = "peft"
 BUILTIN = "builtin"
+# Of a worker's id: the end that tells it from others.
+DIGEST_CHARACTERS = 10
 # What the worker is told of the base model holds for its sampler, too: else samples would be of another one.
 OF_BOTH = frozenset({"dtype", "max-sequence-length"})
 
@@ -48,7 +50,7 @@ class WorkerCommand:
             *(() if settings.quantization is None else ("--quantization", settings.quantization)),
             "--map-stable-reinforce" if settings.map_stable_reinforce else "--no-map-stable-reinforce",
             "--deterministic-sampling" if settings.deterministic_sampling else "--no-deterministic-sampling",
-            *(() if settings.sampler == BUILTIN else ("--no-sampling",)),
+            *(() if settings.sampler == BUILTIN else ("--no-sampling", *_saves_socket(self._directory, socket))),
         ]
 
 
@@ -72,6 +74,7 @@ class SamplerCommand:
             *_flags_of_both(settings, self._directory, socket, parent_fd),
             *("--engine", settings.sampler),
             *("--scratch", str(scratch)),
+            *_saves_socket(self._directory, socket),
             *(() if place is None else ("--server-environment", str(place.absolute()))),
             *_of_the_base_model(settings),
         ]
@@ -116,6 +119,11 @@ def _flags_of_both(settings: Settings, directory: ModelDirectory, socket: Path, 
         *("--log-format", chosen_format(settings.log_format)),
         *("--log-level", settings.log_level),
     ]
+
+
+def _saves_socket(directory: ModelDirectory, socket: Path) -> list[str]:
+    """The same for all lives of a worker and its sampler; a name of few bytes, as a socket's has to be."""
+    return ["--saves-socket", str(socket.with_name(f"{directory.worker_id[-DIGEST_CHARACTERS:]}.saves"))]
 
 
 def _of_the_base_model(settings: Settings) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from tinsmith_trainer.checkpoints.checkpoint_root import (
     SavedWeights,
     WrittenCheckpoint,
 )
+from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
@@ -48,9 +50,9 @@ class Memory:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def adapters(self) -> SamplerAdapters:
+    def adapters(self, saves_socket: Path | None = None) -> SamplerAdapters:
         limits = AdapterLimits(self.limit, self.max_rank, self.max_idle_bytes)
-        return SamplerAdapters(cast(Sampler, self), cast(CheckpointRoot, self), BASE, limits)
+        return SamplerAdapters(cast(Sampler, self), cast(CheckpointRoot, self), BASE, limits, saves_socket)
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
         assert self.gate.wait(WAIT_SECONDS)
@@ -235,6 +237,21 @@ async def test_weights_that_were_just_saved_are_not_read_back() -> None:
     await settle()
     await used(adapters, "a")
     assert (memory.reads, memory.held) == ([], ["a"])
+
+
+async def test_weights_that_the_worker_beside_it_shares_are_not_read_and_all_others_are(tmp_path: Path) -> None:
+    memory = Memory()
+    door = SavesDoor(tmp_path / "saves")
+    weights = {"weights/a.lora_A": np.zeros((1, 4), np.float32)}
+    shared = AdapterState(LoraSpec(rank=1, alpha=32.0, seed=0), 0, weights)
+    with door.saves.copying(shared, BASE.revision) as written:
+        written("a")
+    adapters = memory.adapters(tmp_path / "saves")
+    for name in ("a", "b"):
+        await used(adapters, name)
+    door.close()
+    await used(adapters, "c")
+    assert memory.reads == ["b", "c"]
 
 
 # ---- adapters that are announced before a sample names them

@@ -30,6 +30,7 @@ def test_an_engine_gets_its_flags(tmp_path: Path) -> None:
     assert value(worker, "--engine") == "nemo-rl"
     assert worker[-2:] == ["--ranks", "2"]
     assert "--no-sampling" not in worker
+    assert "--saves-socket" not in worker
 
 
 def test_a_worker_is_told_in_how_few_bits_it_keeps_weights(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_worker_with_a_sampler_beside_it_does_not_sample(tmp_path: Path) -> No
 
 def test_both_read_adapters_at_one_place_and_take_the_same_ones(tmp_path: Path) -> None:
     worker, sampler = commands(tmp_path, sampler="vllm", max_rank=16, adapter_slots=3)
-    for flag in ("--model", "--checkpoint-root", "--max-rank", "--adapter-slots"):
+    for flag in ("--model", "--checkpoint-root", "--saves-socket", "--max-rank", "--adapter-slots"):
         assert value(worker, flag) == value(sampler, flag)
 
 
