@@ -49,7 +49,7 @@ def module_name(package: str, file: Path) -> str:
 
 
 def is_loaded_by_name_alone(file: Path) -> bool:
-    """A program runs when it is imported, an ASGI server's application reads the environment, migrations are alembic's."""
+    """Programs and the ASGI application run when they are imported, and migrations are alembic's."""
     return file.name in {"__main__.py", "asgi.py"} or "migrations" in file.parts
 
 
