@@ -43,9 +43,8 @@ async def test_a_worker_is_activated_and_worked_with_over_the_network(port: Port
     client = GrpcWorkerClient(port.address, tls)
     await client.activate(1)
     call = create()
-    assert (
-        await client.submit(worker_pb2.SubmitRequest(model_id=MODEL, kind=call.kind, payload=call.payload), "ada") == 1
-    )
+    creation = worker_pb2.SubmitRequest(model_id=MODEL, kind=call.kind, payload=call.payload)
+    assert (await client.submit(creation, "ada")).epoch == 1
     assert (await client.await_result(MODEL, 0, 20.0)).HasField("result")
     assert (await client.describe()).worker_id == WORKER_ID
     await client.close()

@@ -10,6 +10,8 @@ from support.server.operator_stand_in import MODEL
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerAbsent, WorkerUnavailable
 
+CREATION = worker_pb2.SubmitRequest(model_id="m", kind=worker_pb2.CREATE_MODEL)
+
 
 async def test_a_worker_answers_under_the_epoch_that_the_store_gave_it(installation: Installation) -> None:
     worker = installation.worker()
@@ -26,7 +28,7 @@ async def test_a_killed_worker_comes_back_under_a_new_epoch(installation: Instal
     await installation.kill()
     while (after := await worker.connection(START_SECONDS)) is before:
         await asyncio.sleep(0.01)
-    assert await after.submit(worker_pb2.SubmitRequest(model_id="m", kind=worker_pb2.CREATE_MODEL), "ada") == 2
+    assert (await after.submit(CREATION, "ada")).epoch == 2
     assert (await installation.store.get_worker(worker.worker_id)).epoch == 2
     with pytest.raises(WorkerUnavailable):
         await before.describe()
@@ -38,7 +40,7 @@ async def test_a_worker_fenced_out_is_taken_back_by_renewing(installation: Insta
     row = await installation.store.get_worker(worker.worker_id)
     assert await installation.store.raise_epoch(worker.worker_id, row.epoch, row.instance_id)
     await worker.renew()
-    assert await client.submit(worker_pb2.SubmitRequest(model_id="m", kind=worker_pb2.CREATE_MODEL), "ada") == 2
+    assert (await client.submit(CREATION, "ada")).epoch == 2
 
 
 async def test_one_worker_trains_and_samples_what_is_served(installation: Installation) -> None:
