@@ -63,13 +63,20 @@ def _beside(args: Args, kwargs: Mapping[str, Any]) -> int:
     return sum(tensor.numel() for tensor in tensors_in([*args, *kwargs.values()]))
 
 
+def _differences(args: Args, kwargs: Mapping[str, Any]) -> int:
+    """`diff`: a pass of its own for each order, all of which autograd keeps."""
+    order = args[1] if len(args) > 1 else kwargs.get("n", 1)
+    return max(1, order) * (NODE_VALUES + _beside(args, kwargs))
+
+
 def _paired(args: Args, kwargs: Mapping[str, Any]) -> int:
     return math.prod(tensor.numel() for tensor in tensors_in([*args, *kwargs.values()]))
 
 
 def _product(args: Args, kwargs: Mapping[str, Any]) -> int:
     """Multiplications of matrices or vectors."""
-    one, other = tensors_in([*args, *kwargs.values()])
+    one = _given(args, kwargs, 0, "input")
+    other = _given(args, kwargs, 1, "other", "mat2", "vec", "tensor")
     if other.ndim <= 2:
         return one.numel() * (other.shape[-1] if other.ndim == 2 else 1)
     return one.numel() * other.numel() // max(1, one.shape[-1])
@@ -123,8 +130,7 @@ def _counted(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 def _selected(args: Args, kwargs: Mapping[str, Any]) -> int:
     """`index_select`: as many slices as there are indices."""
-    value, index = tensors_in([*args, *kwargs.values()])
-    dim = next(entry for entry in (*args, *kwargs.values()) if isinstance(entry, int))
+    value, dim, index = (_given(args, kwargs, place, name) for place, name in enumerate(("input", "dim", "index")))
     return value.numel() // max(1, value.shape[dim]) * index.numel()
 
 
@@ -146,6 +152,16 @@ def _diagonal(args: Args, kwargs: Mapping[str, Any]) -> int:
     return (value.numel() + abs(offset)) ** 2 if value.ndim == 1 else value.numel()
 
 
+def _given(args: Args, kwargs: Mapping[str, Any], place: int, *names: str) -> Any:
+    """An argument by its place or its name: names may come in any order, and which is which decides the cost."""
+    if len(args) > place:
+        return args[place]
+    for name in names:
+        if name in kwargs:
+            return kwargs[name]
+    raise TooCostly(f"{names[0]} is missing")
+
+
 def _sizes(args: Args, kwargs: Mapping[str, Any]) -> list[int]:
     """Sizes as they may be given: one by one, as a tuple, or by their name."""
     for name in ("size", "repeats", "dims", "sizes"):
@@ -158,7 +174,7 @@ def _sizes(args: Args, kwargs: Mapping[str, Any]) -> list[int]:
 
 
 _RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("cat", "concat", "stack", "hstack", "vstack", "diff"), _beside),
+    **dict.fromkeys(("cat", "concat", "stack", "hstack", "vstack"), _beside),
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot"), _product),
     **dict.fromkeys(("outer", "inner"), _paired),
     **dict.fromkeys(("sort", "argsort", "topk", "median"), _sorted),
@@ -166,6 +182,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("repeat", "tile"), _repeated),
     **dict.fromkeys(("zeros", "ones"), _made),
     **dict.fromkeys(("new_zeros", "new_ones"), _made_like),
+    "diff": _differences,
     "full": _filled,
     "new_full": _filled_like,
     "arange": _counted,

@@ -106,6 +106,24 @@ def _sections(_: Tensor, indices_or_sections: Any, dim: int = 0) -> int:
     return indices_or_sections if isinstance(indices_or_sections, int) else len(indices_or_sections)
 
 
+def _divided(function: Operation, *args: Any, rounding_mode: str | None = None, **kwargs: Any) -> Any:
+    """Truncation is of floats: the smallest whole number by -1 is a trap of the processor, which ends the process."""
+    if rounding_mode == "trunc" and not any(_is_float(value) for value in (*args, *kwargs.values())):
+        raise NotAllowed('whole numbers are divided with rounding_mode="floor", or made floats before')
+    return function(*args, rounding_mode=rounding_mode, **kwargs)
+
+
+def _is_float(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
+
+
+def _norm(function: Operation, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of numbers. The nuclear norm takes a matrix apart, which is work that no count of values tells."""
+    if "nuc" in (*args, *kwargs.values()):
+        raise NotAllowed("the nuclear norm is not there")
+    return function(value, *args, **kwargs)
+
+
 _COUNTED: Mapping[str, Callable[..., int]] = {
     "unbind": _unbound,
     "split": _split,
@@ -136,6 +154,8 @@ def _functions() -> Mapping[str, Operation]:
         f"torch.{name}": partial(_pieces, found[f"torch.{name}"], count)
         for name, count in (*_COUNTED.items(), ("functional.split", _split))
     }
+    found |= {name: partial(_divided, found[name]) for name in ("torch.div", "torch.divide")}
+    found |= {name: partial(_norm, found[name]) for name in ("torch.norm", "torch.functional.norm")}
     found |= {"getattr": _attribute, "operator.getitem": _item}
     return found
 
@@ -143,7 +163,8 @@ def _functions() -> Mapping[str, Operation]:
 def _methods() -> Mapping[str, Operation]:
     found: dict[str, Operation] = {name: getattr(Tensor, name) for name in METHODS}
     found |= {name: partial(_pieces, found[name], count) for name, count in _COUNTED.items()}
-    return found | {"to": _to, "cpu": _as_is}
+    found |= {name: partial(_divided, found[name]) for name in ("div", "divide")}
+    return found | {"norm": partial(_norm, found["norm"]), "to": _to, "cpu": _as_is}
 
 
 _FUNCTIONS = _functions()
