@@ -32,7 +32,7 @@ import importlib, json, pkgutil, sys
 broken = {}
 for package in sys.argv[1:]:
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if not module.name.endswith("__main__") and ".engines.nemo_rl" not in module.name:
+        if not module.name.endswith(("__main__", ".asgi")) and ".engines.nemo_rl" not in module.name:
             try:
                 importlib.import_module(module.name)
             except Exception as error:

@@ -40,7 +40,6 @@ SAVED_SAMPLERS = (
         "{sampler_path}",
         "{folder}",
         after="chat_sl.train",
-        every_run=True,
     ),
     script("benchmark", [stays_near("examples", 16, 0), stays_near("errors", 0, 0), asked(asample=16)], BRIEF),
     script("capture_proxy", [stays_between("answered", 0, 17), asked(asample=2)], BRIEF, "{folder}", every_run=True),

@@ -118,7 +118,6 @@ REWARD = (
             asked(optim_step=2, load_weights=1),
         ],
         name="math_rl.train from chat_sl's checkpoint",
-        every_run=True,
         after="chat_sl.train",
         model_name=LLAMA,
         load_checkpoint_path="{state_path}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ MODELS = json.dumps([{"model_name": "org/a", "max_context_length": 512}, {"model
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*SETTING_OF_NAME, *WITHOUT_EFFECT):
+    for name in (*SETTING_OF_NAME, *WITHOUT_EFFECT, *(name for name in os.environ if name.startswith("TINSMITH_"))):
         monkeypatch.delenv(name, raising=False)
 
 
