@@ -65,7 +65,7 @@ def _beside(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 def _differences(args: Args, kwargs: Mapping[str, Any]) -> int:
     """`diff`: a pass of its own for each order, all of which autograd keeps."""
-    order = args[1] if len(args) > 1 else kwargs.get("n", 1)
+    order = int(args[1] if len(args) > 1 else kwargs.get("n", 1))
     return max(1, order) * (NODE_VALUES + _beside(args, kwargs))
 
 
@@ -75,8 +75,8 @@ def _paired(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 def _product(args: Args, kwargs: Mapping[str, Any]) -> int:
     """Multiplications of matrices or vectors."""
-    one = _given(args, kwargs, 0, "input")
-    other = _given(args, kwargs, 1, "other", "mat2", "vec", "tensor")
+    one: Tensor = _given(args, kwargs, 0, "input")
+    other: Tensor = _given(args, kwargs, 1, "other", "mat2", "vec", "tensor")
     if other.ndim <= 2:
         return one.numel() * (other.shape[-1] if other.ndim == 2 else 1)
     return one.numel() * other.numel() // max(1, one.shape[-1])
@@ -130,8 +130,9 @@ def _counted(args: Args, kwargs: Mapping[str, Any]) -> int:
 
 def _selected(args: Args, kwargs: Mapping[str, Any]) -> int:
     """`index_select`: as many slices as there are indices."""
-    value, dim, index = (_given(args, kwargs, place, name) for place, name in enumerate(("input", "dim", "index")))
-    return value.numel() // max(1, value.shape[dim]) * index.numel()
+    value: Tensor = _given(args, kwargs, 0, "input")
+    dim, index = int(_given(args, kwargs, 1, "dim")), _given(args, kwargs, 2, "index")
+    return value.numel() // max(1, value.shape[dim]) * int(index.numel())
 
 
 def _item(args: Args, kwargs: Mapping[str, Any]) -> int:
