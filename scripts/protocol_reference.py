@@ -25,11 +25,12 @@ def call_rows() -> Iterator[tuple[str, ...]]:
 
 
 def flag_rows() -> Iterator[tuple[str, ...]]:
-    """Of the SDK's two configurations; a flag without a default is a setting's."""
+    """Of the SDK's two configurations; a flag without a default is a setting's, or says what makes it."""
     models = {"client/config": ClientConfigResponse, "client/dynamic_config": DynamicConfigResponse}
     for call, model in models.items():
         for name, field in model.model_fields.items():
-            said = "a setting's" if field.is_required() else f"`{str(field.default).lower()}`"
+            computed = field.description or "a setting's"
+            said = computed if field.is_required() else f"`{str(field.default).lower()}`"
             yield f"`{name}`", f"`{call}`", said
 
 

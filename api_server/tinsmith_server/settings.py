@@ -145,12 +145,6 @@ class Settings(BaseSettings):
         "`tinker auth whoami` needs it.",
     )
     compress_training_bodies: bool = Field(False, description="Ask clients to send zstd; pays on slow networks.")
-    server_side_custom_losses: bool = Field(
-        True,
-        description="Have losses of `create_custom_loss` run in the worker. Of the engines `peft` alone does: "
-        "turn it off where others train, and clients run them.",
-    )
-
     session_poller: bool = Field(
         False,
         description="Ask clients to wait for all samples of a sampling client by one poll, not by one for each: fewer "

@@ -3,6 +3,9 @@
 RELEASE_SEQ_ID = 2**62
 """The sequence number of a model's last operation, above all that a client can send."""
 
+CUSTOM_LOSS = "custom"
+"""The loss of calls that name one of `custom_losses`, among those that a worker says it has."""
+
 TENANT_METADATA = "tinsmith-tenant-bin"
 """The gRPC metadata of Submit and Sample that says, in UTF-8, for whom it is: who takes turns with whom.
 

@@ -55,7 +55,7 @@ async def client_config(_tenant: Tenant, services: ServicesDep) -> ClientConfigR
         pjwt_auth_enabled=services.settings.token_exchange,
         proto_compress_fwdbwd=services.settings.compress_training_bodies,
         sample_use_retrieve_futures=services.settings.session_poller,
-        custom_loss_server_side=services.settings.server_side_custom_losses,
+        custom_loss_server_side=services.inspection.runs_custom_losses(),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Response(BaseModel):
@@ -32,7 +32,7 @@ class ClientConfigResponse(Response):
     proto_compress_fwdbwd: bool
     sample_use_retrieve_futures: bool
     sample_join_sampling_session: bool = True
-    custom_loss_server_side: bool
+    custom_loss_server_side: bool = Field(description="whether all workers run them")
 
 
 class TokenResponse(Response):

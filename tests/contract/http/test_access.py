@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import API_KEY, TestedServer, one_server, running_server, settings_for
+from tinsmith_rpc import CUSTOM_LOSS
 
 
 async def other_tenant(server: TestedServer) -> dict[str, str]:
@@ -100,6 +101,10 @@ async def test_the_flags_that_clients_hear(tmp_path: Path, fleet: FakeFleet) -> 
         assert config["custom_loss_server_side"] is True
         # Without these SDKs from 0.19 to 0.24 send training data as JSON, and those from 0.22 on to another address.
         assert (config["proto_write_fwdbwd"], config["fwd_via_fwdbwd"]) == (True, True)
+        server.worker.losses.remove(CUSTOM_LOSS)
+        await server.model()  # a worker that runs is seen
+        await server.services.inspection.refresh()
+        assert (await server.post("/client/config")).json()["custom_loss_server_side"] is False
         assert (await server.post("/client/dynamic_config")).json() == {"sample_cancel_enabled": True}
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
-from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
+from tinsmith_rpc import CUSTOM_LOSS, TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from typing_extensions import override
 
@@ -39,6 +39,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.adapter_slots = adapter_slots
         self.model_places = 0
         self.quantization = self.stored_as = ""
+        self.losses = ["cross_entropy", CUSTOM_LOSS]
         self.instance_id = uuid.uuid4().hex
         self.epoch = 0
         self.submits: list[worker_pb2.SubmitRequest] = []
@@ -122,6 +123,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply.base_model.stored_as = self.stored_as
         reply.capabilities.adapter_slots = self.adapter_slots
         reply.capabilities.images = True
+        reply.capabilities.losses.extend(self.losses)
         reply.model_places = self.model_places
         reply.metrics.samples_waiting = self.samples_waiting
         return reply

@@ -20,9 +20,6 @@ LossKernel = Literal["auto", "torch", "liger"]
 Quantization = Literal["8bit", "4bit"]
 Recompute = Literal["auto", "none", "layers"]
 
-CUSTOM_LOSS = "custom"
-"""The name of losses that clients bring along: which one, says the call's config."""
-
 
 @dataclass(frozen=True, slots=True)
 class Image:

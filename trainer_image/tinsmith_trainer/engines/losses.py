@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tinsmith_rpc import CUSTOM_LOSS
 from torch import Tensor
 
-from tinsmith_trainer.engines.base import CUSTOM_LOSS, Datum, LossSpec, Outcome, Work
+from tinsmith_trainer.engines.base import Datum, LossSpec, Outcome, Work
 from tinsmith_trainer.engines.custom_losses.program import Program
 from tinsmith_trainer.engines.custom_losses.rows import custom_arrays, program_for, row_losses
 from tinsmith_trainer.errors import UserError

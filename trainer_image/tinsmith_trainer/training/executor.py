@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import orjson
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import CUSTOM_LOSS, worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, Contents, SavedWeights, WrittenCheckpoint
 from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.durable_files import sha256_of
 from tinsmith_trainer.engines.base import (
-    CUSTOM_LOSS,
     AdamParams,
     AdapterState,
     AnnouncedAdapter,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-from tinsmith_rpc import worker_pb2
+from tinsmith_rpc import CUSTOM_LOSS, worker_pb2
 
 from tinsmith_server.errors import TinsmithError, WorkerError
 from tinsmith_server.fleet.base import Fleet, SamplerHandle, everything_of
@@ -58,6 +58,11 @@ class Inspection:
         """Whether trainers and samplers of the base model all do, as far as they have been seen; None before."""
         seen = [reply.capabilities.images for reply in self._replies(base_model)]
         return all(seen) if seen else None
+
+    def runs_custom_losses(self) -> bool:
+        """Whether all workers do that have been seen: a program asks before it says which model it will train."""
+        seen = [self.workers[one.sampler_id] for one in self._fleet.workers if one.sampler_id in self.workers]
+        return all(CUSTOM_LOSS in reply.capabilities.losses for reply in seen)
 
     def vocab_size(self, base_model: str) -> int | None:
         """None: none of its workers has said."""

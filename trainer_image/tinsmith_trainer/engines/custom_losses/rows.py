@@ -9,10 +9,11 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tinsmith_rpc import CUSTOM_LOSS
 from tinsmith_rpc.custom_losses import LossInput
 from torch import Tensor
 
-from tinsmith_trainer.engines.base import CUSTOM_LOSS, Datum, LossSpec
+from tinsmith_trainer.engines.base import Datum, LossSpec
 from tinsmith_trainer.engines.custom_losses.program import Program, program_of
 from tinsmith_trainer.errors import UserError
 
