@@ -20,8 +20,8 @@ from pathlib import Path
 
 import evidence_reference
 import outcomes
+from commits import CannotRun, commit_of
 from evidence_reference import SUBJECTS, Subject
-from gpu_run import CannotRun, commit_of
 from outcomes import Result
 
 ROOT = Path(__file__).parents[1]

@@ -23,6 +23,7 @@ from typing import Any
 
 import gpu_reference
 import outcomes
+from commits import CannotRun, commit_of
 from outcomes import Result
 
 ROOT = Path(__file__).parents[1]
@@ -40,10 +41,6 @@ WRITTEN = ("docs/gpu-runs.toml", "docs/gpu.md")
 FAILED, NOTHING_RUN = 1, 2
 
 
-class CannotRun(Exception):
-    """This machine has not what a run needs."""
-
-
 def device_name() -> str:
     """Raises CannotRun, in one sentence, where packages or GPUs are missing."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:
@@ -54,24 +51,6 @@ def device_name() -> str:
         raise CannotRun(f"PyTorch {torch.__version__} of {sys.executable} sees no GPU: nvidia-smi says what there is")
     count = torch.cuda.device_count()
     return torch.cuda.get_device_name() if count == 1 else f"{count} x {torch.cuda.get_device_name()}"
-
-
-def commit_of(tree: Path, *written: str) -> str:
-    """Of the tree, but for what runs write.
-
-    Raises CannotRun for a tree with changes that no commit has, or without commits: a run is of a commit.
-    """
-    try:
-        changed = _git(tree, "status", "--porcelain", "--", ".", *(f":!{path}" for path in written))
-        if changed:
-            raise CannotRun(f"a run is of a commit, and this tree has changes: {changed.splitlines()[0].strip()}")
-        return _git(tree, "rev-parse", "--short=7", "HEAD")
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise CannotRun(f"which commit is this? Without git it has to be named, by COMMIT= ({error})") from error
-
-
-def _git(tree: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def run_tests(tests: Sequence[str], marker: str, seconds: float) -> list[Result]:

@@ -14,6 +14,7 @@ import gpu_run
 import outcomes
 import pytest
 import torch
+from commits import CannotRun, commit_of
 from outcomes import Outcome, Result
 
 RUN = {"device": "NVIDIA H100", "commit": "0123abc", "date": "2026-11-30"}
@@ -129,7 +130,7 @@ def test_a_machine_without_a_gpu_is_told_so(
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_run, "NEEDED", ("pytest", "no_such_package"))
-    with pytest.raises(gpu_run.CannotRun, match="has no no_such_package: install"):
+    with pytest.raises(CannotRun, match="has no no_such_package: install"):
         gpu_run.device_name()
 
 
@@ -138,13 +139,13 @@ def test_a_run_is_of_a_commit(tmp_path: Path) -> None:
         identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
-    with pytest.raises(gpu_run.CannotRun, match="by COMMIT="):
-        gpu_run.commit_of(tmp_path)
+    with pytest.raises(CannotRun, match="by COMMIT="):
+        commit_of(tmp_path)
     git("init")
     (tmp_path / "file").write_text("one")
     git("add", ".")
     git("commit", "--message", "one")
-    assert len(gpu_run.commit_of(tmp_path)) == 7
+    assert len(commit_of(tmp_path)) == 7
     (tmp_path / "file").write_text("two")
-    with pytest.raises(gpu_run.CannotRun, match="has changes: M file"):
-        gpu_run.commit_of(tmp_path)
+    with pytest.raises(CannotRun, match="has changes: M file"):
+        commit_of(tmp_path)

@@ -1,0 +1,28 @@
+"""Which commit something is run of, for those that write down what they ran."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+class CannotRun(Exception):
+    """This machine has not what a run needs."""
+
+
+def commit_of(tree: Path, *written: str) -> str:
+    """Of the tree, but for what runs write.
+
+    Raises CannotRun for a tree with changes that no commit has, or without commits: a run is of a commit.
+    """
+    try:
+        changed = _git(tree, "status", "--porcelain", "--", ".", *(f":!{path}" for path in written))
+        if changed:
+            raise CannotRun(f"a run is of a commit, and this tree has changes: {changed.splitlines()[0].strip()}")
+        return _git(tree, "rev-parse", "--short=7", "HEAD")
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CannotRun(f"which commit is this? Without git it has to be named, by COMMIT= ({error})") from error
+
+
+def _git(tree: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
