@@ -25,6 +25,9 @@ IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 # The standard library is enough for it.
 IMAGES = PYTHONPATH=scripts "$$(scripts/find-python $(PYTHON_VERSIONS))" -m images
 
+# One command after the other, each whether or not one before it failed: a run tells of all that is wrong.
+each = status=0; $(1) || status=1; $(2) || status=1; $(if $(3),$(3) || status=1;) exit $$status
+
 WITH_NODES := tests/cluster/bare tests/cluster/node
 # Some of their tests need a Kubernetes' API.
 WITH_AN_API := tests/faults tests/contract/fleet
@@ -82,17 +85,13 @@ test-nodes: venv ## the tests in a Kubernetes in which pods run
 	$(BIN)/pytest $(WITH_NODES)
 
 test-clusters: venv ## those that need a Kubernetes without nodes, the chart's, and faults
-	$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%)
-	$(BIN)/pytest $(WITH_AN_API)
+	@$(call each,$(BIN)/pytest tests/cluster tests/charts $(WITH_NODES:%=--ignore=%),$(BIN)/pytest $(WITH_AN_API))
 
 test-nodes-and-units: venv ## test-nodes, then the units, on the other Pythons too
-	@$(MAKE) --no-print-directory test-nodes
-	@$(MAKE) --no-print-directory test-unit
-	@$(MAKE) --no-print-directory test-other-pythons
+	@$(call each,$(MAKE) --no-print-directory test-nodes,$(MAKE) --no-print-directory test-unit,$(MAKE) --no-print-directory test-other-pythons)
 
 test-elsewhere: venv ## the others, which need no Kubernetes; vLLM's
-	$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API))
-	@$(MAKE) --no-print-directory test-vllm
+	@$(call each,$(BIN)/pytest $(patsubst %,--ignore=%,tests/cluster tests/charts tests/unit $(WITH_AN_API)),$(MAKE) --no-print-directory test-vllm)
 
 test-unit: venv ## the tests that take seconds
 	$(BIN)/pytest tests/unit

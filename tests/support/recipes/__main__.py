@@ -1,4 +1,4 @@
-"""`make recipes`: runs every program, or those that are named, and writes their rows of docs/recipes.md."""
+"""`make recipes`: runs every program, or those that are named with what they go on from, and writes docs/recipes.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def main(wanted: Sequence[str]) -> int:
     if unknown := set(wanted) - {program.name for program in PROGRAMS}:
         print(f"there is no program of the name {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    chosen = [program for program in PROGRAMS if not wanted or program.name in wanted]
+    needed = {program.after for program in PROGRAMS if program.name in wanted}
+    chosen = [program for program in PROGRAMS if not wanted or program.name in {*wanted, *needed}]
     with tempfile.TemporaryDirectory(prefix="recipes-") as folder, workshop(Path(folder), models_for(chosen)) as runner:
         outcomes = [_told(program, runner) for program in chosen]
     failed = [outcome.program.name for outcome in outcomes if outcome.failure]

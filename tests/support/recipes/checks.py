@@ -48,6 +48,10 @@ def starts_near(metric: str, value: float, within: float) -> Check:
     )
 
 
+def starts_below(metric: str, value: float) -> Check:
+    return Check(f"`{metric}` starts below {value:.4g}", lambda run: run.series(metric)[0] < value, _series(metric))
+
+
 def stays_near(metric: str, value: float, within: float) -> Check:
     return Check(
         f"`{metric}` is {value:g}, within {within:g}",
