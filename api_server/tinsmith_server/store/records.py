@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 T = TypeVar("T")
 
@@ -13,6 +13,7 @@ Clock = Callable[[], datetime]
 
 ModelState = Literal["accepted", "bound", "released", "failed", "corrupted"]
 FinalState = Literal["released", "failed", "corrupted"]
+FINAL_STATES: frozenset[str] = frozenset(get_args(FinalState))
 LIVE: tuple[ModelState, ...] = ("accepted", "bound")
 FinishType = Literal["success", "errored", "interrupted", "reaped"]
 CheckpointType = Literal["training", "sampler", "external", "ephemeral"]

@@ -21,12 +21,11 @@ from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.models import Models
 from tinsmith_server.services.training.submit_requests import WHICH_OPERATION, SubmitRequests
-from tinsmith_server.store.records import Model
+from tinsmith_server.store.records import FINAL_STATES, Model
 from tinsmith_server.wire.ids import OperationId
 from tinsmith_server.wire.json_training import client_number
 
 CREATION_SECONDS = 5.0
-ENDED = frozenset({"failed", "corrupted", "released"})
 
 
 class Operations:
@@ -88,7 +87,7 @@ class Operations:
 
         A model that has ended already is answered the same, also when its session is over.
         """
-        if (await self._models.owned(tenant, model_id)).state in ENDED:
+        if (await self._models.owned(tenant, model_id)).state in FINAL_STATES:
             return OperationId(model_id, RELEASE_SEQ_ID)
         model = await self._ready_for_work(tenant, model_id)
         if model.state == "bound":
@@ -123,7 +122,7 @@ class Operations:
             # Without a client's key, too: what is sent to the worker again must be known there.
             request.idempotency_key = key or uuid.uuid4().hex
         number = request.seq_id
-        if model.state not in ENDED:
+        if model.state not in FINAL_STATES:
             try:
                 number = await self._deliver(model, request)
             except ModelNotAtWorker:
