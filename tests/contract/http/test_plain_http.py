@@ -283,6 +283,24 @@ async def test_a_sample_without_a_session_or_a_number(server: TestedServer, prom
     assert len(answer["sequences"]) == len(submitted.json()["sample_sequence_ids"]) == 2
 
 
+async def test_samples_of_one_source_share_a_sampling_session_and_are_samples_of_their_own(
+    server: TestedServer,
+) -> None:
+    """Each server opens one, and another one when that has ended."""
+    body = {"base_model": BASE_MODEL, "prompt": [1, 2, 3]}
+    samples = [(await server.post("/sample", body)).json() for _ in range(6)]
+    opened = {sample["sampling_session_id"] for sample in samples}
+    assert len(opened) <= 2
+    assert len({sample["request_id"] for sample in samples}) == 6
+    for sampling_session_id in opened:
+        session_id = sampling_session_id.partition(":")[0]
+        await server.post(f"/sessions/{session_id}/finish", {"reason": {"type": "success"}})
+    server.time.pass_seconds(60)
+    later = [await server.post("/sample", body) for _ in range(2)]
+    assert [sample.status_code for sample in later] == [200, 200]
+    assert opened.isdisjoint(sample.json()["sampling_session_id"] for sample in later)
+
+
 async def test_samples_of_one_sampling_client_are_apart_unless_their_key_is_one(server: TestedServer) -> None:
     client = (await server.post("/create_sampling_client", {"base_model": BASE_MODEL})).json()
     assert client["sampling_client_id"] == client["sampling_session_id"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
@@ -18,6 +19,7 @@ from tinsmith_server.services.accounts.holdings import SamplesInFlight
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.failures import training_only
+from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
 from tinsmith_server.services.sampling.sample_requests import PlainSample, SampleSubmission
@@ -31,6 +33,8 @@ K = TypeVar("K", bound=Hashable)
 
 # Sampling sessions never change, and a burst names the same one hundreds of times a second.
 CACHED_SESSIONS = 4096
+# Whether it still goes on is asked each time.
+OF_SAMPLES_SECONDS = 3600.0
 # A model that somebody makes again, with other settings or from another manifest, is away for a moment.
 AWAY_LIMIT = timedelta(seconds=300)
 
@@ -75,6 +79,8 @@ class Sampling:
         self._in_flight = in_flight
         self._clock = clock
         self._known: OrderedDict[str, Sampler] = OrderedDict()
+        # Of plain samples that name no session: by tenant and what they are drawn from.
+        self._of_samples: RowCache[tuple[str | None, ...], SamplingSession] = RowCache(OF_SAMPLES_SECONDS)
         # By base model and the adapter's rank.
         self._away: MissingTracker[tuple[str, int]] = MissingTracker(AWAY_LIMIT, clock)
 
@@ -148,19 +154,35 @@ class Sampling:
     ) -> SamplingSession:
         """In a session of its own, the same one for the same idempotency key. Raises as `open` does, and then there is
         no session."""
-        source = await self._source(tenant, request.base_model, request.model_path)
-        session = await self._sessions.create_for_one(tenant, key)
-        await self._sessions.active(tenant, session.session_id)
+        return await self._open_own(await self._source(tenant, request.base_model, request.model_path), key)
+
+    async def _open_own(self, source: SamplingSession, key: str | None) -> SamplingSession:
+        session = await self._sessions.create_for_one(source.tenant, key)
+        await self._sessions.active(source.tenant, session.session_id)
         return await self._add(source, session.session_id, 0)
 
     async def submit_plain(self, tenant: str, sample: PlainSample, key: str | None = None) -> Submission:
         """Without a number: it gets one, the same for the same idempotency key. Raises as `open` and `submit` do."""
         sampling_session_id = sample.sampling_session_id
         if sampling_session_id is None:
-            source = CreateSamplingClientRequest(base_model=sample.base_model, model_path=sample.model_path)
-            sampling_session_id = (await self.open_own(tenant, source, key)).sampling_session_id
+            source = await self._source(tenant, sample.base_model, sample.model_path)
+            sampling_session_id = await self._open_for_sample(source, key)
         sample.request.sampling_session_id = sampling_session_id
         return await self.submit(tenant, SampleSubmission(drawn_sample_number(key), sample.request))
+
+    async def _open_for_sample(self, source: SamplingSession, key: str | None) -> str:
+        """For many samples of one source one session, or each would leave rows. A key's is the key's, at any server."""
+        if key is not None:
+            return (await self._open_own(source, key)).sampling_session_id
+        drawn_from = (source.tenant, source.base_model, source.model_path, source.manifest_digest)
+        known = self._of_samples.get(drawn_from)
+        if known is not None:
+            with suppress(Gone, NotFound):
+                await self._sessions.active(source.tenant, known.session_id)
+                return known.sampling_session_id
+        opened = await self._open_own(source, None)
+        self._of_samples.put(drawn_from, opened)
+        return opened.sampling_session_id
 
     async def once(self, tenant: str, model: str) -> Sampler:
         """What a request outside of any session samples from: a base model, or a checkpoint by its path.
