@@ -9,26 +9,17 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from tinsmith_server.wire.requests import MAX_SAMPLES, Count, Request, SamplingParams, WholeNumbers
+from tinsmith_server.wire.requests import MAX_SAMPLES, Count, Request, SamplingParams, SamplingSource, WholeNumbers
 
 
 class InvalidPlainRequest(ValueError):
     """The message is for the sender."""
 
 
-class CreateSamplingClientRequest(Request):
-    """With a `model_path`, `base_model` is what its sender takes the checkpoint to be of."""
-
-    base_model: str | None = None
-    model_path: str | None = None
-
-    @model_validator(mode="after")
-    def _has_a_source(self) -> CreateSamplingClientRequest:
-        if self.base_model is None and self.model_path is None:
-            raise ValueError("base_model or model_path is needed")
-        return self
+class CreateSamplingClientRequest(SamplingSource):
+    """A source alone: without a session."""
 
 
 class DeleteModelRequest(Request):

@@ -238,19 +238,22 @@ class LoadWeightsRequest(Request):
 # ---- sampling
 
 
-class CreateSamplingSessionRequest(Request):
+class SamplingSource(Request):
     """With a `model_path`, `base_model` is what its sender takes the checkpoint to be of: the SDK sends both."""
 
-    session_id: str
-    sampling_session_seq_id: Annotated[int, Field(ge=0, lt=2**31)]
     base_model: str | None = None
     model_path: str | None = None
 
     @model_validator(mode="after")
-    def _has_a_source(self) -> CreateSamplingSessionRequest:
+    def _is_named(self) -> SamplingSource:
         if self.base_model is None and self.model_path is None:
             raise ValueError("base_model or model_path is needed")
         return self
+
+
+class CreateSamplingSessionRequest(SamplingSource):
+    session_id: str
+    sampling_session_seq_id: Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class JoinSamplingSessionRequest(Request):
