@@ -98,13 +98,14 @@ REWARD = (
             checkpoints("000005", "000010", "000015", "final"),
         ],
         every_run=True,
-        # Samples are drawn without a seed: the first well-formed answers come early or late, and then learning is
-        # quick. In groups of 16 few have one at first, and at a rate of 1e-2 they once led away from all of them.
+        # Samples are drawn without a seed. What is well-formed ends in time: of 3 tokens so few did at first that learning
+        # began at the 9th step or at the 17th; of 16 it begins at the 7th or 8th. In groups of 16 few have one at first,
+        # and at a rate of 1e-2 they once led away from all of them.
         model_name=LLAMA,
         env="arithmetic",
         groups_per_batch=12,
         group_size=24,
-        max_tokens=3,
+        max_tokens=16,
         max_steps=18,
         loss_fn="importance_sampling",
         learning_rate=7e-3,
