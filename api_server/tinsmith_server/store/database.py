@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import aclosing, closing, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -13,11 +13,11 @@ from sqlalchemy import URL, Engine, PoolProxiedConnection, Select, create_engine
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.columns import to_json
-from tinsmith_server.store.errors import RowRefused, StoreUnavailable
-from tinsmith_server.store.threads import ThreadedEngine, at_once
+from tinsmith_server.store.errors import RowRefused, StoreUnavailable, StoreUnreached
+from tinsmith_server.store.threads import NotConnected, ThreadedEngine, at_once
 from tinsmith_server.store.url import describe, driver_url
 
 T = TypeVar("T")
@@ -28,9 +28,12 @@ Work: TypeAlias = Callable[[AsyncConnection], Coroutine[Any, Any, T]]
 SQLITE_BUSY_TIMEOUT_MILLISECONDS = 30_000
 
 # Behind others of this process, before its own turn.
-SQLITE_QUEUE_SECONDS = 30.0
+QUEUE_SECONDS = 30.0
 
 SQLITE_READERS = 4
+# Each is a process of the database's, too.
+POSTGRESQL_READERS = 10
+POSTGRESQL_WRITERS = 6
 
 # What a statement of `look_up_value` calls its one parameter.
 KEY = "key"
@@ -70,44 +73,37 @@ _LIMITS = {
 
 
 class Database:
-    """Runs transactions. On SQLite readers never wait, and this process's writers queue for one connection.
+    """Runs transactions. Readers and writers have connections apart from each other's, on SQLite writers a single one.
 
-    A PostgreSQL that takes no connections is waited for, PATIENCE_SECONDS at most; what it may have done
-    before it broke off is repeated only where it was reading.
+    Who finds them all taken waits in line, QUEUE_SECONDS at most. A PostgreSQL that takes no connections is waited
+    for, PATIENCE_SECONDS at most; what it may have done before it broke off is repeated only where it was reading.
 
-    A transaction runs to its end even when its caller is cancelled: a driver that is interrupted between
-    two steps can leave a connection, and on SQLite the write lock, to whenever an exception is collected.
+    What writes runs to its end even when its caller is cancelled.
     """
 
     def __init__(self, url: URL) -> None:
         self._where = describe(url)
         self._is_closed = False
         self._running: set[asyncio.Task[Any]] = set()
-        self._reader: AsyncEngine | ThreadedEngine
-        self._writer: AsyncEngine | ThreadedEngine
+        self._reader: ThreadedEngine
+        self._writer: ThreadedEngine
         self._here: Engine | None = None
         self._driver: PoolProxiedConnection | None = None
-        # To a reader a single statement needs no transaction, and one that fails on a stale connection is repeated:
-        # one round trip instead of four, for what every request does.
+        # A file does not come back by itself.
+        self._patience_seconds = 0.0 if url.drivername == "sqlite" else PATIENCE_SECONDS
         if url.drivername == "sqlite":
-            self._reader = ThreadedEngine(_sqlite_engine(url, SQLITE_READERS), SQLITE_READERS, SQLITE_QUEUE_SECONDS)
-            self._writer = ThreadedEngine(_sqlite_engine(url, 1, begin="BEGIN IMMEDIATE"), 1, SQLITE_QUEUE_SECONDS)
+            self._reader = ThreadedEngine(_sqlite_engine(url, SQLITE_READERS), SQLITE_READERS, QUEUE_SECONDS)
+            self._writer = ThreadedEngine(_sqlite_engine(url, 1, begin="BEGIN IMMEDIATE"), 1, QUEUE_SECONDS)
             # One for `look_up`, and one for `look_up_value`.
             self._here = _sqlite_engine(url, 2, patient=False)
         else:
-            self._reader = _postgresql_engine(url, "AUTOCOMMIT", pool_size=10, pool_pre_ping=False)
-            # A connection that died with a restarted database is replaced, not reported.
-            self._writer = _postgresql_engine(url, POSTGRESQL_ISOLATION, pool_size=6, pool_pre_ping=True)
-            event.listen(self._writer.sync_engine, "connect", _limit_transactions)
+            self._reader = ThreadedEngine(_postgresql_reader(url), POSTGRESQL_READERS, QUEUE_SECONDS)
+            self._writer = ThreadedEngine(_postgresql_writer(url), POSTGRESQL_WRITERS, QUEUE_SECONDS)
 
     async def read(self, work: Work[T]) -> T:
         """Runs `work`, which only reads, perhaps several times. Each statement sees what is committed by then."""
         self._check_open()
-        if isinstance(self._reader, ThreadedEngine):
-            # A thread runs to its end by itself.
-            return await self._in_thread(self._reader, work)
-        until = self._patient_until()
-        return await self._run(self._patiently(until, lambda: self._transaction(self._reader, work, until)))
+        return await self._patiently(self._reader, work, StoreUnavailable)
 
     async def look_up(self, work: Work[T]) -> T:
         """Like `read`, for what is found by a key: on SQLite in less time than a thread would need to be told of it.
@@ -142,12 +138,11 @@ class Database:
     async def write(self, work: Work[T]) -> T:
         """Runs `work` in a transaction that may write, and returns when it is durable."""
         self._check_open()
-        return await self._run(self._transaction(self._writer, work, self._patient_until()))
+        return await self._run(self._patiently(self._writer, work, StoreUnreached))
 
     async def answers(self) -> None:
         """Returns when the database has answered, and does not wait for it to come back."""
-        now = asyncio.get_running_loop().time()
-        await self._run(self._transaction(self._writer, lambda connection: connection.execute(select(1)), now))
+        await self._transaction(self._writer, lambda connection: connection.execute(select(1)))
 
     async def close(self) -> None:
         """Waits for the transactions of cancelled callers, then closes every connection. Whoever asks later is told."""
@@ -177,34 +172,21 @@ class Database:
             # Whoever asked may be gone: then nobody is left to hear of a failure, and that is no fault.
             task.exception()
 
-    async def _transaction(self, engine: AsyncEngine | ThreadedEngine, work: Work[T], patient_until: float) -> T:
-        """A file is not waited for: it does not come back by itself."""
-        if isinstance(engine, ThreadedEngine):
-            return await self._in_thread(engine, work)
-        connection = await self._patiently(patient_until, lambda: self._connect(engine))
-        with clear_errors(self._where):
-            async with aclosing(connection), connection.begin():
-                return await work(connection)
-
-    async def _in_thread(self, engine: ThreadedEngine, work: Work[T]) -> T:
-        with clear_errors(self._where):
-            return await engine.run(work)
-
-    async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
-        with clear_errors(self._where):
-            return await engine.connect()
-
-    async def _patiently(self, until: float, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, engine: ThreadedEngine, work: Work[T], repeated: type[StoreUnavailable]) -> T:
+        """Once more after each failure that may be `repeated`, until patience ends."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._patience_seconds
         while True:
             try:
-                return await attempt()
-            except StoreUnavailable:
-                if asyncio.get_running_loop().time() >= until:
+                return await self._transaction(engine, work)
+            except repeated:
+                if clock() >= until:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _patient_until(self) -> float:
-        return asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    async def _transaction(self, engine: ThreadedEngine, work: Work[T]) -> T:
+        with clear_errors(self._where):
+            return await engine.run(work)
 
 
 @cache
@@ -222,9 +204,14 @@ def clear_errors(where: str) -> Iterator[None]:
         raise RowRefused(f"The store at {where} refused a row: {error.orig}") from error
     except (ProgrammingError, DataError, NotSupportedError):
         raise
+    except NotConnected as error:
+        raise StoreUnreached(_unavailable(where, error.reason)) from error
     except (DBAPIError, PoolTimeout) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        raise StoreUnavailable(f"The store at {where} is not available: {cause}") from error
+        raise StoreUnavailable(_unavailable(where, error)) from error
+
+
+def _unavailable(where: str, error: Exception) -> str:
+    return f"The store at {where} is not available: {error.orig if isinstance(error, DBAPIError) else error}"
 
 
 def prepare_sqlite(engine: Engine, begin: str | None, *more_pragmas: str, patient: bool = True) -> None:
@@ -280,11 +267,25 @@ def _sqlite_engine(url: URL, pool_size: int, begin: str | None = None, *, patien
     return engine
 
 
-def _postgresql_engine(url: URL, isolation_level: Isolation, *, pool_size: int, pool_pre_ping: bool) -> AsyncEngine:
-    return create_async_engine(
+def _postgresql_reader(url: URL) -> Engine:
+    """To a reader a single statement needs no transaction, and one that fails on a stale connection is repeated: one
+    round trip instead of four, for what every request does.
+    """
+    return _postgresql_engine(url, "AUTOCOMMIT", pool_size=POSTGRESQL_READERS, pool_pre_ping=False)
+
+
+def _postgresql_writer(url: URL) -> Engine:
+    """A connection that died with a restarted database is replaced, not reported."""
+    engine = _postgresql_engine(url, POSTGRESQL_ISOLATION, pool_size=POSTGRESQL_WRITERS, pool_pre_ping=True)
+    event.listen(engine, "connect", _limit_transactions)
+    return engine
+
+
+def _postgresql_engine(url: URL, isolation_level: Isolation, *, pool_size: int, pool_pre_ping: bool) -> Engine:
+    return create_engine(
         driver_url(url),
         pool_size=pool_size,
-        max_overflow=0,  # what overflows is closed again, and a connection costs PostgreSQL a process
+        max_overflow=0,
         pool_pre_ping=pool_pre_ping,
         isolation_level=isolation_level,
         json_serializer=to_json,

@@ -19,6 +19,10 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached, opened or written now. The transaction did not happen, or its fate is unknown."""
 
 
+class StoreUnreached(StoreUnavailable):
+    """There was no connection, and so nothing happened."""
+
+
 class RowRefused(StoreError):
     """A constraint of the schema refused the row, for example a model of a session that does not exist."""
 

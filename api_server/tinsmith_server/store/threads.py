@@ -1,7 +1,7 @@
-"""Transactions in threads, for a driver that blocks: each runs in one of them from its beginning to its end.
+"""Transactions in threads: each runs in one of them from its beginning to its end, with a driver that blocks.
 
-With SQLAlchemy's tasks over such a driver each statement, and each BEGIN and COMMIT, goes to a thread and back: that
-was most of a transaction's time.
+As tasks of the event loop each statement, and each BEGIN and COMMIT, would wait for all that is ready there: beside a
+thousand clients a transaction held its connection for seconds of turns, and who waited for one came to it in any order.
 """
 
 from __future__ import annotations
@@ -14,18 +14,27 @@ from contextlib import closing
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection, CursorResult, Dialect, Engine, Executable, ScalarResult
-from sqlalchemy.exc import TimeoutError
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 T = TypeVar("T")
 Parameters: TypeAlias = Mapping[str, Any] | None
 
 
+class NotConnected(Exception):
+    """Nothing was done. `reason` is the driver's error."""
+
+    def __init__(self, reason: DBAPIError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class ThreadedEngine:
     """Has as many threads as the engine's pool has connections, so that none waits for one.
 
-    Who has waited for a thread for longer than `patience_seconds` has none any more: while another process holds the
-    file, each transaction in turn would wait for it as long again, those of clients that are gone, too.
+    Who has waited for a thread for longer than `patience_seconds` has none any more: while something holds the
+    database up, each transaction in turn would wait for it as long again, those of clients that are gone, too.
     """
 
     def __init__(self, engine: Engine, threads: int, patience_seconds: float) -> None:
@@ -34,16 +43,16 @@ class ThreadedEngine:
         self._patience_seconds = patience_seconds
 
     async def run(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
-        """In the order of the calls, where there is one thread. `work` may wait for its connection and nothing else.
+        """Begun in the order of the calls. `work` may wait for its connection and nothing else.
 
-        Raises SQLAlchemy's TimeoutError, as its pools do.
+        Raises SQLAlchemy's TimeoutError, as its pools do, and NotConnected.
         """
         until = time.monotonic() + self._patience_seconds
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work, until)
 
     def _run(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]], until: float) -> T:
         if time.monotonic() > until:
-            raise TimeoutError(f"its transactions have waited for one another for {self._patience_seconds:g} s")
+            raise PoolTimeout(f"its transactions have waited for one another for {self._patience_seconds:g} s")
         return at_once(self._engine, work)
 
     async def dispose(self) -> None:
@@ -52,8 +61,12 @@ class ThreadedEngine:
 
 
 def at_once(engine: Engine, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
-    """One transaction in this thread."""
-    with closing(engine.connect()) as connection, connection.begin():
+    """One transaction in this thread. Raises NotConnected."""
+    try:
+        connected = engine.connect()
+    except DBAPIError as error:
+        raise NotConnected(error) from error
+    with closing(connected) as connection, connection.begin():
         return _outcome(work(cast(AsyncConnection, _AtOnce(connection))))
 
 

@@ -1,6 +1,7 @@
 """What only a PostgreSQL store can do wrong."""
 
 import asyncio
+import threading
 from urllib.parse import quote_plus
 
 import pytest
@@ -85,23 +86,25 @@ async def test_a_replica_that_stops_in_the_middle_of_a_write_holds_the_others_up
     monkeypatch.setitem(database._LIMITS, "idle_in_transaction_session_timeout", "2s")
     monkeypatch.setitem(database._LIMITS, "lock_timeout", "60s")
     stopped, alive = await open_store(postgres_url), await open_store(postgres_url)
-    in_the_middle, goes_on = asyncio.Event(), asyncio.Event()
+    in_the_middle, goes_on = threading.Event(), threading.Event()
 
     async def half(connection: AsyncConnection) -> None:
         await connection.execute(text("UPDATE sessions SET last_heartbeat_at = last_heartbeat_at"))
         in_the_middle.set()
-        await goes_on.wait()
+        # Its thread stands still, and the loop does not.
+        goes_on.wait()
 
     try:
         await stopped.create_session(a_session(), None)
         writing = asyncio.create_task(stopped._database.write(half))
-        await in_the_middle.wait()
+        await asyncio.to_thread(in_the_middle.wait)
         beats = [alive.heartbeat("session-1", later(seconds)) for seconds in range(1, 21)]
         assert all(await asyncio.gather(*beats))
         goes_on.set()
         with pytest.raises(StoreUnavailable):
             await writing
     finally:
+        goes_on.set()
         await alive.close()
         await stopped.close()
 

@@ -182,7 +182,7 @@ async def test_those_who_wait_behind_a_locked_file_are_told_together_and_hold_up
 ) -> None:
     await (await open_store(url)).close()
     monkeypatch.setattr(database, "SQLITE_BUSY_TIMEOUT_MILLISECONDS", 500)
-    monkeypatch.setattr(database, "SQLITE_QUEUE_SECONDS", 0.5)
+    monkeypatch.setattr(database, "QUEUE_SECONDS", 0.5)
     store = Database(parse_store_url(url))
     other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
+from tinsmith_server.store import database
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.errors import UnstorableValue
 from tinsmith_server.store.sql_store import open_store
@@ -63,6 +64,34 @@ async def test_a_burst_of_readers_and_writers_all_get_through(replicas: tuple[St
 
     assert None not in answers
     assert await replicas[0].get_session("session-1") == a_session(last_heartbeat_at=later(99))
+
+
+async def test_who_writes_again_and_again_comes_behind_whoever_waits(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool of connections gives them to whoever asks in the right moment, and some would wait for ever."""
+    monkeypatch.setattr(database, "POSTGRESQL_WRITERS", 1)  # of several, one may be held up
+    store = await open_store(store_url)
+    await store.create_session(a_session(), None)
+    turns = [0] * 100
+
+    async def again_and_again(writer: int) -> None:
+        while True:
+            await store.heartbeat("session-1", later(writer))
+            turns[writer] += 1
+
+    flood = [asyncio.create_task(again_and_again(writer)) for writer in range(len(turns))]
+    await asyncio.sleep(0)
+    for _ in range(3):
+        before = sum(turns)
+        await store.heartbeat("session-1", later(0))
+        assert sum(turns) - before <= len(flood) + 1
+        assert max(turns) - min(turns) <= 1
+
+    for writer in flood:
+        writer.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    await store.close()
 
 
 @pytest.mark.parametrize("text", ["nul \0", "half \ud800"], ids=["a NUL", "half a surrogate pair"])
