@@ -105,6 +105,24 @@ async def test_a_heartbeat_that_comes_while_silent_sessions_are_ended_is_heard(
         assert (await server.post("/session_heartbeat", beat)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("timeout", "noted"), [(900, [0, 0, 30, 30, 30, 60]), (40, [10, 20, 30, 40, 50, 60])], ids=["long", "short"]
+)
+async def test_of_heartbeats_the_store_is_told_as_often_as_the_timeout_asks_for(
+    tmp_path: Path, fleet: FakeFleet, timeout: float, noted: list[int]
+) -> None:
+    """A thousand clients beat a hundred times a second, and each note is a write."""
+    async with running_server(settings_for(tmp_path, session_timeout_seconds=timeout), fleet) as server:
+        session_id, begun = await server.session(), server.time.now
+        seen = []
+        for _ in noted:
+            server.time.pass_seconds(10)
+            assert (await server.post("/session_heartbeat", {"session_id": session_id})).status_code == 200
+            last = (await server.services.sessions.owned("default", session_id)).last_heartbeat_at
+            seen.append((last - begun).total_seconds())
+        assert seen == noted
+
+
 async def test_a_session_lists_what_was_made_in_it(server: TestedServer) -> None:
     model_id = await server.model()
     session_id = model_id.split(":", maxsplit=1)[0]
