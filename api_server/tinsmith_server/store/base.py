@@ -82,6 +82,12 @@ class Store(Protocol):
     async def finished_sessions_with_live_models(self) -> Sequence[Session]:
         """Finished sessions that still have a model accepted or bound: their release must be repeated."""
 
+    async def forget_sessions_without_models(self, prefix: str, finished_before: datetime) -> int:
+        """Removes finished sessions whose ids begin so, with their idempotency keys and sampling sessions.
+
+        Those that never had a model, of whatever state, a few hundred in a transaction. Returns how many.
+        """
+
     # ---- models
     async def add_model(self, model: Model) -> Model:
         """Inserts, or returns the model already made under the same (session_id, model_seq_id)."""

@@ -206,6 +206,32 @@ async def test_one_poll_for_many_samples_is_a_sign_of_life_of_a_sampling_client(
     assert session.last_heartbeat_at == server.time.now
 
 
+@one_server
+async def test_own_sessions_of_samples_are_forgotten_a_day_after_their_end_and_those_of_models_stay(
+    server: TestedServer,
+) -> None:
+    model_id = await a_model(server)
+    keyed = {"Idempotency-Key": "one"}
+    sample = await server.post("/sample", {"prompt": [1], "base_model": BASE_MODEL}, headers=keyed)
+    await server.post("/create_sampling_client", {"base_model": BASE_MODEL})
+    of_model, of_program = model_id.partition(":")[0], await server.session()
+
+    async def listed_after(seconds: float) -> set[str]:
+        server.time.pass_seconds(seconds)
+        await server.services.background.reap_now()
+        await server.services.background.sweep_now()
+        return set((await server.client.get("/sessions")).json()["sessions"])
+
+    assert len(await listed_after(0)) == 4
+    await listed_after(10)  # hears clients without a gap from here on
+    for _ in range(40):
+        await listed_after(30)
+    assert len(await listed_after(24 * 3600 - 600)) == 4
+    assert await listed_after(900) == {of_model, of_program}
+    again = await server.post("/sample", {"prompt": [1], "base_model": BASE_MODEL}, headers=keyed)
+    assert again.json()["sampling_session_id"] != sample.json()["sampling_session_id"]
+
+
 async def test_a_deleted_model_is_over_and_so_is_its_own_session(server: TestedServer) -> None:
     model_id = await a_model(server)
     deleted = await server.post("/delete_model", {"model_id": model_id})

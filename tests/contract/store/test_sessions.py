@@ -3,7 +3,7 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
+from support.server.store_records import NOW, a_checkpoint, a_model, a_sampling_session, a_session, later
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import FinishType, Kept, ModelState
 
@@ -182,6 +182,38 @@ async def test_a_finished_session_is_listed_until_its_models_are_gone(
     found = await store.finished_sessions_with_live_models()
 
     assert [session.session_id for session in found] == (["finished"] if listed else [])
+
+
+async def test_sessions_without_models_are_forgotten_with_their_keys_and_sampling_sessions(store: Store) -> None:
+    for name in ("own-old", "own-young", "own-alive", "own-model", "own-failed", "OWN-old", "ownold", "other"):
+        await store.create_session(a_session(name), f"key of {name}")
+        await store.add_sampling_session(a_sampling_session(name))
+        if name != "own-alive":
+            await store.finish_session(name, "reaped", None, later(10 if name == "own-young" else 1))
+    await store.add_model(a_model("own-model", state="released"))
+    await store.add_model(a_model("own-failed", state="failed"))
+
+    assert await store.forget_sessions_without_models("own-", later(10)) == 1
+    assert await store.forget_sessions_without_models("own-", later(10)) == 0
+
+    assert await store.get_session("own-old") is None
+    assert await store.get_sampling_session("own-old:sample:0") is None
+    assert (await store.create_session(a_session("own-new"), "key of own-old")).session_id == "own-new"
+    left = {"own-young", "own-alive", "own-model", "own-failed", "OWN-old", "ownold", "other"}
+    assert {session.session_id for session in (await store.list_sessions("ada", 50, 0)).rows} == {*left, "own-new"}
+    assert None not in [await store.get_sampling_session(f"{name}:sample:0") for name in left]
+
+
+async def test_any_number_of_sessions_is_forgotten_a_few_in_a_transaction(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.store.queries.sessions.SESSIONS_AT_ONCE", 3)
+    for number in range(7):
+        await store.create_session(a_session(f"own-{number}"), None)
+        await store.finish_session(f"own-{number}", "reaped", None, later(1))
+
+    assert await store.forget_sessions_without_models("own-", later(2)) == 7
+    assert (await store.list_sessions("ada", 50, 0)).total == 0
 
 
 async def test_what_comes_behind_a_session_is_older_or_of_the_same_moment_and_less(store: Store) -> None:

@@ -15,7 +15,7 @@ from tinsmith_server.services.paging import in_steps
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Clock, FinishType, Session, utc_now
-from tinsmith_server.wire.ids import is_own_session, own_session_id
+from tinsmith_server.wire.ids import OWN_SESSION, is_own_session, own_session_id
 from tinsmith_server.wire.requests import CreateSessionRequest, FinishReason, FinishSessionRequest
 
 log = get_logger(__name__)
@@ -26,6 +26,9 @@ ACTIVE_SECONDS = 1.0
 # note is a write, and a thousand clients beat a hundred times a second.
 SIGN_OF_LIFE_SECONDS = 30.0
 SIGNS_IN_A_TIMEOUT = 4
+# Of those that samples had for themselves: they hold nothing that anybody could come back for but a key, and each
+# sample with a key leaves one.
+OWN_SESSION_RETENTION = timedelta(days=1)
 
 
 class Sessions:
@@ -116,6 +119,13 @@ class Sessions:
         if await self._store.finish_silent_session(session_id, "reaped", why, now, last_heartbeat_before):
             self._active.forget(session_id)
             self._announce(session_id, "reaped")
+
+    async def sweep(self) -> None:
+        """Forgets own sessions of samples, a day after their end. Those of models stay, for what these have kept."""
+        finished_before = self._clock() - OWN_SESSION_RETENTION
+        forgotten = await self._store.forget_sessions_without_models(OWN_SESSION, finished_before)
+        if forgotten:
+            log.info("sessions of samples forgotten", sessions=forgotten)
 
     def _announce(self, session_id: str, type: FinishType) -> None:
         log.info("session finished", session_id=session_id, finish_type=type)

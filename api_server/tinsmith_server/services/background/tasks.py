@@ -120,6 +120,7 @@ class Background:
         await self._retention.sweep()
         await self._imports.sweep()
         await self._usage.sweep()
+        await self._sessions.sweep()
         await self._store.forget_the_gone()
 
     async def _release(self) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, Update, bindparam, delete, exists, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.base import Queries, fetch_one, newest_first, select_records, values
 from tinsmith_server.store.records import FinishType, Page, SamplingSession, Session
 from tinsmith_server.store.tables import models, sampling_sessions, sessions
+
+# Others' writes wait for one transaction of it.
+SESSIONS_AT_ONCE = 500
 
 _OF_KEY = select_records(sessions, Session).where(
     sessions.c.tenant == bindparam("tenant"), sessions.c.idempotency_key == bindparam("idempotency_key")
@@ -84,6 +88,16 @@ class SessionQueries(Queries):
         )
         return await self._read_all(Session, query)
 
+    async def forget_sessions_without_models(self, prefix: str, finished_before: datetime) -> int:
+        # To SQLite, LIKE takes capitals for small letters.
+        named = func.substr(sessions.c.session_id, 1, len(prefix)) == prefix
+        with_model = exists().where(models.c.session_id == sessions.c.session_id)
+        over = sessions.c.finished_at < finished_before
+        found = await self._read_ids(select(sessions.c.session_id).where(named, over, ~with_model))
+        for first in range(0, len(found), SESSIONS_AT_ONCE):
+            await self._database.write(partial(_forget, found[first : first + SESSIONS_AT_ONCE]))
+        return len(found)
+
 
 class SamplingSessionQueries(Queries):
     """The part of `Store` about sampling sessions."""
@@ -123,6 +137,12 @@ class SamplingSessionQueries(Queries):
         inflight = (sampling_sessions.c.model_id == model_id) & sampling_sessions.c.inflight
         query = _select_sampling().where(inflight).order_by(sampling_sessions.c.sampling_session_seq_id.desc()).limit(1)
         return await self._look_up(SamplingSession, query)
+
+
+async def _forget(session_ids: Sequence[str], connection: AsyncConnection) -> None:
+    """A finished session gets no model any more, so those without one stay without."""
+    await connection.execute(delete(sampling_sessions).where(sampling_sessions.c.session_id.in_(session_ids)))
+    await connection.execute(delete(sessions).where(sessions.c.session_id.in_(session_ids)))
 
 
 def _finish(session_id: str, type: FinishType, detail: str | None, now: datetime) -> Update:
