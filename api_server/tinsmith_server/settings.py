@@ -104,7 +104,9 @@ class Settings(BaseSettings):
     database_url: str | None = Field(None, description="SQLAlchemy URL; default: a SQLite file in the data directory.")
     checkpoint_root: str | None = Field(None, description="fsspec URL; default: a directory in the data directory.")
 
-    session_timeout_seconds: Seconds = Field(900, description="A session silent for this long is finished.")
+    session_timeout_seconds: Seconds = Field(
+        900, description="A session silent for this long is finished; at least twice `poll_hold_seconds`."
+    )
     poll_hold_seconds: Seconds = Field(25, le=40, description="How long a poll without result is held.")
     max_body_bytes: int = Field(
         64 * MIB, ge=MIB, description="Largest body of a training request, also after decompression."
@@ -283,6 +285,17 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"model_places: {self.model_places} is less than adapter_slots, {self.adapter_slots}, "
                 "and what is in memory has a place, too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _hears_whoever_waits_in_a_poll(self) -> Settings:
+        """A poll is a sign of life when it comes, or close to one that was noted a quarter of the timeout ago."""
+        if self.session_timeout_seconds < 2 * self.poll_hold_seconds:
+            raise ValueError(
+                f"session_timeout_seconds: {self.session_timeout_seconds:g} is less than twice poll_hold_seconds, "
+                f"{self.poll_hold_seconds:g}, and who waits in a held poll would be taken for dead; raise the first, "
+                "or lower the second"
             )
         return self
 

@@ -78,7 +78,7 @@ async def test_a_host_that_slept_does_not_take_its_sleep_for_the_clients_silence
 
 
 async def test_a_client_that_stays_away_after_the_hosts_sleep_is_reaped(tmp_path: Path, fleet: FakeFleet) -> None:
-    async with running_server(settings_for(tmp_path, session_timeout_seconds=30), fleet) as server:
+    async with running_server(settings_for(tmp_path, session_timeout_seconds=30, poll_hold_seconds=5), fleet) as server:
         session_id = await server.session()
         statuses: list[int] = []
         for seconds in (1200, 29, 1):
@@ -91,7 +91,7 @@ async def test_a_client_that_stays_away_after_the_hosts_sleep_is_reaped(tmp_path
 async def test_a_heartbeat_that_comes_while_silent_sessions_are_ended_is_heard(
     tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_server(settings_for(tmp_path, session_timeout_seconds=30), fleet) as server:
+    async with running_server(settings_for(tmp_path, session_timeout_seconds=30, poll_hold_seconds=5), fleet) as server:
         beat = {"session_id": await server.session()}
         reap = server.services.sessions.reap
 
@@ -112,7 +112,8 @@ async def test_of_heartbeats_the_store_is_told_as_often_as_the_timeout_asks_for(
     tmp_path: Path, fleet: FakeFleet, timeout: float, noted: list[int]
 ) -> None:
     """A thousand clients beat a hundred times a second, and each note is a write."""
-    async with running_server(settings_for(tmp_path, session_timeout_seconds=timeout), fleet) as server:
+    settings = settings_for(tmp_path, session_timeout_seconds=timeout, poll_hold_seconds=5)
+    async with running_server(settings, fleet) as server:
         session_id, begun = await server.session(), server.time.now
         seen = []
         for _ in noted:

@@ -274,7 +274,7 @@ async def test_trap_18_a_heartbeat_is_refused_only_when_the_session_is_over(serv
 async def test_trap_19_a_client_that_vanishes_gets_its_model_saved_and_released(
     tmp_path: Path, fleet: FakeFleet
 ) -> None:
-    async with running_server(settings_for(tmp_path, session_timeout_seconds=30), fleet) as server:
+    async with running_server(settings_for(tmp_path, session_timeout_seconds=30, poll_hold_seconds=5), fleet) as server:
         model_id = await server.model()
         server.time.pass_seconds(31)
         await server.services.background.reap_now()

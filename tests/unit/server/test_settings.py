@@ -229,6 +229,13 @@ def test_fewer_places_than_slots_are_refused(tmp_path: Path) -> None:
     assert load_settings({"model_places": 8}).model_places == 8
 
 
+def test_a_timeout_that_would_end_who_waits_in_a_held_poll_is_refused() -> None:
+    with pytest.raises(StartupError, match=r"session_timeout_seconds: 49\.9 is less than twice poll_hold_seconds, 25"):
+        load_settings({"session_timeout_seconds": 49.9})
+    assert load_settings({"session_timeout_seconds": 50}).session_timeout_seconds == 50
+    assert load_settings({"session_timeout_seconds": 2, "poll_hold_seconds": 1}).session_timeout_seconds == 2
+
+
 @pytest.mark.parametrize(
     ("given", "kept_here"),
     [
