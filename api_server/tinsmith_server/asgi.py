@@ -1,36 +1,77 @@
 """The server for whoever starts ASGI applications by a command of their own: `uvicorn tinsmith_server.asgi:app`.
 
-Settings come from the environment alone. `tinsmith serve` does more: it bounds connections, and lets held polls go when
-it stops. Each process is a whole server, so several workers of uvicorn need what several servers need.
+Settings come from the environment alone. The other program says where it listens, but for `metrics_port`, which is
+listened at here. `tinsmith serve` does more: it bounds connections, and lets held polls go when it stops. Each process
+is a whole server, so several workers of uvicorn need what several servers need.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
+import uvicorn
 from fastapi import FastAPI
+from uvicorn.server import ServerState
 
 from tinsmith_server.app import create_app
+from tinsmith_server.cli.connections import KEEP_ALIVE_SECONDS, Addresses, BoundedProtocol
+from tinsmith_server.cli.serving import listen_for_metrics
 from tinsmith_server.configuration import load_settings, notes_on
 from tinsmith_server.errors import TinsmithError
 from tinsmith_server.logs import configure_logs
 
 
-def _announce_first_key(app: FastAPI) -> None:
-    """An installation without any key makes one, which is shown once; here by nobody else."""
+def _begin_alone(app: FastAPI, for_metrics: list[socket.socket], addresses: Addresses) -> None:
+    """With what nobody else does here: an installation without any key makes one, which is shown once, and metrics
+    have a port of their own.
+    """
     begin = app.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with begin(app):
+        async with AsyncExitStack() as opened:
+            await opened.enter_async_context(begin(app))
+            for listener in for_metrics:
+                await opened.enter_async_context(_served_at(listener, app, addresses))
             if app.state.first_key is not None:
                 _say(f"API key, shown only this once: {app.state.first_key.secret}")
             yield
 
     app.router.lifespan_context = lifespan
+
+
+@asynccontextmanager
+async def _served_at(listener: socket.socket, app: FastAPI, addresses: Addresses) -> AsyncIterator[None]:
+    """The application answers there, too, until the end. Its lifespan and the process's signals are the other's."""
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        http=BoundedProtocol,
+        ws="none",
+        proxy_headers=False,
+        timeout_keep_alive=int(KEEP_ALIVE_SECONDS),
+        server_header=False,
+    )
+    config.load()
+    state = ServerState()
+
+    def protocol() -> BoundedProtocol:
+        return BoundedProtocol(config=config, server_state=state, app_state={}, addresses=addresses)
+
+    server = await asyncio.get_running_loop().create_server(protocol, sock=listener)
+    try:
+        yield
+    finally:
+        server.close()
+        for connection in list(state.connections):
+            connection.shutdown()
 
 
 def _application() -> FastAPI:
@@ -40,11 +81,12 @@ def _application() -> FastAPI:
         configure_logs(settings.log_level, settings.log_format)
         for note in notes_on(settings, {}):
             _say(f"tinsmith: {note}")
+        for_metrics = listen_for_metrics(settings)
         app = create_app(settings)
     except TinsmithError as error:
         _say(f"tinsmith: {error}")
         sys.exit(os.EX_CONFIG)
-    _announce_first_key(app)
+    _begin_alone(app, for_metrics, Addresses(settings.connections_per_address, ()))
     return app
 
 

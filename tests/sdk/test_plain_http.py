@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,12 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_http.py"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def metrics_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[tuple[str, str]]:
     """Its URL and the model's name. Named by another server's names, without keys."""
     folder = tmp_path_factory.mktemp("plain")
     model, port = str(make_tiny_model(folder / "model")), free_port()
@@ -30,6 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
         "SUPPORTED_MODELS": json.dumps([{"model_name": model, "max_context_length": 512, "supports_lora": True}]),
         "METADATA_DIR": str(folder / "data"),
         "TINSMITH_REQUIRE_KEYS": "false",
+        "TINSMITH_METRICS_PORT": str(metrics_port),
         "TINSMITH_LOG_LEVEL": "warning",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -72,3 +79,22 @@ def test_the_example_trains_and_samples(server: tuple[str, str]) -> None:
 def test_without_keys_a_proxy_is_refused_whoever_it_speaks_for(server: tuple[str, str]) -> None:
     answer = httpx.get(f"{server[0]}/health", headers={"X-Forwarded-For": "127.0.0.1"}, **HTTP_OPTIONS)
     assert (answer.status_code, "through a proxy" in answer.json()["detail"]) == (403, True)
+
+
+def test_metrics_have_their_port_whoever_serves_the_application(server: tuple[str, str], metrics_port: int) -> None:
+    """And nothing else has it; a connection that is kept does not hold up the end."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", **HTTP_OPTIONS) as client:
+        assert "tinsmith_polls_held 0.0" in client.get("/metrics").text
+        assert client.get("/api/v1/healthz").status_code == 404
+
+
+def test_a_port_of_metrics_that_somebody_else_has_is_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        model = str(make_tiny_model(tmp_path / "model"))
+        names = {"TINSMITH_METRICS_PORT": str(port), "TINSMITH_MODELS": model, "TINSMITH_DATA": str(tmp_path / "data")}
+        command = [sys.executable, "-m", "uvicorn", "tinsmith_server.asgi:app", "--port", str(free_port())]
+        done = subprocess.run(command, env={**os.environ, **names}, capture_output=True, text=True, check=False)
+    assert done.returncode == os.EX_CONFIG
+    cure = "stop the other program, or set metrics_port to another"
+    assert done.stderr.splitlines() == [f"tinsmith: port {port} on 127.0.0.1 is in use; {cure}"]

@@ -42,7 +42,6 @@ ROUTER = "one router a file"
 CHOICE = "a package's public choice, which its __init__ exports"
 
 WHY_SHORT = {
-    "api_server/tinsmith_server/asgi.py": PROGRAM,
     "api_server/tinsmith_server/cli/stopping.py": "in force while serving.py still loads uvicorn",
     "api_server/tinsmith_server/fleet/kubernetes/errors.py": SHARED,
     "api_server/tinsmith_server/fleet/local/threads.py": "reads the machine, where its neighbours start processes",

@@ -97,9 +97,7 @@ def run_server(settings: Settings) -> None:
     _raise_open_files()
     sys.setswitchinterval(SWITCH_SECONDS)
     fleet = fleet_of(settings, tell_person)
-    listeners = [listen(settings.host, settings.port)]
-    if settings.metrics_port:
-        listeners.append(listen(settings.host, settings.metrics_port))
+    listeners = [listen(settings.host, settings.port), *listen_for_metrics(settings)]
     asyncio.run(_serve(settings, fleet, listeners))
     say_stopped(settings.data)
 
@@ -149,8 +147,15 @@ def _assemble(settings: Settings, fleet: Fleet, listener: socket.socket) -> Stop
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Raises StartupError when the address is taken or not ours."""
+def listen_for_metrics(settings: Settings) -> list[socket.socket]:
+    """At the port that was set for them, if one was. Raises StartupError as `listen` does."""
+    if settings.metrics_port is None:
+        return []
+    return [listen(settings.host, settings.metrics_port, "set metrics_port to another")]
+
+
+def listen(host: str, port: int, cure: str = "give --port (0 takes a free one)") -> socket.socket:
+    """Raises StartupError when the address is taken or not ours; `cure` is what to do where somebody else has it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol must be named: asyncio turns Nagle's algorithm off only on sockets that say TCP, and
     # with it on every answer over a kept connection comes 40 ms late.
@@ -163,9 +168,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise StartupError(
-                f"port {port} on {host} is in use; stop the other program, or give --port (0 takes a free one)"
-            ) from error
+            raise StartupError(f"port {port} on {host} is in use; stop the other program, or {cure}") from error
         raise StartupError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
 
