@@ -170,6 +170,7 @@ class DescribeReply(_message.Message):
     VOLUME_FREE_BYTES_FIELD_NUMBER: _builtins.int
     VOLUME_FULL_FIELD_NUMBER: _builtins.int
     MODEL_PLACES_FIELD_NUMBER: _builtins.int
+    STREAMS_SAVES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """new at every start of the process"""
     epoch: _builtins.int
@@ -195,6 +196,8 @@ class DescribeReply(_message.Message):
     """less is free than is kept for what was accepted: no operation is"""
     model_places: _builtins.int
     """models that it takes, in memory or parked; 0: it parks none, so as many as slots"""
+    streams_saves: _builtins.bool
+    """StreamSave gives its newest; of a sampler: an AdapterRef may name who does"""
     @_builtins.property
     def base_model(self) -> Global___BaseModel: ...
     @_builtins.property
@@ -223,16 +226,60 @@ class DescribeReply(_message.Message):
         volume_free_bytes: _builtins.int | None = ...,
         volume_full: _builtins.bool = ...,
         model_places: _builtins.int = ...,
+        streams_saves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "base_model", b"base_model", "capabilities", b"capabilities", "metrics", b"metrics", "volume_free_bytes", b"volume_free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "adapters_used", b"adapters_used", "base_model", b"base_model", "capabilities", b"capabilities", "draining", b"draining", "epoch", b"epoch", "instance_id", b"instance_id", "last_snapshot_time", b"last_snapshot_time", "metrics", b"metrics", "model_name", b"model_name", "model_places", b"model_places", "models", b"models", "pid", b"pid", "running_seconds", b"running_seconds", "snapshot_seconds", b"snapshot_seconds", "volume_free_bytes", b"volume_free_bytes", "volume_full", b"volume_full", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes", "adapters_used", b"adapters_used", "base_model", b"base_model", "capabilities", b"capabilities", "draining", b"draining", "epoch", b"epoch", "instance_id", b"instance_id", "last_snapshot_time", b"last_snapshot_time", "metrics", b"metrics", "model_name", b"model_name", "model_places", b"model_places", "models", b"models", "pid", b"pid", "running_seconds", b"running_seconds", "snapshot_seconds", b"snapshot_seconds", "streams_saves", b"streams_saves", "volume_free_bytes", b"volume_free_bytes", "volume_full", b"volume_full", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__volume_free_bytes: _TypeAlias = _typing.Literal["volume_free_bytes"]  # noqa: Y015
     _WhichOneofArgType__volume_free_bytes: _TypeAlias = _typing.Literal["_volume_free_bytes", b"_volume_free_bytes"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__volume_free_bytes) -> _WhichOneofReturnType__volume_free_bytes | None: ...
 
 Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015
+
+@_typing.final
+class StreamSaveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    manifest_digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        manifest_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest_digest", b"manifest_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamSaveRequest: _TypeAlias = StreamSaveRequest  # noqa: Y015
+
+@_typing.final
+class SavePart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    manifest: _builtins.bytes
+    """all of it, in the first part alone"""
+    content: _builtins.bytes
+    """what follows of the file of weights"""
+    def __init__(
+        self,
+        *,
+        manifest: _builtins.bytes = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "manifest", b"manifest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavePart: _TypeAlias = SavePart  # noqa: Y015
 
 @_typing.final
 class SnapshotRequest(_message.Message):
@@ -625,6 +672,46 @@ Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
 class WorkerMetrics(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AdaptersTakenEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class StreamsFailedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TRAINED_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
     PREFILLED_TOKENS_FIELD_NUMBER: _builtins.int
@@ -646,6 +733,8 @@ class WorkerMetrics(_message.Message):
     EVICTION_SECONDS_FIELD_NUMBER: _builtins.int
     ADAPTERS_RESTORED_FIELD_NUMBER: _builtins.int
     RESTORE_SECONDS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_TAKEN_FIELD_NUMBER: _builtins.int
+    STREAMS_FAILED_FIELD_NUMBER: _builtins.int
     trained_tokens: _builtins.int
     sampled_tokens: _builtins.int
     prefilled_tokens: _builtins.int
@@ -674,6 +763,14 @@ class WorkerMetrics(_message.Message):
     def journal_sync_histogram(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistogramBucket]:
         """cumulative counts"""
 
+    @_builtins.property
+    def adapters_taken(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """to sample from, by way: own, shared, stream or root"""
+
+    @_builtins.property
+    def streams_failed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """after which the root was read, by reason"""
+
     def __init__(
         self,
         *,
@@ -698,10 +795,12 @@ class WorkerMetrics(_message.Message):
         eviction_seconds: _builtins.float = ...,
         adapters_restored: _builtins.int = ...,
         restore_seconds: _builtins.float = ...,
+        adapters_taken: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        streams_failed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_evicted", b"adapters_evicted", "adapters_restored", b"adapters_restored", "eviction_seconds", b"eviction_seconds", "journal_bytes", b"journal_bytes", "journal_operations", b"journal_operations", "journal_sync_histogram", b"journal_sync_histogram", "journal_sync_seconds", b"journal_sync_seconds", "journal_syncs", b"journal_syncs", "logprob_gap", b"logprob_gap", "operations_done", b"operations_done", "operations_failed", b"operations_failed", "operations_given_up", b"operations_given_up", "prefilled_tokens", b"prefilled_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "restore_seconds", b"restore_seconds", "sample_seconds", b"sample_seconds", "sampled_tokens", b"sampled_tokens", "samples_active", b"samples_active", "samples_waiting", b"samples_waiting", "train_seconds", b"train_seconds", "trained_tokens", b"trained_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters_evicted", b"adapters_evicted", "adapters_restored", b"adapters_restored", "adapters_taken", b"adapters_taken", "eviction_seconds", b"eviction_seconds", "journal_bytes", b"journal_bytes", "journal_operations", b"journal_operations", "journal_sync_histogram", b"journal_sync_histogram", "journal_sync_seconds", b"journal_sync_seconds", "journal_syncs", b"journal_syncs", "logprob_gap", b"logprob_gap", "operations_done", b"operations_done", "operations_failed", b"operations_failed", "operations_given_up", b"operations_given_up", "prefilled_tokens", b"prefilled_tokens", "prefix_hit_tokens", b"prefix_hit_tokens", "restore_seconds", b"restore_seconds", "sample_seconds", b"sample_seconds", "sampled_tokens", b"sampled_tokens", "samples_active", b"samples_active", "samples_waiting", b"samples_waiting", "streams_failed", b"streams_failed", "train_seconds", b"train_seconds", "trained_tokens", b"trained_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1238,22 +1337,58 @@ class AdapterRef(_message.Message):
 
     DIRECTORY_FIELD_NUMBER: _builtins.int
     MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """relative to the checkpoint root; empty: the base model"""
     manifest_digest: _builtins.str
+    @_builtins.property
+    def source(self) -> Global___SaveSource:
+        """absent: the root alone has it, as far as the server knows"""
+
     def __init__(
         self,
         *,
         directory: _builtins.str = ...,
         manifest_digest: _builtins.str = ...,
+        source: Global___SaveSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "manifest_digest", b"manifest_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "manifest_digest", b"manifest_digest", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdapterRef: _TypeAlias = AdapterRef  # noqa: Y015
+
+@_typing.final
+class SaveSource(_message.Message):
+    """The worker that made a save, and may have it in memory still. Only an API server says this."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    target: _builtins.str
+    """as gRPC wants it: an address and a port"""
+    worker_id: _builtins.str
+    """whom its certificate names"""
+    size_bytes: _builtins.int
+    """of the checkpoint: it decides for how long the stream is worth waiting for"""
+    def __init__(
+        self,
+        *,
+        target: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "target", b"target", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveSource: _TypeAlias = SaveSource  # noqa: Y015
 
 @_typing.final
 class SampleRequest(_message.Message):

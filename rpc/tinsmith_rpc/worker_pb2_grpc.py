@@ -89,6 +89,11 @@ class WorkerStub(object):
                 request_serializer=tinsmith__rpc_dot_worker__pb2.PrepareRequest.SerializeToString,
                 response_deserializer=tinsmith__rpc_dot_worker__pb2.PrepareReply.FromString,
                 _registered_method=True)
+        self.StreamSave = channel.unary_stream(
+                '/tinsmith.rpc.v1.Worker/StreamSave',
+                request_serializer=tinsmith__rpc_dot_worker__pb2.StreamSaveRequest.SerializeToString,
+                response_deserializer=tinsmith__rpc_dot_worker__pb2.SavePart.FromString,
+                _registered_method=True)
         self.Events = channel.unary_unary(
                 '/tinsmith.rpc.v1.Worker/Events',
                 request_serializer=tinsmith__rpc_dot_worker__pb2.EventsRequest.SerializeToString,
@@ -213,6 +218,17 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamSave(self, request, context):
+        """The weights of one of the newest saves, from memory, for the sampler that is to draw from them. First its manifest,
+        by whose digest it is asked for, then the content of its file of weights. Whoever gets it checks both digests.
+        NOT_FOUND: it is not among those that are kept, and may be on the checkpoint root.
+        RESOURCE_EXHAUSTED: as many are under way as this worker gives at once; read the root.
+        UNIMPLEMENTED: a sampler, which saves nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Events(self, request, context):
         """What happened that the store must know, after the cursor, oldest first.
         Long poll; events at or below the cursor may be forgotten.
@@ -316,6 +332,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Prepare,
                     request_deserializer=tinsmith__rpc_dot_worker__pb2.PrepareRequest.FromString,
                     response_serializer=tinsmith__rpc_dot_worker__pb2.PrepareReply.SerializeToString,
+            ),
+            'StreamSave': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamSave,
+                    request_deserializer=tinsmith__rpc_dot_worker__pb2.StreamSaveRequest.FromString,
+                    response_serializer=tinsmith__rpc_dot_worker__pb2.SavePart.SerializeToString,
             ),
             'Events': grpc.unary_unary_rpc_method_handler(
                     servicer.Events,
@@ -640,6 +661,33 @@ class Worker(object):
             '/tinsmith.rpc.v1.Worker/Prepare',
             tinsmith__rpc_dot_worker__pb2.PrepareRequest.SerializeToString,
             tinsmith__rpc_dot_worker__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamSave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tinsmith.rpc.v1.Worker/StreamSave',
+            tinsmith__rpc_dot_worker__pb2.StreamSaveRequest.SerializeToString,
+            tinsmith__rpc_dot_worker__pb2.SavePart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -84,6 +84,13 @@ class WorkerStub:
     make somebody wait. The answer comes at once, and promises nothing.
     UNIMPLEMENTED: this worker has no sampler.
     """
+    StreamSave: _grpc.UnaryStreamMultiCallable[_worker_pb2.StreamSaveRequest, _worker_pb2.SavePart]
+    """The weights of one of the newest saves, from memory, for the sampler that is to draw from them. First its manifest,
+    by whose digest it is asked for, then the content of its file of weights. Whoever gets it checks both digests.
+    NOT_FOUND: it is not among those that are kept, and may be on the checkpoint root.
+    RESOURCE_EXHAUSTED: as many are under way as this worker gives at once; read the root.
+    UNIMPLEMENTED: a sampler, which saves nothing.
+    """
     Events: _grpc.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]
     """What happened that the store must know, after the cursor, oldest first.
     Long poll; events at or below the cursor may be forgotten.
@@ -158,6 +165,13 @@ class WorkerAsyncStub(WorkerStub):
     """Samples of this adapter are about to come: a sampler that has room for it takes it into memory, unless that would
     make somebody wait. The answer comes at once, and promises nothing.
     UNIMPLEMENTED: this worker has no sampler.
+    """
+    StreamSave: _aio.UnaryStreamMultiCallable[_worker_pb2.StreamSaveRequest, _worker_pb2.SavePart]  # type: ignore[assignment]
+    """The weights of one of the newest saves, from memory, for the sampler that is to draw from them. First its manifest,
+    by whose digest it is asked for, then the content of its file of weights. Whoever gets it checks both digests.
+    NOT_FOUND: it is not among those that are kept, and may be on the checkpoint root.
+    RESOURCE_EXHAUSTED: as many are under way as this worker gives at once; read the root.
+    UNIMPLEMENTED: a sampler, which saves nothing.
     """
     Events: _aio.UnaryUnaryMultiCallable[_worker_pb2.EventsRequest, _worker_pb2.EventsReply]  # type: ignore[assignment]
     """What happened that the store must know, after the cursor, oldest first.
@@ -296,6 +310,19 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """Samples of this adapter are about to come: a sampler that has room for it takes it into memory, unless that would
         make somebody wait. The answer comes at once, and promises nothing.
         UNIMPLEMENTED: this worker has no sampler.
+        """
+
+    @_abc_1.abstractmethod
+    def StreamSave(
+        self,
+        request: _worker_pb2.StreamSaveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.SavePart], _abc.AsyncIterator[_worker_pb2.SavePart]]:
+        """The weights of one of the newest saves, from memory, for the sampler that is to draw from them. First its manifest,
+        by whose digest it is asked for, then the content of its file of weights. Whoever gets it checks both digests.
+        NOT_FOUND: it is not among those that are kept, and may be on the checkpoint root.
+        RESOURCE_EXHAUSTED: as many are under way as this worker gives at once; read the root.
+        UNIMPLEMENTED: a sampler, which saves nothing.
         """
 
     @_abc_1.abstractmethod

@@ -55,6 +55,7 @@ WHY_SHORT = {
     "api_server/tinsmith_server/services/paging.py": SHARED,
     "api_server/tinsmith_server/services/row_cache.py": SHARED,
     "api_server/tinsmith_server/services/sampling/adapter_hints.py": SHARED,
+    "api_server/tinsmith_server/services/sampling/save_sources.py": SHARED,
     "api_server/tinsmith_server/store/errors.py": SHARED,
     "api_server/tinsmith_server/store/migrations/env.py": BY_ALEMBIC,
     "api_server/tinsmith_server/store/migrations/versions/v0002_replicas.py": BY_ALEMBIC,
@@ -118,6 +119,7 @@ WHY_SHORT = {
     "trainer_image/tinsmith_trainer/unknown_fields.py": SHARED,
     "trainer_image/tinsmith_trainer/worker/health.py": "another protocol than the worker's",
     "trainer_image/tinsmith_trainer/worker/journal_volume_check.py": "a rule of operation, read on its own",
+    "trainer_image/tinsmith_trainer/worker/result_cache.py": "memory, beside a service that counts no bytes",
 }
 
 WHY_LONG: dict[str, str] = {}

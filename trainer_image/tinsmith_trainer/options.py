@@ -39,6 +39,9 @@ KNOWN_ENGINES = {"worker": ("peft", "nemo-rl"), "sampler": ("builtin", *TOKEN_SE
 
 EXIT_USAGE = 2
 
+OFFERED_SAVES_BYTES = 1024**3
+"""Of a worker that samplers reach over a network; on one machine they have a nearer way."""
+
 POSITIVE = (
     *("max_sequence_length", "adapter_slots", "model_places", "max_rank", "token_budget", "kv_cache_bytes"),
     *("attempts_per_operation", "hang_timeout_seconds"),
@@ -70,6 +73,7 @@ class WorkerOptions(RankFlags):
     termination_log: Path | None
     checkpoint_root: str
     saves_socket: Path | None
+    offered_saves_bytes: int | None
     parent_fd: int | None
     engine: str
     adapter_slots: int
@@ -137,6 +141,8 @@ def parse_options(arguments: Sequence[str]) -> WorkerOptions:
     options = parser.parse_args(arguments, namespace=WorkerOptions())
     options.engine = options.engine or DEFAULT_ENGINES[options.role]
     _check(parser, options)
+    if options.offered_saves_bytes is None:
+        options.offered_saves_bytes = OFFERED_SAVES_BYTES if options.listen is not None else 0
     return options
 
 
@@ -198,6 +204,12 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
         "--saves-socket",
         type=Path,
         help="Unix socket by which a worker with --no-sampling hands its newest saves to the sampler of this machine",
+    )
+    parser.add_argument(
+        "--offered-saves-bytes",
+        type=int,
+        help="of a worker's newest saves, kept in memory for samplers that ask for them by name; by default 1 GiB with "
+        "--listen, and else 0",
     )
     parser.add_argument("--parent-fd", type=int, help="end when this descriptor's other end closes")
     parser.add_argument("--termination-log", type=Path, help="file for the reason, as JSON, of a refusal to start")
@@ -292,6 +304,10 @@ def _check(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
         parser.error("a sampler with --no-sampling would do nothing")
     if options.role == "worker" and options.sampling and options.saves_socket is not None:
         parser.error("--saves-socket is for a worker with --no-sampling: its own sampler has what it saves")
+    if options.role == "sampler" and options.offered_saves_bytes is not None:
+        parser.error("--offered-saves-bytes is of a worker's saves, and a sampler makes none")
+    if options.offered_saves_bytes is not None and options.offered_saves_bytes < 0:
+        parser.error("--offered-saves-bytes must not be negative; 0 keeps none")
     if options.role == "sampler" and options.image is not None:
         parser.error("--image guards a journal, and a sampler has none")
     if options.role == "sampler" and options.model_places is not None:

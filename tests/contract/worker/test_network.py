@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import ssl
 import warnings
@@ -13,14 +14,18 @@ import grpc
 import pytest
 from support.certificates import CLIENT, SERVER, Authority, Leaf, mount_secret
 from support.worker.in_process import Worker
-from support.worker.process import MODEL, Call, create, train
+from support.worker.process import MODEL, Call, create, save_ephemeral, train
 from support.worker.tls_port import WORKER_NAME, Port, worker_port
 from tinsmith_rpc import worker_pb2, worker_pb2_grpc
+from tinsmith_trainer.checkpoints import offered_saves
+from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves, TooManyStreams
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.worker.grpc_server import WorkerServicer, serve
 from tinsmith_trainer.worker.metrics import WorkerName
-from tinsmith_trainer.worker.peers import API_SERVER, OPERATOR
+from tinsmith_trainer.worker.peers import API_SERVER, OPERATOR, SAMPLER
 from tinsmith_trainer.worker.tls import TlsDirectory
+
+from .conftest import StartWorker
 
 CALL_SECONDS = 20.0
 
@@ -69,6 +74,54 @@ async def test_the_operator_may_only_ask_how_it_is_doing(port: Port) -> None:
         assert refusal.value.code() == grpc.StatusCode.PERMISSION_DENIED
         assert "may only ask how this worker is doing" in (refusal.value.details() or "")
     assert port.worker.service.epoch == 1
+
+
+async def test_a_sampler_may_only_ask_for_saves_and_no_other_peer_for_any_but_the_api_server(port: Port) -> None:
+    """Its certificate names its pool, too."""
+    names = ("pool-uid.worker.tinsmith.internal", SAMPLER)
+    sampler = port.client(port.authority.leaf(*names, usages=(SERVER, CLIENT)))
+    assert await save_refused_as(sampler) == grpc.StatusCode.NOT_FOUND
+    assert await save_refused_as(port.api_server()) == grpc.StatusCode.NOT_FOUND
+    assert (await refused_as(sampler)).code() == grpc.StatusCode.PERMISSION_DENIED
+    for name in (OPERATOR, "somebody.else", "uid-2.worker.tinsmith.internal"):
+        other = port.client(port.authority.leaf(name, usages=(CLIENT,)))
+        assert await save_refused_as(other) == grpc.StatusCode.PERMISSION_DENIED
+    unnamed = port.client(port.authority.leaf(SAMPLER, usages=(SERVER,)))
+    assert await save_refused_as(unnamed) == grpc.StatusCode.UNAVAILABLE
+
+
+async def save_refused_as(stub: worker_pb2_grpc.WorkerAsyncStub) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await anext(aiter(stub.StreamSave(worker_pb2.StreamSaveRequest(manifest_digest="0"), timeout=CALL_SECONDS)))
+    return refusal.value.code()
+
+
+async def test_a_sampler_that_gives_up_in_the_middle_makes_room_for_others(
+    start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offered_saves, "PART_BYTES", 1)
+    worker = await start(offered_saves_bytes=10**9)
+    await worker.submit(create(), save_ephemeral(1))
+    await worker.finished(1)
+    digest = (await worker.events())[-1].checkpoint_saved.manifest_digest
+    async with worker_port(worker, tmp_path) as port:
+        stub = port.client(port.authority.leaf(SAMPLER, usages=(CLIENT,)))
+        for _ in range(2 * offered_saves.MOST_AT_ONCE):
+            given = stub.StreamSave(worker_pb2.StreamSaveRequest(manifest_digest=digest), timeout=CALL_SECONDS)
+            assert (await anext(aiter(given))).manifest
+            given.cancel()
+            await until_free(worker.service.parts.offered_saves, digest)
+
+
+async def until_free(saves: OfferedSaves, digest: str) -> None:
+    """Returns when as many samplers could be given saves as ever."""
+    async with asyncio.timeout(CALL_SECONDS):
+        while True:
+            with contextlib.suppress(TooManyStreams), contextlib.ExitStack() as taken:
+                for _ in range(offered_saves.MOST_AT_ONCE):
+                    taken.enter_context(saves.given(digest))
+                return
+            await asyncio.sleep(0.01)
 
 
 async def test_the_operator_does_not_count_as_a_way_for_clients(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:

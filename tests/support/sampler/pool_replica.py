@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
+from support.certificates import CLIENT, SERVER, Leaf
 from support.tiny_models import tiny_directory
 from support.worker.pod_process import PodProcess
 from support.worker.process import RECONNECTS, START_SECONDS
@@ -32,6 +33,7 @@ from tinsmith_trainer.sampling.base import (
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.training.tensors import decode_tensor, encode_dense
 from tinsmith_trainer.worker.engine_factories import load_base_model
+from tinsmith_trainer.worker.peers import SAMPLER
 from typing_extensions import override
 
 _numbers = itertools.count()
@@ -50,6 +52,10 @@ class PoolReplica(PodProcess):
     """One life of a replica, which has no volume; its checkpoint root is in the folder."""
 
     model: Path = field(default_factory=tiny_directory)
+
+    @override
+    def own_leaf(self) -> Leaf:
+        return self.authority.leaf(self.name, SAMPLER, usages=(SERVER, CLIENT))
 
     @override
     def own_flags(self) -> dict[str, str | None]:

@@ -8,6 +8,7 @@ from support.engine.reference import ReferenceEngine
 from support.worker.process import AWAIT_SECONDS, MODEL, Call, create
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
 from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.oplog.journal_tables import OperationResult
@@ -41,6 +42,7 @@ class Worker:
         sampler: Sampler | None = None,
         engine: Engine | None = None,
         shared_saves: SharedSaves | None = None,
+        offered_saves_bytes: int = 0,
     ) -> None:
         self.engine = engine or ReferenceEngine(
             adapter_slots=slots, max_rank=max_rank, seed=seed, quantization=quantization
@@ -55,6 +57,7 @@ class Worker:
             residency=residency or ResidencyRules(),
             journal_vfs=journal_vfs,
             shared_saves=shared_saves,
+            offered_saves=OfferedSaves(size_bytes=offered_saves_bytes),
         )
         self.service = WorkerService(parts)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.certificates import CLIENT, SERVER, Authority, mount_secret
+from support.certificates import CLIENT, SERVER, Authority, Leaf, mount_secret
 from support.worker.process import AWAIT_SECONDS, RECONNECTS, START_SECONDS, TESTS
 from support.worker.tls_port import WORKER_ID
 from testcluster.ports import free_ports
@@ -36,11 +36,12 @@ class PodProcess:
         self.termination_log.unlink(missing_ok=True)
         self.address, self.health_address = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.name = f"{self.worker_id}.worker.tinsmith.internal"
-        self.secret = mount_secret(
-            self.folder / "tls", self.authority.leaf(self.name, usages=(SERVER,)), self.authority
-        )
+        self.secret = mount_secret(self.folder / "tls", self.own_leaf(), self.authority)
         self.process: subprocess.Popen[str] | None = None
         self._channels: list[grpc.aio.Channel] = []
+
+    def own_leaf(self) -> Leaf:
+        return self.authority.leaf(self.name, usages=(SERVER,))
 
     def own_flags(self) -> dict[str, str | None]:
         """Those that every process in a pod has; None: a flag without a value."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tinsmith_trainer.options import UsageError, parse_options, termination_log_of
+from tinsmith_trainer.options import OFFERED_SAVES_BYTES, UsageError, parse_options, termination_log_of
 
 MODEL = ["--model", "m", "--checkpoint-root", "file:///c"]
 WORKER = [*MODEL, "--volume", "v"]
@@ -59,6 +59,8 @@ def test_every_sampler_is_told_the_type_of_its_weights(engine: str) -> None:
             [*WORKER, "--socket", "s", "--recompute", "mlp"], "peft, which knows auto, none, layers", id="pefts-mlp"
         ),
         pytest.param([*WORKER, "--socket", "s", "--saves-socket", "d"], "its own sampler has what", id="own-sampler"),
+        pytest.param([*SAMPLER, "--offered-saves-bytes", "9"], "a sampler makes none", id="unsaved-saves"),
+        pytest.param([*WORKER, "--socket", "s", "--offered-saves-bytes", "-1"], "must not be", id="fewer-than-none"),
         pytest.param([*SAMPLER, "--token-budget", "9"], "a sampler does none", id="untrained-tokens"),
         pytest.param([*WORKER, "--socket", "s", "--kv-cache-bytes", "0"], "must be positive", id="no-memory"),
         pytest.param(
@@ -101,3 +103,10 @@ def test_the_termination_log_is_found_among_flags_that_cannot_be_read() -> None:
     assert termination_log_of(["--unknown", "x", "--termination-log", "/dev/log", "--more"]) == Path("/dev/log")
     assert termination_log_of(["--unknown", "--termination-log"]) is None
     assert termination_log_of([]) is None
+
+
+def test_only_a_worker_on_a_network_keeps_saves_for_samplers_unless_it_is_told_how_many() -> None:
+    assert parse_options([*WORKER, *PORT]).offered_saves_bytes == OFFERED_SAVES_BYTES
+    assert parse_options([*WORKER, "--socket", "s"]).offered_saves_bytes == 0
+    assert parse_options([*WORKER, "--socket", "s", "--offered-saves-bytes", "9"]).offered_saves_bytes == 9
+    assert parse_options([*WORKER, *PORT, "--offered-saves-bytes", "0"]).offered_saves_bytes == 0

@@ -29,6 +29,7 @@ ASSETS = "assets"
 
 Contents = Literal["training", "sampler"]
 ManifestOf = Callable[[Mapping[str, WrittenFile]], bytes]
+Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,12 @@ class WrittenCheckpoint:
     """Where it is, relative to the root; `size_bytes` is that of all files."""
 
     directory: str
-    manifest_digest: str
+    manifest: bytes
     size_bytes: int
+
+    @property
+    def manifest_digest(self) -> str:
+        return sha256_of(self.manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +102,13 @@ class CheckpointRoot:
         except StorageFault as error:
             raise _unusable(error, f"The checkpoint {attempts} could not be saved to {self._storage.url}") from error
         size_bytes = sum(map(size_of, files.values())) + len(manifest)
-        return WrittenCheckpoint(directory, sha256_of(manifest), size_bytes)
+        return WrittenCheckpoint(directory, manifest, size_bytes)
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
         """Raises CheckpointInvalid when anything is missing, altered, or of another base model; or as `write` does."""
         found = self._read_files(directory, [MANIFEST_FILE])[MANIFEST_FILE]
-        if found.sha256 != manifest_digest:
-            raise CheckpointInvalid(
-                f"The checkpoint {directory} was altered: its manifest is not the one that was saved."
-            )
-        manifest = json.loads(bytes(found.content))
-        _check_base_model(directory, manifest, base)
-        _check_not_encrypted(directory, manifest)
-        files = self._read_files(directory, manifest["files"])
-        for name, entry in manifest["files"].items():
-            _check_content(directory, name, files[name], entry)
-        return _decode(manifest, files)
+        manifest = checked_manifest(directory, bytes(found.content), manifest_digest, base)
+        return decoded(directory, manifest, self._read_files(directory, manifest["files"]))
 
     def digest_of(self, directory: str) -> str:
         """What `read` needs, of a checkpoint that no record tells of. Raises CheckpointInvalid when there is none."""
@@ -192,6 +188,28 @@ class CheckpointRoot:
         return {name: file for name, file in found.items() if file is not None}
 
 
+def checked_manifest(directory: str, content: bytes, digest: str, base: BaseModelInfo) -> Manifest:
+    """Of a checkpoint that this worker can use. Raises CheckpointInvalid."""
+    if sha256_of(content) != digest:
+        raise CheckpointInvalid(f"The checkpoint {directory} was altered: its manifest is not the one that was saved.")
+    manifest: Manifest = json.loads(content)
+    _check_base_model(directory, manifest, base)
+    _check_not_encrypted(directory, manifest)
+    return manifest
+
+
+def decoded(directory: str, manifest: Manifest, files: Mapping[str, ReadFile]) -> LoadedCheckpoint:
+    """From its weights, and its optimizer where that is among the files. Raises CheckpointInvalid for altered ones."""
+    for name, file in files.items():
+        _check_content(directory, name, file, manifest["files"][name])
+    tensors = peft_layout.decode_weights(files[peft_layout.WEIGHTS_FILE].content)
+    has_optimizer = OPTIMIZER_FILE in files
+    if has_optimizer:
+        tensors |= tensors_of(files[OPTIMIZER_FILE].content)
+    state = AdapterState(LoraSpec(**manifest["lora"]), manifest["optimizer_step"], tensors)
+    return LoadedCheckpoint(state, has_optimizer, manifest.get("base_model_quantization", ""))
+
+
 def _unusable(fault: StorageFault, what: str) -> ServerError:
     kind = StorageUnavailable if fault.may_pass else ServerError
     return kind(f"{what}: {fault}")
@@ -241,7 +259,7 @@ def _manifest(
     return json.dumps(description, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def _check_base_model(directory: str, manifest: dict[str, Any], base: BaseModelInfo) -> None:
+def _check_base_model(directory: str, manifest: Manifest, base: BaseModelInfo) -> None:
     if manifest["format_version"] != FORMAT_VERSION:
         raise CheckpointInvalid(
             f"The checkpoint {directory} has format {manifest['format_version']}; this worker reads {FORMAT_VERSION}."
@@ -254,18 +272,9 @@ def _check_base_model(directory: str, manifest: dict[str, Any], base: BaseModelI
         )
 
 
-def _check_not_encrypted(directory: str, manifest: dict[str, Any]) -> None:
+def _check_not_encrypted(directory: str, manifest: Manifest) -> None:
     if any(name.endswith(age_files.SUFFIX) for name in manifest["files"]):
         raise CheckpointInvalid(
             f"The checkpoint {directory} is encrypted for age recipients, and this server is none: decrypt its files "
             "and bring them in with `tinsmith import`."
         )
-
-
-def _decode(manifest: dict[str, Any], files: dict[str, ReadFile]) -> LoadedCheckpoint:
-    tensors = peft_layout.decode_weights(files[peft_layout.WEIGHTS_FILE].content)
-    has_optimizer = OPTIMIZER_FILE in files
-    if has_optimizer:
-        tensors |= tensors_of(files[OPTIMIZER_FILE].content)
-    state = AdapterState(LoraSpec(**manifest["lora"]), manifest["optimizer_step"], tensors)
-    return LoadedCheckpoint(state, has_optimizer, manifest.get("base_model_quantization", ""))

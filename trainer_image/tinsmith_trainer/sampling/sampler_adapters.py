@@ -12,16 +12,15 @@ import asyncio
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
-from tinsmith_trainer.checkpoints.shared_saves import taken_from
-from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
+from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
+from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
+from tinsmith_trainer.sampling.weight_sources import WeightSources
 from tinsmith_trainer.torch_model.image_files import MAX_IMAGES
 
 log = structlog.get_logger(__name__)
@@ -63,20 +62,10 @@ class _Waiter:
 class SamplerAdapters:
     """The adapters of one sampler, by the digests of their manifests. One event loop's."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        checkpoints: CheckpointRoot,
-        base: BaseModelInfo,
-        limits: AdapterLimits,
-        saves_socket: Path | None = None,
-    ) -> None:
-        """`saves_socket`: of the worker on this machine that shares its newest saves. It is asked first."""
+    def __init__(self, sampler: Sampler, sources: WeightSources, limits: AdapterLimits) -> None:
         self._sampler = sampler
-        self._checkpoints = checkpoints
-        self._base = base
+        self.sources = sources
         self._limits = limits
-        self._saves_socket = saves_socket
         self._loop = asyncio.get_running_loop()
         self._recent: OrderedDict[str, AdapterState] = OrderedDict()
         self._resident: OrderedDict[str, AdapterInUse] = OrderedDict()  # taken longest ago first
@@ -128,7 +117,7 @@ class SamplerAdapters:
         read: dict[str, bytes] = {}
         for one in request.images:
             if one.asset and one.asset not in read:
-                read[one.asset] = await asyncio.to_thread(self._checkpoints.read_asset, tenant, one.asset)
+                read[one.asset] = await asyncio.to_thread(self.sources.checkpoints.read_asset, tenant, one.asset)
             if one.asset:
                 one.image.data = read[one.asset]
 
@@ -221,7 +210,9 @@ class SamplerAdapters:
         key = reference.manifest_digest
         state = self._recent.pop(key, None)
         if state is None:
-            state = await asyncio.to_thread(self._fetch, reference)
+            state = await asyncio.to_thread(self.sources.fetch, reference)
+        else:
+            self.sources.note_own()
         self._check_rank(reference, state)
         while True:
             try:
@@ -232,13 +223,6 @@ class SamplerAdapters:
             else:
                 self._resident[key].size_bytes = _state_bytes(state)
                 return
-
-    def _fetch(self, reference: worker_pb2.AdapterRef) -> AdapterState:
-        """From where it is nearest; the root has all of them."""
-        digest, shared = reference.manifest_digest, None
-        if self._saves_socket is not None:
-            shared = taken_from(self._saves_socket, digest, self._base.revision)
-        return shared or self._checkpoints.read(reference.directory, digest, self._base).state
 
     def _check_rank(self, reference: worker_pb2.AdapterRef, state: AdapterState) -> None:
         if state.lora.rank > self._limits.max_rank:

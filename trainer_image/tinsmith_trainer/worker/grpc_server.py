@@ -13,6 +13,7 @@ import structlog
 from tinsmith_rpc import TENANT_METADATA, wire_pb2, worker_pb2, worker_pb2_grpc
 from typing_extensions import override
 
+from tinsmith_trainer.checkpoints.offered_saves import SaveNotGiven, SaveNotOffered, TooManyStreams
 from tinsmith_trainer.engines.base import BaseModelInfo, EngineCapabilities
 from tinsmith_trainer.errors import (
     Draining,
@@ -56,6 +57,8 @@ STATUS_OF_ERROR: dict[type[Exception], grpc.StatusCode] = {
     JournalFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NumbersMixed: grpc.StatusCode.INVALID_ARGUMENT,
     SnapshotRefused: grpc.StatusCode.INTERNAL,
+    SaveNotOffered: grpc.StatusCode.NOT_FOUND,
+    TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
     TooManySamples: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UserError: grpc.StatusCode.INVALID_ARGUMENT,
     StorageUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -193,6 +196,12 @@ class SamplerServicer(SamplingServicer):
         return await _refuse(context, TRAINS_NOTHING)
 
     @override
+    async def StreamSave(  # type: ignore[override]  # the stubs know generators alone
+        self, request: worker_pb2.StreamSaveRequest, context: Context
+    ) -> None:
+        await _refuse(context, TRAINS_NOTHING)
+
+    @override
     async def ImportAdapter(
         self, request: worker_pb2.ImportAdapterRequest, context: Context
     ) -> worker_pb2.ImportAdapterReply:
@@ -261,6 +270,19 @@ class WorkerServicer(SamplingServicer):
         self._service.heard_from_server()
         bodies = await self._service.events(request.after_event_id, request.timeout_seconds)
         return worker_pb2.EventsReply(events=[worker_pb2.Event.FromString(body) for body in bodies])
+
+    @override
+    async def StreamSave(  # type: ignore[override]  # the stubs know generators alone
+        self, request: worker_pb2.StreamSaveRequest, context: Context
+    ) -> None:
+        """Written here, where a caller that gives up ends it at once: a generator would be left behind."""
+        try:
+            with self._service.parts.offered_saves.given(request.manifest_digest) as offer:
+                await context.write(worker_pb2.SavePart(manifest=offer.manifest))
+                for part in offer.parts():
+                    await context.write(worker_pb2.SavePart(content=part))
+        except SaveNotGiven as error:
+            await _abort(context, error)
 
     @override
     async def ImportAdapter(

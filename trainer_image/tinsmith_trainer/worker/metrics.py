@@ -46,6 +46,7 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         volume_free_bytes=service.parts.volume.free_bytes(),
         volume_full=not service.parts.volume.has_room_for(0),
         model_places=service.model_places,
+        streams_saves=service.parts.offered_saves.keeps_any,
     )
 
 
@@ -65,6 +66,7 @@ def describe_sampler(
         metrics=metrics,
         draining=samples.is_draining,
         adapters_used=len(samples.adapters),
+        streams_saves=True,
     )
 
 
@@ -149,3 +151,5 @@ def _add_sampling(metrics: worker_pb2.WorkerMetrics, samples: Samples) -> None:
     metrics.samples_active = stats.active
     # Of those that wait for their adapter the sampler has not heard yet.
     metrics.samples_waiting = max(stats.waiting, samples.unfinished - stats.active)
+    metrics.adapters_taken.update(samples.adapters.sources.taken())
+    metrics.streams_failed.update(samples.adapters.sources.streams_failed())

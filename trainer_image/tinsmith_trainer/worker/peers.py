@@ -13,7 +13,16 @@ log = structlog.get_logger(__name__)
 
 API_SERVER = "api-server.tinsmith.internal"
 OPERATOR = "operator.tinsmith.internal"
-OPERATOR_CALLS = frozenset({"/tinsmith.rpc.v1.Worker/Describe", "/tinsmith.rpc.v1.Worker/Snapshot"})
+SAMPLER = "sampler.tinsmith.internal"
+CALLS = {
+    OPERATOR: frozenset({"/tinsmith.rpc.v1.Worker/Describe", "/tinsmith.rpc.v1.Worker/Snapshot"}),
+    SAMPLER: frozenset({"/tinsmith.rpc.v1.Worker/StreamSave"}),
+}
+"""Of those that may not make every call."""
+WHAT_THEY_DO = {
+    OPERATOR: "ask how this worker is doing (Describe) and have its adapters saved (Snapshot)",
+    SAMPLER: "get a save that an API server has named (StreamSave)",
+}
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -25,25 +34,27 @@ def names_of_peer(context: Context) -> frozenset[str]:
     return frozenset(name.decode(errors="replace") for name in names)
 
 
+def worker_name(worker_id: str) -> str:
+    """In the certificate of that worker."""
+    return f"{worker_id}.worker.tinsmith.internal"
+
+
 def is_operator(context: Context) -> bool:
     return OPERATOR in names_of_peer(context)
 
 
 def refusal(names: frozenset[str], call: str) -> str | None:
     """Why a caller with these names may not make this call, or None."""
-    if API_SERVER in names or (OPERATOR in names and call in OPERATOR_CALLS):
+    if API_SERVER in names or any(call in CALLS[name] for name in names & CALLS.keys()):
         return None
-    if OPERATOR in names:
-        return (
-            f"{OPERATOR} may only ask how this worker is doing (Describe) and have its adapters saved (Snapshot); "
-            f"{call} is for {API_SERVER}."
-        )
+    for name in sorted(names & CALLS.keys()):
+        return f"{name} may only {WHAT_THEY_DO[name]}; {call} is for {API_SERVER}."
     shown = ", ".join(sorted(names)) or "no name"
-    return f"This worker serves {API_SERVER} and {OPERATOR}; the client's certificate is for {shown}."
+    return f"This worker serves {API_SERVER}, {OPERATOR} and {SAMPLER}; the client's certificate is for {shown}."
 
 
 class AdmitPeers(grpc.aio.ServerInterceptor):
-    """Answers PERMISSION_DENIED before a call reaches the worker. Only for unary calls, and it has no others."""
+    """Answers PERMISSION_DENIED before a call reaches the worker. A stream is written by its call, and no generator."""
 
     @override
     async def intercept_service(
@@ -54,9 +65,9 @@ class AdmitPeers(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        serve: Callable[[Any, Any], Any] | None = handler.unary_unary
-        assert serve is not None, f"{handler_call_details.method} streams, and its peers would not be checked"
         call = handler_call_details.method
+        serve: Callable[[Any, Any], Any] | None = handler.unary_unary or handler.unary_stream
+        assert serve is not None, f"{call} takes a stream, and its peers would not be checked"
 
         async def admitted(request: Any, context: Context) -> Any:
             reason = refusal(names_of_peer(context), call)
@@ -64,10 +75,9 @@ class AdmitPeers(grpc.aio.ServerInterceptor):
                 await _deny(context, reason)
             return await serve(request, context)
 
-        return grpc.unary_unary_rpc_method_handler(
-            admitted,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+        make = grpc.unary_unary_rpc_method_handler if handler.unary_unary else grpc.unary_stream_rpc_method_handler
+        return make(
+            admitted, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
         )
 
 

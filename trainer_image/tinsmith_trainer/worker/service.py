@@ -6,15 +6,15 @@ import asyncio
 import random
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import structlog
 from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
 from tinsmith_trainer.checkpoints.shared_saves import SharedSaves
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Engine
@@ -31,6 +31,7 @@ from tinsmith_trainer.process_exit import tell_at_the_end
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
+from tinsmith_trainer.sampling.weight_sources import WeightSources
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.scheduler import Scheduler
@@ -38,6 +39,7 @@ from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.unknown_fields import unknown_fields_of, unknown_fields_of_operation
 from tinsmith_trainer.usage_meter import UsageMeter
 from tinsmith_trainer.worker.accounting import Accounting
+from tinsmith_trainer.worker.result_cache import ResultCache
 from tinsmith_trainer.worker.volume import Volume, check_base_model
 
 log = structlog.get_logger(__name__)
@@ -53,9 +55,6 @@ KEEP_OPERATIONS = 5000
 """Of each model, below its snapshot: far more than a program may have under way."""
 KEEP_ALL_SECONDS = 900.0
 """However many those are: a client that lost an answer asks again within minutes."""
-CACHED_RESULT_BYTES = 64 * 1024**2
-RESULT_ENTRY_BYTES = 512
-"""What a cached result takes beside its payload and its message: its key, its objects, and its place."""
 SERVER_SILENCE_SECONDS = 30.0
 TICK_SECONDS = 1.0
 TIDY_SECONDS = 60.0
@@ -75,6 +74,8 @@ class NotActive(Exception):
 class WorkerParts:
     """What a worker is made of; `sampler` None where sampling runs elsewhere, `shared_saves` where that is near.
 
+    `offered_saves`: for samplers in other pods.
+
     `model_places`: models that it takes, in memory or parked; None: so many for each adapter slot.
     """
 
@@ -88,6 +89,7 @@ class WorkerParts:
     residency: ResidencyRules = ResidencyRules()
     journal_vfs: str | None = None
     shared_saves: SharedSaves | None = None
+    offered_saves: OfferedSaves = field(default_factory=lambda: OfferedSaves(size_bytes=0))
 
 
 class WorkerService:
@@ -129,7 +131,7 @@ class WorkerService:
         self._heard_at = time.monotonic()
         self._draining = False
         self._importing = asyncio.Lock()
-        self._cache = ResultCache(CACHED_RESULT_BYTES)
+        self._cache = ResultCache()
         self._forgetting = Forgetting(self.journal)
 
     # ---- life
@@ -326,8 +328,11 @@ class WorkerService:
 
     def _on_result(self, queue: ModelQueue, result: OperationResult) -> None:
         self.accounting.note_result(queue, result)
-        if self.samples is not None and result.saved is not None:
+        if result.saved is None:
+            return
+        if self.samples is not None:
             self.samples.adapters.remember_saved(result.saved)
+        self.parts.offered_saves.add(result.saved)
 
     async def _read(self, run: Callable[[journal_tables.Database], T]) -> T:
         return await asyncio.wrap_future(self.journal.read(run))
@@ -347,36 +352,9 @@ class WorkerService:
         if parts.sampler is None:
             return None
         limits = AdapterLimits(SAMPLED_ADAPTERS, parts.engine.capabilities().max_rank, SAMPLED_ADAPTER_BYTES)
-        adapters = SamplerAdapters(parts.sampler, parts.checkpoints, parts.engine.base_model(), limits)
+        sources = WeightSources(parts.checkpoints, parts.engine.base_model())
+        adapters = SamplerAdapters(parts.sampler, sources, limits)
         return Samples(parts.sampler, adapters, usage=usage)
-
-
-class ResultCache:
-    """The latest results, so that a poll right after the finish need not read the journal."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._bytes = 0
-        self._results: OrderedDict[tuple[str, int], OperationResult] = OrderedDict()
-
-    def get(self, key: tuple[str, int]) -> OperationResult | None:
-        return self._results.get(key)
-
-    def put(self, key: tuple[str, int], result: OperationResult) -> None:
-        replaced = self._results.pop(key, None)
-        if replaced is not None:
-            self._bytes -= _cached_bytes(replaced)
-        self._results[key] = result
-        self._bytes += _cached_bytes(result)
-        while self._bytes > self._capacity_bytes:
-            _, oldest = self._results.popitem(last=False)
-            self._bytes -= _cached_bytes(oldest)
-
-
-def _cached_bytes(result: OperationResult) -> int:
-    """Never 0: a failure has no payload, and a client may make failures without end."""
-    message = result.failure.message if result.failure else ""
-    return RESULT_ENTRY_BYTES + len(result.payload or b"") + len(message)
 
 
 def _operation(request: worker_pb2.SubmitRequest, now: float) -> tuple[Operation, bytes]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
 import grpc
 import structlog
+from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
 from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
 from tinsmith_trainer.collector import uncollected
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine, EngineCapabilities
@@ -26,9 +29,12 @@ from tinsmith_trainer.process_exit import end_without_blame
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
+from tinsmith_trainer.sampling.streamed_saves import StreamedSaves
+from tinsmith_trainer.sampling.weight_sources import WeightSources
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.grpc_server import SamplerServicer, SamplingServicer, WorkerServicer, serve
 from tinsmith_trainer.worker.metrics import WorkerName
+from tinsmith_trainer.worker.peers import worker_name
 from tinsmith_trainer.worker.service import WorkerParts, WorkerService
 from tinsmith_trainer.worker.tls import TlsDirectory
 from tinsmith_trainer.worker.volume import Volume
@@ -39,6 +45,8 @@ STOP_GRACE_SECONDS = 1.0
 
 META_KEY = "image"
 """Of the image, in the journal's `meta`."""
+
+UNIX = "unix:"
 
 
 class Running(Protocol):
@@ -122,6 +130,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
         attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
         model_places=options.model_places,
         shared_saves=saves_door.saves if saves_door is not None else None,
+        offered_saves=OfferedSaves(size_bytes=options.offered_saves_bytes or 0),
     )
     service = WorkerService(parts)
     server = await _serve(options, WorkerServicer(service, _name(options)), tls)
@@ -132,13 +141,24 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
 async def _start_sampler(options: WorkerOptions, tls: TlsDirectory | None) -> RunningSampler:
     base, sampler = await asyncio.to_thread(load_sampler, options)
     limits = AdapterLimits(max_loaded=options.adapter_slots, max_rank=options.max_rank)
+    streams = StreamedSaves(partial(channel_to, tls=tls), base)
     root = CheckpointRoot(options.checkpoint_root)
-    samples = Samples(sampler, SamplerAdapters(sampler, root, base, limits, options.saves_socket))
+    sources = WeightSources(root, base, saves_socket=options.saves_socket, streams=streams)
+    samples = Samples(sampler, SamplerAdapters(sampler, sources, limits))
     capabilities = _capabilities(options, images=sampler.takes_images)
     server = await _serve(options, SamplerServicer(samples, base, capabilities, _name(options)), tls)
     log.info("sampler ready", model=options.model, address=_address(options))
     # The server of this machine stops its sampler when it answers nobody any more.
     return RunningSampler(samples, server, drains=options.parent_fd is None)
+
+
+def channel_to(source: worker_pb2.SaveSource, *, tls: TlsDirectory | None) -> grpc.Channel:
+    """To a worker, as this process is reached itself: by mutual TLS, or on this machine. Raises TrainerError."""
+    if tls is not None:
+        return tls.channel(source.target, worker_name(source.worker_id))
+    if not source.target.startswith(UNIX):
+        raise ServerError(f"{source.target} is on a network, and this sampler has no certificate to show there.")
+    return grpc.insecure_channel(source.target)
 
 
 def _capabilities(options: WorkerOptions, *, images: bool) -> EngineCapabilities:
@@ -249,7 +269,7 @@ async def _serve(options: WorkerOptions, servicer: SamplingServicer, tls: TlsDir
 
 
 def _address(options: WorkerOptions) -> str:
-    return options.listen or f"unix:{options.socket}"
+    return options.listen or f"{UNIX}{options.socket}"
 
 
 def _name(options: WorkerOptions) -> WorkerName:

@@ -1,4 +1,4 @@
-"""A worker's certificate, its key and the authority of its clients, from files that are replaced while it runs.
+"""A worker's certificate, its key and the authority of its peers, from files that are replaced while it runs.
 
 The kubelet swaps a whole folder at once, by the symlink `..data`. gRPC asks for the files anew at
 every handshake: connections that stand are not touched, new ones see the new files.
@@ -20,6 +20,11 @@ log = structlog.get_logger(__name__)
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 SWAPPED = "..data"
 """The kubelet's name for the folder that holds the files of now."""
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # what is opened anew connects anew, with the certificate of now
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ def read_tls_files(directory: Path) -> TlsFiles:
 
 
 class TlsDirectory:
-    """Credentials of a server that admits only clients with a certificate of the authority."""
+    """Of a server that admits only clients with a certificate of the authority, and may be a client of others."""
 
     def __init__(self, directory: Path) -> None:
         """Raises TlsInvalid."""
@@ -61,6 +66,14 @@ class TlsDirectory:
             _configuration(self._files),
             self._replacement,  # type: ignore[arg-type]  # the stubs forget None, which means: unchanged
             require_client_authentication=True,
+        )
+
+    def channel(self, target: str, expected_name: str) -> grpc.Channel:
+        """To whoever shows this name. What is shown there must be a client's certificate, too. Raises TlsInvalid."""
+        files = read_tls_files(self._directory)
+        credentials = grpc.ssl_channel_credentials(files.authority, files.key, files.certificate)
+        return grpc.secure_channel(
+            target, credentials, [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", expected_name)]
         )
 
     def _replacement(self) -> grpc.ServerCertificateConfiguration | None:

@@ -20,6 +20,7 @@ from tinsmith_trainer.sampling.base import SampleOutcome
 from tinsmith_trainer.sampling.codec import unpacked_bytes
 from tinsmith_trainer.sampling.sample_queue import QueueLimits, Samples, TooManySamples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
+from tinsmith_trainer.sampling.weight_sources import WeightSources
 
 WAIT_SECONDS = 20.0
 TENANT = "tenant"
@@ -39,7 +40,7 @@ def limits() -> QueueLimits:
 @pytest.fixture
 async def samples(sampler: ScriptedSampler, tmp_path: Path, limits: QueueLimits) -> Samples:
     base, loaded = ReferenceEngine().base_model(), AdapterLimits(max_loaded=8, max_rank=16)
-    adapters = SamplerAdapters(sampler, CheckpointRoot(f"file://{tmp_path}"), base, loaded)
+    adapters = SamplerAdapters(sampler, WeightSources(CheckpointRoot(f"file://{tmp_path}"), base), loaded)
     return Samples(sampler, adapters, limits)
 
 

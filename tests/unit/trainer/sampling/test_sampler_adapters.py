@@ -25,6 +25,7 @@ from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, OutOfMemory, UserError
 from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.sampler_adapters import MOST_PREPARING, AdapterInUse, AdapterLimits, SamplerAdapters
+from tinsmith_trainer.sampling.weight_sources import WeightSources
 
 BASE = ReferenceEngine().base_model()
 WAIT_SECONDS = 20.0
@@ -52,7 +53,8 @@ class Memory:
 
     def adapters(self, saves_socket: Path | None = None) -> SamplerAdapters:
         limits = AdapterLimits(self.limit, self.max_rank, self.max_idle_bytes)
-        return SamplerAdapters(cast(Sampler, self), cast(CheckpointRoot, self), BASE, limits, saves_socket)
+        sources = WeightSources(cast(CheckpointRoot, self), BASE, saves_socket=saves_socket)
+        return SamplerAdapters(cast(Sampler, self), sources, limits)
 
     def read(self, directory: str, manifest_digest: str, base: BaseModelInfo) -> LoadedCheckpoint:
         assert self.gate.wait(WAIT_SECONDS)
@@ -233,10 +235,12 @@ async def test_a_rank_above_the_limit_is_refused_in_words() -> None:
 async def test_weights_that_were_just_saved_are_not_read_back() -> None:
     memory = Memory()
     adapters = memory.adapters()
-    adapters.remember_saved(SavedWeights(WrittenCheckpoint("a", "a", 1), state(1)))
+    written = WrittenCheckpoint("a", b"its manifest", 1)
+    adapters.remember_saved(SavedWeights(written, state(1)))
     await settle()
-    await used(adapters, "a")
-    assert (memory.reads, memory.held) == ([], ["a"])
+    await used(adapters, written.manifest_digest)
+    assert (memory.reads, memory.held) == ([], [written.manifest_digest])
+    assert adapters.sources.taken() == {"own": 1}
 
 
 async def test_weights_that_the_worker_beside_it_shares_are_not_read_and_all_others_are(tmp_path: Path) -> None:

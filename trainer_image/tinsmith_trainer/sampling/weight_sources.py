@@ -1,0 +1,93 @@
+"""Where a sampler gets an adapter's weights: from whoever is nearest and has them, or from the checkpoint root."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import structlog
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.checkpoints.shared_saves import taken_from
+from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo
+from tinsmith_trainer.sampling.streamed_saves import StreamedSaves, StreamFailed
+
+log = structlog.get_logger(__name__)
+
+Way = Literal["own", "shared", "stream", "root"]
+"""Saved by this process; mapped from the worker beside it; from the memory of a worker elsewhere; read."""
+
+
+class WeightSources:
+    """Whatever does not come another way is read from the root, and so are images. Calls block, for threads."""
+
+    def __init__(
+        self,
+        checkpoints: CheckpointRoot,
+        base: BaseModelInfo,
+        *,
+        saves_socket: Path | None = None,
+        streams: StreamedSaves | None = None,
+    ) -> None:
+        """`saves_socket`: of the worker on this machine that shares its newest saves. It is asked first."""
+        self.checkpoints = checkpoints
+        self._base = base
+        self._saves_socket = saves_socket
+        self._streams = streams
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()
+        self._streams_failed: Counter[str] = Counter()
+
+    def fetch(self, reference: worker_pb2.AdapterRef) -> AdapterState:
+        """Raises TrainerError where the root has it neither."""
+        way: Way = "shared"
+        state = self._shared(reference)
+        if state is None:
+            state, way = self._streamed(reference), "stream"
+        if state is None:
+            state = self.checkpoints.read(reference.directory, reference.manifest_digest, self._base).state
+            way = "root"
+        self._count(self._taken, way)
+        return state
+
+    def note_own(self) -> None:
+        """One was taken that this process has saved, and had in memory."""
+        self._count(self._taken, "own")
+
+    def taken(self) -> Mapping[str, int]:
+        """Adapters, by way."""
+        with self._lock:
+            return dict(self._taken)
+
+    def streams_failed(self) -> Mapping[str, int]:
+        """By reason. The root was read after each."""
+        with self._lock:
+            return dict(self._streams_failed)
+
+    def _shared(self, reference: worker_pb2.AdapterRef) -> AdapterState | None:
+        if self._saves_socket is None:
+            return None
+        return taken_from(self._saves_socket, reference.manifest_digest, self._base.revision)
+
+    def _streamed(self, reference: worker_pb2.AdapterRef) -> AdapterState | None:
+        if self._streams is None or not reference.HasField("source"):
+            return None
+        try:
+            return self._streams.take(reference)
+        except StreamFailed as error:
+            self._count(self._streams_failed, error.reason)
+            log.info(
+                "a save is read from the root instead",
+                worker=reference.source.worker_id,
+                reason=error.reason,
+                why=str(error),
+            )
+            return None
+
+    def _count(self, counter: Counter[str], what: str) -> None:
+        with self._lock:
+            counter[what] += 1
