@@ -58,6 +58,12 @@ SNAPSHOT_REQUEST_ANNOTATION = f"{GROUP}/snapshot-requested-at"
 CONVERSION_ANNOTATION = f"{GROUP}/conversion"
 """On the Job that converts a model: a hash of what decides its result. Another hash means another conversion."""
 
+WORKER_APPLICATION = "tinsmith-worker"
+"""As `app.kubernetes.io/name` of a session's pod that holds its worker."""
+
+SAMPLER_APPLICATION = "tinsmith-sampler"
+"""As `app.kubernetes.io/name` of a pool's pods."""
+
 MEMBER_APPLICATION = "tinsmith-worker-member"
 """As `app.kubernetes.io/name` of the pods of a session of several, but for the one with its worker."""
 
@@ -99,3 +105,7 @@ def endpoint(session_name: str, namespace: str) -> str:
 def worker_dns_name(worker_id: str) -> str:
     """The name in a worker's certificate; a client that expects this worker checks it."""
     return f"{worker_id}.worker.tinsmith.internal"
+
+
+SAMPLER_DNS_NAME = "sampler.tinsmith.internal"
+"""In the certificate of a pool's samplers, beside their own: by it workers give them saves, as clients."""

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import override
 
 from tinsmith_operator.api.base import Manifest, Resource, parse_quantity
-from tinsmith_operator.api.names import POOL_KIND, POOL_LABEL
+from tinsmith_operator.api.names import POOL_KIND, POOL_LABEL, SAMPLER_APPLICATION
 from tinsmith_operator.api.owner import Owner, identity_of, unreadable
 from tinsmith_operator.api.serving_spec import GPU, PodOverrides, ServingSpec
 from tinsmith_operator.api.status import SamplerPoolStatus
@@ -58,7 +58,7 @@ class SamplerPool(Owner):
     KIND = POOL_KIND
     NOUN = "pool"
     LABEL = POOL_LABEL
-    APPLICATION = "tinsmith-sampler"
+    APPLICATION = SAMPLER_APPLICATION
     COMPONENT = "sampler"
 
     spec: SamplerPoolSpec

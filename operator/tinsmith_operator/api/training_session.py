@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from tinsmith_operator.api.base import Resource, parse_quantity
-from tinsmith_operator.api.names import CLAIM_FINALIZER, SESSION_KIND, SESSION_LABEL, claim_name
+from tinsmith_operator.api.names import CLAIM_FINALIZER, SESSION_KIND, SESSION_LABEL, WORKER_APPLICATION, claim_name
 from tinsmith_operator.api.owner import Owner, identity_of, unreadable
 from tinsmith_operator.api.serving_spec import GPU, Quantity, ServingSpec
 from tinsmith_operator.api.status import TrainingSessionStatus
@@ -141,7 +141,7 @@ class TrainingSession(Owner):
     KIND = SESSION_KIND
     NOUN = "session"
     LABEL = SESSION_LABEL
-    APPLICATION = "tinsmith-worker"
+    APPLICATION = WORKER_APPLICATION
     COMPONENT = "worker"
 
     spec: TrainingSessionSpec

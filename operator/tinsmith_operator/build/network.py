@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import RPC_PORT, certificate_secret_name
+from tinsmith_operator.api.names import RPC_PORT, SAMPLER_APPLICATION, WORKER_APPLICATION, certificate_secret_name
 from tinsmith_operator.api.owner import Owner
+from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.api.serving_spec import ModelSource, SourceType
 from tinsmith_operator.api.training_session import TrainingSession
 from tinsmith_operator.build.metadata import child_metadata, sealed, selector_labels
@@ -39,6 +40,14 @@ def build_service(owner: Owner) -> Manifest:
     )
 
 
+def build_pool_policy(pool: SamplerPool, installation: Installation) -> Manifest:
+    """A sampler gets saves of the sessions beside it from their workers, whose addresses API servers tell: it needs no
+    names for that."""
+    policy = build_policy(pool, installation)
+    saves = {"to": [_pods_of(WORKER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
+    return _selecting(policy, pool, {"egress": [*policy["spec"]["egress"], saves]})
+
+
 def build_policy(owner: Owner, installation: Installation) -> Manifest:
     return sealed(
         {
@@ -57,8 +66,10 @@ def build_policy(owner: Owner, installation: Installation) -> Manifest:
 
 def build_session_policy(session: TrainingSession, installation: Installation) -> Manifest:
     """Pods of one session speak to each other by whatever ports Ray and NCCL choose. Whoever reaches those can run
-    programs there, so nobody else does."""
+    programs there, so nobody else does. Samplers beside them get saves by the worker's port."""
     policy = build_policy(session, installation)
+    samplers = {"from": [_pods_of(SAMPLER_APPLICATION)], "ports": [_tcp(RPC_PORT)]}
+    policy = _selecting(policy, session, {"ingress": [*policy["spec"]["ingress"], samplers]})
     pods = {"podSelector": {"matchLabels": {session.LABEL: session.name}}}
     if not session.spec.is_group:
         # What converts the model for the worker fetches it from where the worker would.
@@ -83,8 +94,8 @@ def build_certificate_secret(owner: Owner) -> Manifest:
     }
 
 
-def _selecting(policy: Manifest, session: TrainingSession, changes: Manifest) -> Manifest:
-    metadata = child_metadata(session, session.workload_name)
+def _selecting(policy: Manifest, owner: Owner, changes: Manifest) -> Manifest:
+    metadata = child_metadata(owner, owner.workload_name)
     return sealed({**policy, "metadata": metadata, "spec": {**policy["spec"], **changes}})
 
 
@@ -97,6 +108,11 @@ def _rpc_from_the_release(installation: Installation) -> Manifest:
         ],
         "ports": [_tcp(RPC_PORT)],
     }
+
+
+def _pods_of(application: str) -> Manifest:
+    """Of any session or pool in this namespace: where none is named, no other is meant."""
+    return {"podSelector": {"matchLabels": {"app.kubernetes.io/name": application}}}
 
 
 def _tcp(port: int) -> Manifest:

@@ -1,7 +1,7 @@
 """The certificate authority of an installation, and the leaves it signs. Pure but for chance and the clock.
 
-The authority's key never leaves the Secret it was made in and this process. Leaves carry one use each: a worker cannot
-act as a client, nor the API server as a worker.
+The authority's key never leaves the Secret it was made in and this process. A session's worker cannot act as a client,
+nor the API server as a worker; a pool's samplers are both, since workers give them saves.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ SecretData = dict[str, str]
 
 
 class Use(Enum):
-    SERVER = ExtendedKeyUsageOID.SERVER_AUTH
-    CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
+    SERVER = (ExtendedKeyUsageOID.SERVER_AUTH,)
+    CLIENT = (ExtendedKeyUsageOID.CLIENT_AUTH,)
+    BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Authority:
         certificate = (
             _draft(_name(dns_names[0]), self.certificate.subject, key.public_key(), now, not_after)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names]), critical=False)
-            .add_extension(x509.ExtendedKeyUsage([use.value]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(use.value), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)

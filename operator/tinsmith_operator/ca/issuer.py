@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER
+from tinsmith_operator.api.names import MANAGED_BY_LABEL, MANAGER, SAMPLER_DNS_NAME
 from tinsmith_operator.ca.certificates import (
     API_SERVER_NAME,
     OPERATOR_NAME,
@@ -147,7 +147,9 @@ class Issuer:
         return leaf
 
     def issue_for_worker(self, dns_names: tuple[str, ...]) -> Leaf:
-        return self.authority.issue(dns_names, Use.SERVER, self._clock())
+        """For its port; with a sampler's name also to call workers."""
+        use = Use.BOTH if SAMPLER_DNS_NAME in dns_names else Use.SERVER
+        return self.authority.issue(dns_names, use, self._clock())
 
     async def _read_or_make_authority(self) -> Stored:
         try:

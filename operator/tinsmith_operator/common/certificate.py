@@ -15,13 +15,15 @@ RENEWAL = timedelta(days=10)
 """Before its end: a third of its life, in which somebody may notice that renewal fails."""
 
 
-def ensure_certificate(observed: Surroundings, worker_id: str | None, now: datetime) -> tuple[IssueCertificate, ...]:
-    """worker_id: whom it must name; None when that is not known yet."""
+def ensure_certificate(
+    observed: Surroundings, worker_id: str | None, now: datetime, *roles: str
+) -> tuple[IssueCertificate, ...]:
+    """worker_id: whom it must name, None when that is not known yet; roles: further names in it."""
     authority = observed.authority_fingerprint
     if worker_id is None or authority is None:
         return ()
     wanted = build_certificate_secret(observed.owner)
-    names = (worker_dns_name(worker_id),)
+    names = (worker_dns_name(worker_id), *roles)
     live = observed.certificate_secret
     if live is None:
         return (IssueCertificate(wanted, names, uid=None, resource_version=None),)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
+from tinsmith_operator.api.names import SAMPLER_DNS_NAME
 from tinsmith_operator.build.deployment import build_budget, build_deployment
-from tinsmith_operator.build.network import build_policy, build_service
+from tinsmith_operator.build.network import build_pool_policy, build_service
 from tinsmith_operator.common.actions import Action, Decision
 from tinsmith_operator.common.bars import certificate_is_anothers
 from tinsmith_operator.common.certificate import ensure_certificate, renewal_time
@@ -45,9 +46,9 @@ def _ensure_children(situation: PoolSituation, installation: Installation) -> tu
     if observed.workload is None and certificate_is_anothers(observed):
         return ()
     return (
-        *ensure_certificate(observed, pool.uid, situation.now),
+        *ensure_certificate(observed, pool.uid, situation.now, SAMPLER_DNS_NAME),
         *ensure_child(pool, observed.service, build_service(pool)),
-        *ensure_child(pool, observed.policy, build_policy(pool, installation)),
+        *ensure_child(pool, observed.policy, build_pool_policy(pool, installation)),
         *ensure_child(pool, observed.workload, deployment),
         *ensure_child(pool, observed.budget, build_budget(pool)),
     )

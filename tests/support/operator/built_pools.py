@@ -9,7 +9,7 @@ from support.operator.resources import FROM_HUB, INSTALLATION, make_pool
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.sampler_pool import SamplerPool
 from tinsmith_operator.build.deployment import build_budget, build_deployment, build_sampler_template
-from tinsmith_operator.build.network import build_certificate_secret, build_policy, build_service
+from tinsmith_operator.build.network import build_certificate_secret, build_pool_policy, build_service
 from tinsmith_operator.installation import Installation
 
 REMOTE = replace(
@@ -66,7 +66,7 @@ class BuiltPool:
         return [
             build_certificate_secret(pool),
             build_service(pool),
-            build_policy(pool, installation),
+            build_pool_policy(pool, installation),
             build_deployment(pool, pool.spec.replicas, build_sampler_template(pool, installation, self.restart)),
             build_budget(pool),
         ]

@@ -11,7 +11,7 @@ from support.operator.resources import FROM_HUB, INSTALLATION, make_pool, make_s
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.names import POOL_LABEL
 from tinsmith_operator.build.deployment import build_deployment, build_sampler_template, sampler_inputs
-from tinsmith_operator.build.network import build_policy, build_service
+from tinsmith_operator.build.network import build_policy, build_pool_policy, build_service, build_session_policy
 from tinsmith_trainer.options import parse_options
 
 EACH = pytest.mark.parametrize("built", BUILT_POOLS.values(), ids=BUILT_POOLS)
@@ -80,8 +80,23 @@ def test_the_loading_of_a_large_model_is_not_taken_for_a_failed_roll() -> None:
 
 def test_a_sampler_reaches_what_its_worker_would() -> None:
     pool, session = make_pool(source=FROM_HUB), make_session(source=FROM_HUB)
-    assert build_policy(pool, REMOTE)["spec"]["egress"] == build_policy(session, REMOTE)["spec"]["egress"]
-    assert build_policy(make_pool(), INSTALLATION)["spec"]["egress"] == []
+    *outside, workers = build_pool_policy(pool, REMOTE)["spec"]["egress"]
+    assert outside == build_policy(session, REMOTE)["spec"]["egress"]
+    assert build_pool_policy(make_pool(), INSTALLATION)["spec"]["egress"] == [workers]
+
+
+def test_a_sampler_reaches_the_workers_of_its_namespace_and_workers_reach_no_sampler() -> None:
+    pool, session = BUILT_POOLS["pool-minimal"], make_session()
+    [rule] = build_pool_policy(pool.pool, INSTALLATION)["spec"]["egress"]
+    [peer] = rule["to"]
+    assert peer["podSelector"]["matchLabels"].items() <= build_service(session)["spec"]["selector"].items()
+    assert "namespaceSelector" not in peer
+    assert [port["port"] for port in rule["ports"]] == [7443]
+    *_, samplers = build_session_policy(session, INSTALLATION)["spec"]["ingress"]
+    [peer] = samplers["from"]
+    own = template_of(pool)["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= own.items()
+    assert build_session_policy(session, INSTALLATION)["spec"]["egress"] == []
 
 
 @pytest.mark.parametrize("field", sorted(EVERYTHING_OF_A_POOL["pod"]))

@@ -11,7 +11,7 @@ from support.operator.resources import FROM_HUB, INSTALLATION, ON_CLAIM, make_se
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.status import TrainingSessionStatus
 from tinsmith_operator.api.training_session import TrainingSession
-from tinsmith_operator.build.network import build_policy
+from tinsmith_operator.build.network import build_policy, build_session_policy
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan, grace_seconds, inputs_hash, worker_arguments
 from tinsmith_operator.build.workload import build_workload
 from tinsmith_operator.common.workload_state import template_of
@@ -128,8 +128,11 @@ def test_a_pod_that_needs_the_outside_reaches_names_and_https(session: TrainingS
     assert sorted(set(ports)) == [53, 443]
 
 
-def test_only_api_server_and_operator_of_the_release_may_speak_to_a_worker() -> None:
-    (rule,) = build_policy(make_session(), INSTALLATION)["spec"]["ingress"]
+def test_beside_api_server_and_operator_of_the_release_samplers_of_its_namespace_may_speak_to_a_worker() -> None:
+    rule, samplers = build_session_policy(make_session(), INSTALLATION)["spec"]["ingress"]
+    [peer] = samplers["from"]
+    assert peer == {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "tinsmith-sampler"}}}
+    assert [port["port"] for port in samplers["ports"]] == [7443]
     assert {peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]} == {
         "api-server",
         "operator",

@@ -80,13 +80,19 @@ def test_a_key_of_another_authority_is_noticed(authority: Authority) -> None:
 
 @pytest.mark.parametrize(
     ("use", "allowed"),
-    [(Use.SERVER, ExtendedKeyUsageOID.SERVER_AUTH), (Use.CLIENT, ExtendedKeyUsageOID.CLIENT_AUTH)],
-    ids=["server", "client"],
+    [
+        (Use.SERVER, [ExtendedKeyUsageOID.SERVER_AUTH]),
+        (Use.CLIENT, [ExtendedKeyUsageOID.CLIENT_AUTH]),
+        (Use.BOTH, [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+    ],
+    ids=["server", "client", "both"],
 )
-def test_a_leaf_has_one_use_and_thirty_days(authority: Authority, use: Use, allowed: x509.ObjectIdentifier) -> None:
+def test_a_leaf_has_its_use_and_thirty_days(
+    authority: Authority, use: Use, allowed: list[x509.ObjectIdentifier]
+) -> None:
     certificate = x509.load_pem_x509_certificate(authority.issue(NAMES, use, NOW).certificate)
     usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert list(usage) == [allowed]
+    assert list(usage) == allowed
     assert certificate.not_valid_after_utc == NOW + LEAF_LIFETIME
     assert certificate.not_valid_before_utc < NOW, "clocks of nodes differ"
     certificate.verify_directly_issued_by(authority.certificate)

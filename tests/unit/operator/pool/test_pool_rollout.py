@@ -9,7 +9,7 @@ import pytest
 from support.operator.pool_world import PoolWorld
 from support.operator.resources import IMAGE, pool_manifest
 from tinsmith_operator.api.base import Manifest
-from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, RESTART_REQUEST_ANNOTATION
+from tinsmith_operator.api.names import CONFIGURATION_ANNOTATION, RESTART_REQUEST_ANNOTATION, SAMPLER_DNS_NAME
 
 NEW_IMAGE = "docker.io/tinsmith/trainer:0.2.0"
 DEPLOYMENT = ("Deployment", "qwen-sampler")
@@ -182,7 +182,7 @@ def test_a_pool_is_named_in_its_certificate_by_its_uid_which_its_samplers_are_to
     world = settled_world()
     [secret] = [each for place, each in world.objects.items() if place[0] == "Secret"]
     facts = world.certificates[secret["metadata"]["uid"]]
-    assert facts.dns_names == ("pool-uid.worker.tinsmith.internal",)
+    assert facts.dns_names == ("pool-uid.worker.tinsmith.internal", SAMPLER_DNS_NAME)
     [pod] = world.pods()
     assert "--worker-id=pool-uid" in pod["spec"]["containers"][0]["args"]
 
