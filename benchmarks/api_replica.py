@@ -25,6 +25,7 @@ from tinsmith_server.fleet.base import (
     SamplerClient,
     SamplerHandle,
     SamplerKind,
+    SavesAddress,
     ServedModel,
     WorkerHandle,
 )
@@ -37,6 +38,7 @@ API_KEY = "tml-benchmark"
 MODEL = "bench/reference"
 WORKER_ID = "bench-worker"
 SLOTS = 8
+NETWORK = "bench"
 
 
 class OneWorker(ActivatedHandle):
@@ -45,7 +47,8 @@ class OneWorker(ActivatedHandle):
     def __init__(self, socket: str, epochs: EpochRegistry) -> None:
         """In the event loop in which it is used: a channel belongs to one."""
         super().__init__(WORKER_ID)
-        self._client = GrpcWorkerClient(f"unix:{socket}")
+        self._target = f"unix:{socket}"
+        self._client = GrpcWorkerClient(self._target)
         self._epochs = epochs
 
     @property
@@ -62,6 +65,12 @@ class OneWorker(ActivatedHandle):
     @override
     def trouble(self) -> str | None:
         return None
+
+    @property
+    @override
+    def saves(self) -> SavesAddress:
+        """A worker that keeps none says so, and its sampler reads the checkpoint root."""
+        return SavesAddress(self._target, WORKER_ID, NETWORK)
 
     @override
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
@@ -82,6 +91,7 @@ class OneReplica(SamplerHandle):
     sampler_id = name = "bench-replica"
     base_model = MODEL
     accepting = True
+    takes_saves_in = NETWORK
 
     def __init__(self, socket: str) -> None:
         self._client = GrpcWorkerClient(f"unix:{socket}")

@@ -1,7 +1,8 @@
 """How long new weights take from the trainer to the first sample: the call, the checkpoint, the sampler's memory.
 
 The unmodified SDK, a server and its worker, whose sampler is in its own process, or is another process: beside it,
-where they share memory, or as in a pool, where they have the checkpoint root in common.
+where they share memory; as in a pool, where the worker streams what it has saved; or in a pool without streams, where
+they have the checkpoint root in common. All is on one machine, and its streams are not encrypted.
 Each stands beside a copy of the adapter's file, synced, in the folder that it is saved in. A machine that does other
 work gives the several processes of the one side more of itself, so what processors gave to each side is said, too.
 """
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import grpc
 import psutil
 import tinker
 from api_replica import API_KEY, MODEL
@@ -31,6 +33,7 @@ from rich.table import Table
 from saves import seconds_of
 from sides import step_datum
 from tinker import types
+from tinsmith_rpc import worker_pb2, worker_pb2_grpc
 from tinsmith_trainer.torch_model.tiny_model import TinyShape, make_tiny_model
 from workloads import LEARNING_RATE, RANK, token_rows
 
@@ -44,13 +47,17 @@ FLAGS = ["--max-rank", str(LARGE_RANK), "--no-deterministic-sampling", "--adapte
 STEP_DATUM = step_datum(token_rows(1, 33, SHAPE.vocab_size)[0])
 
 
-Place = Literal["own", "beside", "pool"]
+Place = Literal["own", "beside", "pool", "root"]
 """Of the sampler."""
 PLACES: Sequence[tuple[Place, str, float]] = (
     ("own", "the worker's own sampler", 1.2),
     ("beside", "a sampler beside the worker", 1.5),
-    ("pool", "a sampler of a pool", 1.5),
+    ("pool", "a sampler of a pool, by stream", 1.5),
+    ("root", "one of a pool, by the root", 1.5),
 )
+WAYS = {"own": "own", "beside": "shared", "pool": "stream", "root": "root"}
+"""By which the sampler in each place must have taken every adapter, or something else was measured."""
+STREAMING = ["--offered-saves-bytes", str(1024**3)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,8 @@ class Programs:
 def programs(scratch: Path, model: Path, place: Place) -> Iterator[Programs]:
     shared = ["--saves-socket", str(scratch / "saves.sock")] if place == "beside" else []
     engine = ["--model", str(model), *FLAGS, *shared]
-    with installation(scratch, 1, None, engine, sampler=None if place == "own" else engine) as running:
+    of_worker = [*engine, *(STREAMING if place == "pool" else [])]
+    with installation(scratch, 1, None, of_worker, sampler=None if place == "own" else engine) as running:
         services = [tinker.ServiceClient(base_url=running.urls[0], api_key=API_KEY) for _ in range(2)]
         large, other = (
             service.create_lora_training_client(base_model=MODEL, rank=rank).result()
@@ -98,6 +106,15 @@ def programs(scratch: Path, model: Path, place: Place) -> Iterator[Programs]:
         yield Programs(large, other, scratch / "root", [psutil.Process(pid) for pid in pids])
         for service in services:
             service.close("success").result()
+        taken = ways_taken(running.socket if place == "own" else running.socket.with_name("sampler.sock"))
+        assert taken == {WAYS[place]}, taken
+
+
+def ways_taken(socket: Path) -> set[str]:
+    """By which the sampler that answers there has taken adapters."""
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        described = worker_pb2_grpc.WorkerStub(channel).Describe(worker_pb2.DescribeRequest())
+    return set(described.metrics.adapters_taken)
 
 
 def sync(running: Programs) -> tinker.SamplingClient:

@@ -78,7 +78,9 @@ def _server_families() -> Iterable[Metric]:
     """Of a server that has answered one request and looked at one worker."""
     metrics = Metrics()
     metrics.note_request("/", 200, 0.0)
-    worker = DescribedWorker("org/model", "worker", worker_pb2.DescribeReply(volume_free_bytes=0))
+    reply = worker_pb2.DescribeReply(volume_free_bytes=0)
+    reply.metrics.adapters_taken["root"] = reply.metrics.streams_failed["slow"] = 1
+    worker = DescribedWorker("org/model", "worker", reply)
     metrics.watch(lambda: [worker], lambda: {"session.active": 1}, lambda: 0)
     sampled = {("model", "pool"): 1}
     metrics.watch_sampling(lambda: SamplingFigures(sampled, {"model": 1}, sampled))

@@ -29,6 +29,18 @@ class ServedModel:
     sampling: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class SavesAddress:
+    """Where a worker streams its newest saves from.
+
+    `target` is as gRPC wants it. Samplers in the same `network` may open the connection, and no others.
+    """
+
+    target: str
+    worker_id: str
+    network: str
+
+
 class Changes:
     """Counts what happens, so that whoever looks first and waits afterwards misses nothing."""
 
@@ -149,6 +161,11 @@ class SamplerHandle(Protocol):
     def running(self) -> SamplerClient | None:
         """The sampler if it is connected now; never starts one."""
 
+    @property
+    def takes_saves_in(self) -> str | None:
+        """The network in which it can be told of a worker that streams saves; None: it reads the checkpoint root."""
+        return None
+
 
 class WorkerHandle(SamplerHandle, Protocol):
     """A worker's place in the fleet, whether or not it runs just now."""
@@ -185,6 +202,11 @@ class WorkerHandle(SamplerHandle, Protocol):
     @override
     def running(self) -> WorkerClient | None:
         """The worker if it is ready now; never starts one."""
+
+    @property
+    def saves(self) -> SavesAddress | None:
+        """Where its newest saves are streamed from; None: nowhere just now."""
+        return None
 
     @property
     def trouble(self) -> str | None:

@@ -40,6 +40,7 @@ class WorkerCollector(Collector):
         described = self._workers()
         yield from _gauges(described)
         yield from _counters(described)
+        yield from _counters_by_label(described)
         yield _sync_histogram(described)
 
 
@@ -189,6 +190,31 @@ def _counters(workers: Sequence[DescribedWorker]) -> Iterable[Metric]:
         family = CounterMetricFamily(name, documentation, labels=LABELS)
         for worker in workers:
             family.add_metric(worker.labels, read(worker.reply.metrics))
+        yield family
+
+
+_BY_LABEL: dict[str, tuple[str, str, Callable[[worker_pb2.WorkerMetrics], Mapping[str, int]]]] = {
+    "tinsmith_adapters_taken": (
+        "Adapters that a sampler took into memory, by way: `own` saves, `shared` by the worker beside it, by `stream` "
+        "from a worker elsewhere, or read from the `root`.",
+        "way",
+        lambda metrics: metrics.adapters_taken,
+    ),
+    "tinsmith_save_streams_failed": (
+        "Times that a sampler read a save from the checkpoint root, since the worker that made it did not give it, by "
+        "reason: `not_kept`, `busy`, `slow`, `unreachable`, `refused`, `damaged` or `failed`.",
+        "reason",
+        lambda metrics: metrics.streams_failed,
+    ),
+}
+
+
+def _counters_by_label(workers: Sequence[DescribedWorker]) -> Iterable[Metric]:
+    for name, (documentation, label, read) in _BY_LABEL.items():
+        family = CounterMetricFamily(name, documentation, labels=[*LABELS, label])
+        for worker in workers:
+            for value, count in sorted(read(worker.reply.metrics).items()):
+                family.add_metric([*worker.labels, value], count)
         yield family
 
 

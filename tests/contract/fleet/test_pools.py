@@ -203,6 +203,19 @@ async def test_endpoints_of_what_is_no_pool_are_nobodys(
     assert holding(cluster_fleet) == {replica.pod_uid}
 
 
+async def test_a_replica_that_takes_streams_reaches_the_workers_of_its_namespace(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    await operator.apply_pool("fast")
+    silent = await running_replica(cluster_fleet, operator)
+    streaming = await running_replica(cluster_fleet, operator)
+    streaming.fake.streams_saves = True
+    await streaming.worker.crash()  # what it says is asked with each connection
+    handles = {one.sampler_id: one for one in cluster_fleet.all_samplers}
+    await until(lambda: handles[streaming.pod_uid].takes_saves_in == operator.namespace)
+    assert handles[silent.pod_uid].takes_saves_in is None
+
+
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[TestedServer]:
     changed = Settings(**{**settings.model_dump(), "api_key": API_KEY, "poll_hold_seconds": 0.5})

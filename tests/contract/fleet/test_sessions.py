@@ -15,6 +15,7 @@ from testcluster.cluster import Cluster
 from testcluster.ports import free_port
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import StartupError, WorkerAbsent, WorkerUnavailable
+from tinsmith_server.fleet.base import SavesAddress
 from tinsmith_server.fleet.kubernetes import watching
 from tinsmith_server.fleet.kubernetes.fleet import KubernetesFleet
 from tinsmith_server.settings import Settings
@@ -73,6 +74,26 @@ async def test_a_worker_that_parks_adapters_has_as_many_places_as_it_says(
     await worker.crash()
     async with asyncio.timeout(START_SECONDS):
         while handle.slots != 16:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_worker_that_streams_saves_says_where_by_number_while_it_is_connected(
+    cluster_fleet: KubernetesFleet, operator: StandInOperator
+) -> None:
+    """A sampler has no business with whoever knows names."""
+    worker = await running_session(cluster_fleet, operator, "tiny")
+    handle = cluster_fleet.worker(worker.worker_id)
+    assert handle.saves is None
+    worker.fake.streams_saves = True
+    await operator.say("tiny", ready=True, message="", workerId=worker.worker_id, endpoint=f"localhost:{worker.port}")
+    await worker.crash()
+    async with asyncio.timeout(START_SECONDS):
+        while handle.saves is None:
+            await asyncio.sleep(0.01)
+    assert handle.saves == SavesAddress(f"127.0.0.1:{worker.port}", worker.worker_id, operator.namespace)
+    await worker.stop()
+    async with asyncio.timeout(START_SECONDS):
+        while handle.saves is not None:
             await asyncio.sleep(0.01)
 
 

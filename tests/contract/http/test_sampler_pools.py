@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.server.fake_fleet import BASE_MODEL, FakeFleet, FakeReplica
 from support.server.http_server import TestedServer, running_server, settings_for
+from tinsmith_server.fleet.base import SavesAddress
 from tinsmith_server.services.sampling.adapter_hints import TOLD_REPLICAS
 from tinsmith_server.services.sampling.routing import BUSIER_FACTOR, FEW_SAMPLES
 from tinsmith_server.wire.ids import sampler_token
@@ -427,6 +428,42 @@ async def test_a_pool_hears_of_weights_before_their_first_sample_and_a_worker_th
     assert (await server.post("/create_sampling_session", opened)).status_code == 200
     await until_told(replicas, 2, versions=2)
     assert server.worker.prepared == []
+
+
+async def test_a_replica_beside_the_worker_that_made_a_save_hears_where_it_is_from_the_hint_on(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    near, far = await add_pool(fleet, "near", "far")
+    near.network, far.network = "research", "production"
+    fleet.handles["tiny-1"].saves_address = SavesAddress("10.0.0.1:7443", "tiny-1", "research")
+    body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0}
+    saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
+    await until_told([near, far], 2, versions=1)
+    assert {adapter.source.target for adapter in near.fake.prepared} == {"10.0.0.1:7443"}
+    assert not any(adapter.HasField("source") for adapter in far.fake.prepared)
+    for seq_id in range(8):
+        await taken_by(server, saved["sampling_session_id"], seq_id, prompt=seq_id)
+    assert {sample.adapter.source.worker_id for sample in near.fake.samples.values()} == {"tiny-1"}
+    assert {sample.adapter.source.worker_id for sample in far.fake.samples.values()} == {""}
+
+
+async def test_no_tenant_names_an_address_from_which_weights_would_be_taken(
+    server: TestedServer, fleet: FakeFleet
+) -> None:
+    [replica] = await add_pool(fleet, "p1")
+    replica.network = "research"
+    adapter = {"directory": "ephemeral/a", "source": {"target": "169.254.169.254:80", "worker_id": "tiny-1"}}
+    sampler = await server.sampler()
+    for seq_id, fields in enumerate(({"adapter": adapter}, {"source": adapter["source"]})):
+        submitted = await server.sample(sampler, seq_id, **fields)
+        assert submitted.status_code in (200, 422)
+    body = {"model_id": await server.model(), "seq_id": 1, "sampling_session_seq_id": 0, **adapter}
+    saved = await server.outcome(await server.post("/save_weights_for_sampler", body))
+    await server.sample(saved["sampling_session_id"], 0, adapter=adapter)
+    await until_told([replica], 1, versions=1)
+    asked = [*replica.fake.prepared, *(sample.adapter for sample in replica.fake.samples.values())]
+    assert not any(one.HasField("source") for one in asked)
+    assert not any("169.254" in str(sample) for sample in replica.fake.samples.values())
 
 
 async def test_of_a_large_pool_some_replicas_hear_of_new_weights(server: TestedServer, fleet: FakeFleet) -> None:

@@ -18,6 +18,7 @@ from tinsmith_server.fleet.base import (
     HomeRow,
     SamplerHandle,
     SamplerKind,
+    SavesAddress,
     ServedModel,
     WorkerHandle,
 )
@@ -51,6 +52,7 @@ class FakeHandle(ActivatedHandle):
         self.down: str | None = None
         self.unloadable = False
         self.waits: list[float] = []
+        self.saves_address: SavesAddress | None = None
         self._client: GrpcWorkerClient | None = None
         self._server: Any = None
 
@@ -85,6 +87,11 @@ class FakeHandle(ActivatedHandle):
     def leaving(self) -> bool:
         return self.goes
 
+    @property
+    @override
+    def saves(self) -> SavesAddress | None:
+        return self.saves_address
+
     @override
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:
         self.waits.append(timeout_seconds)
@@ -114,6 +121,7 @@ class FakeReplica(FakeHandle):
     def __init__(self, sampler_id: str, weights: str) -> None:
         super().__init__(sampler_id, weights)
         self.terminating = False
+        self.network: str | None = None
 
     @property
     @override
@@ -124,6 +132,11 @@ class FakeReplica(FakeHandle):
     @override
     def accepting(self) -> bool:
         return not self.terminating and self.down is None
+
+    @property
+    @override
+    def takes_saves_in(self) -> str | None:
+        return self.network
 
     @override
     async def connection(self, timeout_seconds: float) -> GrpcWorkerClient:

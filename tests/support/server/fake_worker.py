@@ -49,6 +49,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.events: list[worker_pb2.Event] = []
         self.samples: dict[str, worker_pb2.SampleRequest] = {}
         self.prepared: list[worker_pb2.AdapterRef] = []
+        self.streams_saves = False
         self.ended = EndedSamples()
         self.cancelled: list[str] = []
         self.withheld: set[Key | str] = set()
@@ -125,6 +126,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         reply.capabilities.images = True
         reply.capabilities.losses.extend(self.losses)
         reply.model_places = self.model_places
+        reply.streams_saves = self.streams_saves
         reply.metrics.samples_waiting = self.samples_waiting
         return reply
 

@@ -27,6 +27,7 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
         self.endpoint = endpoint
         self.architecture: str | None = None
         self._target_of = target_of
+        self._takes_saves = False  # until it has said so: one of an earlier release refuses what it does not know
         self._connector = Connector(self.name, pool.uid, tls, self._target, self._greet)
 
     @property
@@ -55,6 +56,11 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
         return self.endpoint.at_work and not self.pool.deleted and self._connector.client is not None
 
     @property
+    @override
+    def takes_saves_in(self) -> str | None:
+        return self.pool.namespace if self._takes_saves else None
+
+    @property
     def may_answer(self) -> bool:
         """Not one that cannot be reached, and that its node has given up, too: it would be waited for until its pod
         is gone, which on a lost node is never."""
@@ -77,7 +83,9 @@ class PoolReplica(ConnectedHandle, SamplerHandle):
         return self._target_of(self.endpoint)
 
     async def _greet(self, client: GrpcWorkerClient) -> None:
-        self.architecture = (await client.describe()).base_model.architecture or None
+        description = await client.describe()
+        self.architecture = description.base_model.architecture or None
+        self._takes_saves = description.streams_saves
 
 
 PoolEndpoint: TypeAlias = tuple[Pool, Endpoint]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+
 from typing_extensions import override
 
 from tinsmith_server.errors import WorkerUnavailable
 from tinsmith_server.fleet.activation import ActivatedHandle
-from tinsmith_server.fleet.base import EpochRegistry, places_of
+from tinsmith_server.fleet.base import EpochRegistry, SavesAddress, places_of
 from tinsmith_server.fleet.channels import TlsDirectory
 from tinsmith_server.fleet.client import GrpcWorkerClient
 from tinsmith_server.fleet.kubernetes.connector import ConnectedHandle, Connector, unreachable
@@ -22,6 +25,7 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         self.session = session
         self.architecture: str | None = None
         self._places = 0  # until its worker has said how many it has
+        self._saves: SavesAddress | None = None
         self._connector = Connector(session.title, worker_id, tls, self._endpoint, self._greet)
 
     @property
@@ -51,6 +55,11 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
 
     @property
     @override
+    def saves(self) -> SavesAddress | None:
+        return self._saves if self.running() else None
+
+    @property
+    @override
     def trouble(self) -> str | None:
         return None if self.running() else str(self._why_not())
 
@@ -74,7 +83,24 @@ class SessionHandle(ConnectedHandle, ActivatedHandle):
         description = await self._activate(client)
         self.architecture = description.base_model.architecture or None
         self._places = places_of(description)
+        self._saves = await self._saves_address() if description.streams_saves else None
         await self._epochs.note_home(self._worker_id, home_of(self.session))
+
+    async def _saves_address(self) -> SavesAddress | None:
+        """By number: a sampler may reach workers, and has no business with whoever knows names."""
+        target = await numbered(self.session.endpoint or "")
+        return SavesAddress(target, self._worker_id, self.session.namespace) if target else None
+
+
+async def numbered(target: str) -> str | None:
+    """Where a name and a port lead now; None where nobody knows."""
+    host, _, port = target.rpartition(":")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    address = str(found[0][4][0])
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def home_of(session: Session) -> str:

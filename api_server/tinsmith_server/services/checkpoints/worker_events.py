@@ -44,10 +44,10 @@ class Events:
         retention: Retention,
         delivery: Delivery,
         freed: Changes,
-        to_be_sampled: Callable[[Checkpoint], None],
+        to_be_sampled: Callable[[Checkpoint, str], None],
     ) -> None:
         """`freed` is noted when a model has ended, and left a place; `to_be_sampled` hears of
-        weights that were saved to sample from them.
+        weights that were saved to sample from them, and by which worker.
         """
         self._store = store
         self._fleet = fleet
@@ -94,7 +94,7 @@ class Events:
     async def _apply(self, worker_id: str, event: worker_pb2.Event) -> None:
         match event.WhichOneof("what"):
             case "checkpoint_saved":
-                await self._checkpoint_saved(event)
+                await self._checkpoint_saved(worker_id, event)
             case "model_corrupted":
                 corrupted = event.model_corrupted
                 log.error("model corrupted", model_id=corrupted.model_id, reason=corrupted.reason)
@@ -130,7 +130,7 @@ class Events:
             await self._store.end_model(model_id, state, failure)
             self._freed.note()
 
-    async def _checkpoint_saved(self, event: worker_pb2.Event) -> None:
+    async def _checkpoint_saved(self, worker_id: str, event: worker_pb2.Event) -> None:
         saved = event.checkpoint_saved
         model = await self._store.get_model(saved.model_id)
         if model is None:
@@ -139,7 +139,7 @@ class Events:
         checkpoint = _checkpoint(event, model)
         await self._store.put_checkpoint(checkpoint, of_new(checkpoint, "checkpoint_saved"))
         if saved.kind == worker_pb2.EPHEMERAL:
-            self._to_be_sampled(checkpoint)
+            self._to_be_sampled(checkpoint, worker_id)
             await self._store.add_sampling_session(_sampling_session(event, model))
             await self._retention.enforce_ephemeral_cap(model.tenant)
 

@@ -11,6 +11,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerError
 from tinsmith_server.fleet.base import Fleet, SamplerClient
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
+from tinsmith_server.services.sampling.save_sources import adapter_for, save_of
 from tinsmith_server.store.records import Checkpoint
 
 # Prompts spread over a pool, so any replica may be asked; but what nobody asks for costs each of them a read.
@@ -25,15 +26,19 @@ class AdapterHints:
         self._loads = loads
         self._telling: set[asyncio.Task[None]] = set()
 
-    def tell(self, checkpoint: Checkpoint) -> None:
-        """Of a checkpoint that somebody can sample from now. Returns at once. A worker has what it saved in memory."""
-        adapter = worker_pb2.AdapterRef(directory=checkpoint.directory, manifest_digest=checkpoint.manifest_digest)
+    def tell(self, checkpoint: Checkpoint, worker_id: str) -> None:
+        """Of a checkpoint that somebody can sample from now. Returns at once. A worker has what it saved in memory.
+
+        `worker_id`: who made it; empty where that is not known.
+        """
+        save = save_of(checkpoint, worker_id)
         samplers = self._fleet.samplers(checkpoint.base_model, checkpoint.lora_rank)
         replicas = {one.sampler_id: one for one in samplers if one.kind == "pool"}
         order = preference(cache_key(checkpoint.manifest_digest, b""), self._loads.of(list(replicas.values())))
         for sampler_id in order[:TOLD_REPLICAS]:
             client = replicas[sampler_id].running()
             if client is not None:
+                adapter = adapter_for(replicas[sampler_id], save, self._fleet)
                 task = asyncio.create_task(_tell(client, adapter), context=contextvars.Context())
                 self._telling.add(task)
                 task.add_done_callback(self._telling.discard)

@@ -15,6 +15,7 @@ from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerUn
 from tinsmith_server.fleet.base import Fleet, SamplerClient, SamplerHandle, SamplerKind
 from tinsmith_server.metrics.workers import SamplingFigures
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
+from tinsmith_server.services.sampling.save_sources import Save, adapter_for
 from tinsmith_server.wire.ids import SampleId, sampler_token
 
 # Short: the SDK waits out a 503 of a submission only for 300 s, but a 429 without limit.
@@ -27,12 +28,16 @@ UNSEEN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a sample is to be made from, and for whom. `worker_id`: who made the weights, if it is known."""
+    """What a sample is to be made from, and for whom.
+
+    `save`: of an adapter; None: the base model's own weights. `worker_id`: who made them, if it is known.
+    """
 
     tenant: str
     base_model: str
     rank: int = 0
     worker_id: str = ""
+    save: Save | None = None
 
 
 class Dispatch:
@@ -129,7 +134,7 @@ class Dispatch:
         """Those that run and answer first; and first of these who made the weights, since it has them in memory."""
         if len(samplers) < 2:
             return list(samplers)
-        key = cache_key(request.adapter.manifest_digest, request.prompt_tokens)
+        key = cache_key(need.save.manifest_digest if need.save else "", request.prompt_tokens)
         by_id = {one.sampler_id: one for one in samplers}
         ordered = [by_id[sampler_id] for sampler_id in preference(key, self._loads.of(samplers))]
 
@@ -158,7 +163,7 @@ class Dispatch:
             if full or trouble:
                 self._passed_on[sampler.base_model] += 1
             try:
-                return await self._submit(sampler, need.tenant, seq_id, request, deadline)
+                return await self._submit(sampler, need, seq_id, request, deadline)
             except TooManySamples as error:
                 full = error
             except WorkerUnavailable as error:
@@ -170,13 +175,15 @@ class Dispatch:
         return None
 
     async def _submit(
-        self, sampler: SamplerHandle, tenant: str, seq_id: int, request: worker_pb2.SampleRequest, deadline: float
+        self, sampler: SamplerHandle, need: Need, seq_id: int, request: worker_pb2.SampleRequest, deadline: float
     ) -> SampleId:
         client = await sampler.connection(_remaining(deadline))
         sample = SampleId(request.sampling_session_id, seq_id, sampler_token(sampler.sampler_id))
         request.request_id = str(sample)
+        if need.save is not None:
+            request.adapter.CopyFrom(adapter_for(sampler, need.save, self._fleet))
         try:
-            await _sample(client, request, tenant, POOL_SAMPLE_SECONDS if sampler.kind == "pool" else None)
+            await _sample(client, request, need.tenant, POOL_SAMPLE_SECONDS if sampler.kind == "pool" else None)
         except WorkerUnavailable:
             self._loads.note_silent(sampler.sampler_id)
             raise

@@ -23,6 +23,7 @@ from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
 from tinsmith_server.services.sampling.sample_requests import PlainSample, SampleSubmission
+from tinsmith_server.services.sampling.save_sources import save_of
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, SamplingSession, utc_now
 from tinsmith_server.wire.ids import SampleId, drawn_sample_number, parse_tinker_path, sampling_session_id_of
@@ -121,7 +122,8 @@ class Sampling:
                 f"{path} is a checkpoint of {checkpoint.base_model}, and base_model is {session.base_model}; "
                 f"name {checkpoint.base_model}, or leave base_model out"
             )
-        self._hints.tell(checkpoint)
+        model = await self._store.get_model(checkpoint.run_id)
+        self._hints.tell(checkpoint, model.worker_id if model else "")
         return replace(
             session,
             base_model=checkpoint.base_model,
@@ -220,9 +222,7 @@ class Sampling:
         need = Need(tenant, session.base_model, worker_id=sampler.worker_id)
         if not request.HasField("rejection") and _has_adapter(session):
             checkpoint = await self._checkpoint(session)
-            request.adapter.directory = checkpoint.directory
-            request.adapter.manifest_digest = checkpoint.manifest_digest
-            need = replace(need, rank=checkpoint.lora_rank)
+            need = replace(need, rank=checkpoint.lora_rank, save=save_of(checkpoint, sampler.worker_id))
         try:
             sample = await self._dispatch.give(need, submitted.seq_id, request)
         except TooManySamples:

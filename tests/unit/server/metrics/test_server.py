@@ -18,6 +18,7 @@ def described() -> worker_pb2.DescribeReply:
     reply.metrics.operations_given_up = 2
     reply.metrics.adapters_evicted, reply.metrics.eviction_seconds = 6, 1.5
     reply.metrics.adapters_restored, reply.metrics.restore_seconds = 4, 2.5
+    reply.metrics.adapters_taken["stream"], reply.metrics.streams_failed["slow"] = 8, 9
     reply.metrics.logprob_gap = float("nan")
     reply.metrics.journal_syncs = 3
     reply.metrics.journal_sync_seconds = 0.5
@@ -53,6 +54,8 @@ def test_queues_and_ages_are_shown_by_base_model_and_worker() -> None:
         'tinsmith_adapters_restored_total{base_model="org/tiny",worker="w1"} 4.0',
         'tinsmith_eviction_seconds_total{base_model="org/tiny",worker="w1"} 1.5',
         'tinsmith_restore_seconds_total{base_model="org/tiny",worker="w1"} 2.5',
+        'tinsmith_adapters_taken_total{base_model="org/tiny",way="stream",worker="w1"} 8.0',
+        'tinsmith_save_streams_failed_total{base_model="org/tiny",reason="slow",worker="w1"} 9.0',
         'tinsmith_operations_given_up_total{base_model="org/tiny",worker="w1"} 2.0',
         'tinsmith_trained_tokens_total{base_model="org/tiny",worker="w1"} 7.0',
         'tinsmith_logprob_gap{base_model="org/tiny",worker="w1"} NaN',
