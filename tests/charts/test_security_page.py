@@ -310,7 +310,7 @@ def tried_by(*tests: str) -> TriedBy:
 
 Check = Callable[[Installed], None]
 KEY, READER, WRITER = "a holder of an API key", "a reader of sessions and pools", "a writer of sessions and pools"
-SERVER, WORKER = "the API server", "a worker, or a pool's replica"
+SERVER, WORKER, REPLICA = "the API server", "a worker, or a pool's replica", "a pool's replica"
 
 # By who, may and how the sentence begins.
 CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
@@ -392,6 +392,20 @@ CHECKS: dict[tuple[str, str, str], tuple[Check, ...]] = {
         tried_by(
             "unit/operator/build/test_worker.py::test_a_pod_has_no_token_for_the_kubernetes_api",
             "cluster/node/test_trust.py::test_a_worker_has_no_token_and_writes_nothing_to_its_root",
+        ),
+    ),
+    (REPLICA, "can", "get from a worker"): (
+        tried_by(
+            "contract/sampler/test_streams_between_pods.py::"
+            "test_a_save_comes_by_stream_and_is_what_the_root_has_which_is_not_read",
+            "unit/operator/build/test_sampler.py::"
+            "test_a_sampler_reaches_the_workers_of_its_namespace_and_workers_reach_no_sampler",
+        ),
+    ),
+    (REPLICA, "cannot", "make any other call"): (
+        tried_by(
+            "contract/worker/test_network.py::"
+            "test_a_sampler_may_only_ask_for_saves_and_no_other_peer_for_any_but_the_api_server",
         ),
     ),
     (WORKER, "cannot", "speak in another"): (

@@ -14,7 +14,9 @@ OPERATOR = "app.kubernetes.io/component=operator"
 # What labels can be copied, a stranger copies.
 LABELS_OF_ANOTHER_WORKER = {"app.kubernetes.io/name": "tinsmith-worker", "tinsmith.dev/session": "another"}
 LABELS_OF_AN_API_SERVER = {"app.kubernetes.io/name": "tinsmith", "app.kubernetes.io/component": "api-server"}
+LABELS_OF_A_SAMPLER = {"app.kubernetes.io/name": "tinsmith-sampler", "tinsmith.dev/pool": "another"}
 STRANGER, ANOTHER_WORKER, IMPOSTOR = "stranger", "another-worker", "impostor"
+SAMPLER, FAR_SAMPLER = "sampler-beside", "sampler-elsewhere"
 RPC_PORT = 7443
 
 OUTSIDE = {"DNS", "the Kubernetes API", "the ingress"}
@@ -23,23 +25,25 @@ OPEN_TO_ALL = {"an API server", "the operator's metrics"}
 
 @pytest.fixture(scope="module")
 def strangers(installation: Installation) -> Iterator[dict[str, Place]]:
-    """Pods beside the installation, one of which looks like another session's worker; in another namespace, one that
-    looks like an API server."""
-    cluster, here = installation.cluster, installation.namespace
+    """Pods beside the installation, of which one looks like another session's worker and one like a pool's sampler; in
+    another namespace, one that looks like an API server, and one like a sampler."""
+    cluster = installation.cluster
     cluster.make_namespace(ELSEWHERE)
-    for manifest in (stranger(STRANGER, {}), stranger(ANOTHER_WORKER, LABELS_OF_ANOTHER_WORKER, listens_on=RPC_PORT)):
+    for manifest in (
+        stranger(STRANGER, {}),
+        stranger(ANOTHER_WORKER, LABELS_OF_ANOTHER_WORKER, listens_on=RPC_PORT),
+        stranger(SAMPLER, LABELS_OF_A_SAMPLER),
+    ):
         installation.apply(manifest)
     beside = Installation(cluster, ELSEWHERE)
-    beside.apply(stranger(IMPOSTOR, LABELS_OF_AN_API_SERVER))
-    for one, pods in ((installation, (STRANGER, ANOTHER_WORKER)), (beside, (IMPOSTOR,))):
+    for name, labels in ((IMPOSTOR, LABELS_OF_AN_API_SERVER), (FAR_SAMPLER, LABELS_OF_A_SAMPLER)):
+        beside.apply(stranger(name, labels))
+    places = ((installation, (STRANGER, ANOTHER_WORKER, SAMPLER)), (beside, (IMPOSTOR, FAR_SAMPLER)))
+    for one, pods in places:
         one.kubectl("wait", "pod", *pods, "--for=condition=Ready", "--timeout=120s")
-    yield {
-        STRANGER: Place(cluster, here, STRANGER),
-        ANOTHER_WORKER: Place(cluster, here, ANOTHER_WORKER),
-        IMPOSTOR: Place(cluster, ELSEWHERE, IMPOSTOR),
-    }
-    installation.kubectl("delete", "pod", STRANGER, ANOTHER_WORKER, "--grace-period=0", "--force")
-    beside.kubectl("delete", "pod", IMPOSTOR, "--grace-period=0", "--force")
+    yield {pod: Place(cluster, one.namespace, pod) for one, pods in places for pod in pods}
+    for one, pods in places:
+        one.kubectl("delete", "pod", *pods, "--grace-period=0", "--force")
     cluster.delete_namespace(ELSEWHERE)
 
 
@@ -87,13 +91,21 @@ def reached_by(installation: Installation, pod: str, targets: dict[str, str]) ->
     return Place(installation.cluster, installation.namespace, pod).reaches(targets)
 
 
-@pytest.mark.parametrize("who", [STRANGER, ANOTHER_WORKER, IMPOSTOR])
+@pytest.mark.parametrize("who", [STRANGER, ANOTHER_WORKER, IMPOSTOR, FAR_SAMPLER])
 def test_a_stranger_reaches_api_servers_and_metrics_and_no_worker(
     who: str, strangers: dict[str, Place], targets: dict[str, str]
 ) -> None:
     """Whatever its labels say; the database and the stranger that listens are nobody's to defend here."""
     undefended = {"the database", "another worker"}
     assert strangers[who].reaches(targets) == OPEN_TO_ALL | OUTSIDE | undefended
+
+
+def test_a_pools_sampler_reaches_the_workers_of_its_namespace_by_their_port_for_calls(
+    strangers: dict[str, Place], targets: dict[str, str]
+) -> None:
+    """Of its labels that is all that counts; the worker asks for a certificate then."""
+    undefended = {"the database", "another worker"}
+    assert strangers[SAMPLER].reaches(targets) == OPEN_TO_ALL | OUTSIDE | undefended | {"the worker's RPC"}
 
 
 def test_a_worker_reaches_nobody(installation: Installation, targets: dict[str, str]) -> None:

@@ -6,10 +6,11 @@ there.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
@@ -18,9 +19,11 @@ from tinsmith_trainer.engines import peft_layout
 
 MOST_OFFERED = 4
 MOST_AT_ONCE = 2
-"""Each takes a third of a second of this process for 400 MB, which its training goes without."""
+"""Each takes a third of a second of this process's processor for 400 MB, which its training goes without."""
+TURN_SECONDS = 1.0
+"""How long a third one waits: the replicas of a pool ask at the same time, and hear of none that the root is better."""
 PART_BYTES = 1024**2
-"""Of one message: half as many, or four times as many, take twice the time."""
+"""Of one message. Messages of an eighth of that take twice as much of a processor, on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,11 @@ class SaveNotOffered(SaveNotGiven):
 
 
 class TooManyStreams(SaveNotGiven):
-    """Others are given theirs just now, and nobody waits for what the root has, too."""
+    """Others are given theirs for longer than is worth waiting for what the root has, too."""
 
 
 class OfferedSaves:
-    """Thread-safe."""
+    """Thread-safe, but for who is given one."""
 
     def __init__(self, *, size_bytes: int, most: int = MOST_OFFERED) -> None:
         """`size_bytes`: of all that are kept. One that has more is not; 0: none is."""
@@ -64,7 +67,7 @@ class OfferedSaves:
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, SavedWeights] = OrderedDict()
-        self._under_way = 0
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     def add(self, saved: SavedWeights) -> None:
         """It is on the root."""
@@ -79,25 +82,27 @@ class OfferedSaves:
     def keeps_any(self) -> bool:
         return self._size_bytes > 0
 
-    @contextmanager
-    def given(self, digest: str) -> Iterator[Offer]:
-        """One that somebody is being given. Raises SaveNotGiven."""
-        saved = self._begin(digest)
+    @asynccontextmanager
+    async def given(self, digest: str) -> AsyncIterator[Offer]:
+        """One that somebody is being given, in one event loop. Waits for its turn. Raises SaveNotGiven."""
+        offer = self.find(digest)
         try:
-            yield _offer_of(saved)
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise TooManyStreams(f"this worker gives saves to {MOST_AT_ONCE} samplers just now") from None
+        try:
+            yield offer
         finally:
-            with self._lock:
-                self._under_way -= 1
+            self._turns.release()
 
-    def _begin(self, digest: str) -> SavedWeights:
+    def find(self, digest: str) -> Offer:
+        """Raises SaveNotOffered."""
         with self._lock:
             found = self._kept.get(digest)
-            if found is None:
-                raise SaveNotOffered("this save is not, or no more, in this worker's memory")
-            if self._under_way >= MOST_AT_ONCE:
-                raise TooManyStreams(f"this worker gives saves to {self._under_way} samplers just now")
-            self._under_way += 1
-            return found
+        if found is None:
+            raise SaveNotOffered("this save is not, or no more, in this worker's memory")
+        return _offer_of(found)
 
     def _kept_bytes(self) -> int:
         return sum(saved.written.size_bytes for saved in self._kept.values())

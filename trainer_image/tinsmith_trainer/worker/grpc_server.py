@@ -277,7 +277,7 @@ class WorkerServicer(SamplingServicer):
     ) -> None:
         """Written here, where a caller that gives up ends it at once: a generator would be left behind."""
         try:
-            with self._service.parts.offered_saves.given(request.manifest_digest) as offer:
+            async with self._service.parts.offered_saves.given(request.manifest_digest) as offer:
                 await context.write(worker_pb2.SavePart(manifest=offer.manifest))
                 for part in offer.parts():
                     await context.write(worker_pb2.SavePart(content=part))

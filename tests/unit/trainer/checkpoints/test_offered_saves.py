@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.engine.reference import ReferenceEngine
+from tinsmith_trainer.checkpoints import offered_saves
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, SavedWeights
 from tinsmith_trainer.checkpoints.offered_saves import (
     MOST_AT_ONCE,
@@ -36,18 +39,18 @@ def saved(folder: Path, seq_id: int, *sizes: int) -> SavedWeights:
 
 def offers(saves: OfferedSaves, save: SavedWeights) -> bool:
     try:
-        with saves.given(save.written.manifest_digest):
-            return True
+        saves.find(save.written.manifest_digest)
     except SaveNotOffered:
         return False
+    return True
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (PART_BYTES, 5, PART_BYTES // 3), (PART_BYTES // 8,) * 5])
 def test_what_is_given_is_byte_for_byte_what_is_on_the_root_in_parts(tmp_path: Path, sizes: tuple[int, ...]) -> None:
     save, saves = saved(tmp_path, 1, *sizes), OfferedSaves(size_bytes=1024**3)
     saves.add(save)
-    with saves.given(save.written.manifest_digest) as offer:
-        parts = list(offer.parts())
+    offer = saves.find(save.written.manifest_digest)
+    parts = list(offer.parts())
     folder = tmp_path / save.written.directory
     assert b"".join(parts) == (folder / WEIGHTS_FILE).read_bytes()
     assert offer.manifest == (folder / "manifest.json").read_bytes()
@@ -81,14 +84,37 @@ def test_without_room_for_any_nothing_is_kept(tmp_path: Path) -> None:
     assert not saves.keeps_any
 
 
-def test_only_some_are_given_at_once_and_whoever_is_done_lets_the_next_one_in(tmp_path: Path) -> None:
+async def test_only_some_are_given_at_once_and_whoever_is_done_lets_the_next_one_in(tmp_path: Path) -> None:
     saves, save = OfferedSaves(size_bytes=1024**3), saved(tmp_path, 1)
     saves.add(save)
-    digest = save.written.manifest_digest
-    under_way = [saves.given(digest) for _ in range(MOST_AT_ONCE)]
-    for one in under_way:
-        one.__enter__()
-    with pytest.raises(TooManyStreams), saves.given(digest):
-        pass
-    under_way[0].__exit__(None, None, None)
-    assert offers(saves, save)
+    first, *others = (asyncio.Event() for _ in range(MOST_AT_ONCE))
+    given: list[asyncio.Event] = []
+
+    async def take(until: asyncio.Event) -> None:
+        async with saves.given(save.written.manifest_digest):
+            given.append(until)
+            await until.wait()
+
+    last = asyncio.Event()
+    taking = [asyncio.create_task(take(until)) for until in (first, *others, last)]
+    while len(given) < MOST_AT_ONCE:
+        await asyncio.sleep(0)
+    first.set()
+    await taking[0]
+    while len(given) <= MOST_AT_ONCE:
+        await asyncio.sleep(0)
+    assert given[-1] is last
+    for until in (*others, last):
+        until.set()
+    await asyncio.gather(*taking)
+
+
+async def test_nobody_waits_for_a_turn_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offered_saves, "TURN_SECONDS", 0.01)
+    saves, save = OfferedSaves(size_bytes=1024**3), saved(tmp_path, 1)
+    saves.add(save)
+    async with AsyncExitStack() as under_way:
+        for _ in range(MOST_AT_ONCE):
+            await under_way.enter_async_context(saves.given(save.written.manifest_digest))
+        with pytest.raises(TooManyStreams):
+            await under_way.enter_async_context(saves.given(save.written.manifest_digest))
