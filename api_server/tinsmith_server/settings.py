@@ -147,6 +147,11 @@ class Settings(BaseSettings):
         "`tinker auth whoami` needs it.",
     )
     compress_training_bodies: bool = Field(False, description="Ask clients to send zstd; pays on slow networks.")
+    stream_saves: bool = Field(
+        True,
+        description="In a cluster: tell a pool's samplers which worker of their namespace has a save in memory, so "
+        "that they need not read it from the checkpoint root. Off, they read it, which is quicker from a fast disk.",
+    )
     session_poller: bool = Field(
         False,
         description="Ask clients to wait for all samples of a sampling client by one poll, not by one for each: fewer "

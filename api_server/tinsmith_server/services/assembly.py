@@ -32,6 +32,7 @@ from tinsmith_server.services.sampling.adapter_hints import AdapterHints
 from tinsmith_server.services.sampling.dispatch import Dispatch
 from tinsmith_server.services.sampling.routing import SamplerLoads
 from tinsmith_server.services.sampling.sampling import Sampling
+from tinsmith_server.services.sampling.save_sources import SaveSources
 from tinsmith_server.services.training.adapter_imports import AdapterImports
 from tinsmith_server.services.training.binding import Binding
 from tinsmith_server.services.training.custom_losses import CustomLosses
@@ -165,11 +166,15 @@ class Services:
 
     @cached_property
     def _hints(self) -> AdapterHints:
-        return AdapterHints(self._fleet, self._loads)
+        return AdapterHints(self._fleet, self._loads, self._save_sources)
 
     @cached_property
     def dispatch(self) -> Dispatch:
-        return Dispatch(self._fleet, self._loads)
+        return Dispatch(self._fleet, self._loads, self._save_sources)
+
+    @cached_property
+    def _save_sources(self) -> SaveSources:
+        return SaveSources(self._fleet, streams=self.settings.stream_saves)
 
     @cached_property
     def sampling(self) -> Sampling:

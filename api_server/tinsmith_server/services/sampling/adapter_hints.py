@@ -11,7 +11,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerError
 from tinsmith_server.fleet.base import Fleet, SamplerClient
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
-from tinsmith_server.services.sampling.save_sources import adapter_for, save_of
+from tinsmith_server.services.sampling.save_sources import SaveSources, save_of
 from tinsmith_server.store.records import Checkpoint
 
 # Prompts spread over a pool, so any replica may be asked; but what nobody asks for costs each of them a read.
@@ -21,9 +21,10 @@ TOLD_REPLICAS = 8
 class AdapterHints:
     """Nothing depends on one: who has not heard it loads the weights with their first sample."""
 
-    def __init__(self, fleet: Fleet, loads: SamplerLoads) -> None:
+    def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
         self._fleet = fleet
         self._loads = loads
+        self._sources = sources
         self._telling: set[asyncio.Task[None]] = set()
 
     def tell(self, checkpoint: Checkpoint, worker_id: str) -> None:
@@ -38,7 +39,7 @@ class AdapterHints:
         for sampler_id in order[:TOLD_REPLICAS]:
             client = replicas[sampler_id].running()
             if client is not None:
-                adapter = adapter_for(replicas[sampler_id], save, self._fleet)
+                adapter = self._sources.adapter_for(replicas[sampler_id], save)
                 task = asyncio.create_task(_tell(client, adapter), context=contextvars.Context())
                 self._telling.add(task)
                 task.add_done_callback(self._telling.discard)

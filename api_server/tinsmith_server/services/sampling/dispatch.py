@@ -15,7 +15,7 @@ from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerUn
 from tinsmith_server.fleet.base import Fleet, SamplerClient, SamplerHandle, SamplerKind
 from tinsmith_server.metrics.workers import SamplingFigures
 from tinsmith_server.services.sampling.routing import SamplerLoads, cache_key, preference
-from tinsmith_server.services.sampling.save_sources import Save, adapter_for
+from tinsmith_server.services.sampling.save_sources import Save, SaveSources
 from tinsmith_server.wire.ids import SampleId, sampler_token
 
 # Short: the SDK waits out a 503 of a submission only for 300 s, but a 429 without limit.
@@ -43,9 +43,10 @@ class Need:
 class Dispatch:
     """Pools go before workers that also train."""
 
-    def __init__(self, fleet: Fleet, loads: SamplerLoads) -> None:
+    def __init__(self, fleet: Fleet, loads: SamplerLoads, sources: SaveSources) -> None:
         self._fleet = fleet
         self._loads = loads
+        self._sources = sources
         self._given: Counter[tuple[str, str]] = Counter()
         self._passed_on: Counter[str] = Counter()
 
@@ -181,7 +182,7 @@ class Dispatch:
         sample = SampleId(request.sampling_session_id, seq_id, sampler_token(sampler.sampler_id))
         request.request_id = str(sample)
         if need.save is not None:
-            request.adapter.CopyFrom(adapter_for(sampler, need.save, self._fleet))
+            request.adapter.CopyFrom(self._sources.adapter_for(sampler, need.save))
         try:
             await _sample(client, request, need.tenant, POOL_SAMPLE_SECONDS if sampler.kind == "pool" else None)
         except WorkerUnavailable:

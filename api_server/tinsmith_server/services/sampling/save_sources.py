@@ -27,18 +27,25 @@ def save_of(checkpoint: Checkpoint, worker_id: str) -> Save:
     return Save(checkpoint.directory, checkpoint.manifest_digest, checkpoint.size_bytes, worker_id)
 
 
-def adapter_for(sampler: SamplerHandle, save: Save, fleet: Fleet) -> worker_pb2.AdapterRef:
-    """What to ask this sampler for, with the address of the save's worker where the sampler can reach that."""
-    adapter = worker_pb2.AdapterRef(directory=save.directory, manifest_digest=save.manifest_digest)
-    address = _address_of(fleet, save.worker_id)
-    if address is not None and address.network == sampler.takes_saves_in:
-        adapter.source.target = address.target
-        adapter.source.worker_id = address.worker_id
-        adapter.source.size_bytes = save.size_bytes
-    return adapter
+class SaveSources:
+    """What to ask a sampler for."""
 
+    def __init__(self, fleet: Fleet, *, streams: bool) -> None:
+        """`streams`: whether samplers are told of workers at all, or read everything."""
+        self._fleet = fleet
+        self._streams = streams
 
-def _address_of(fleet: Fleet, worker_id: str) -> SavesAddress | None:
-    with suppress(WorkerAbsent):
-        return fleet.worker(worker_id).saves
-    return None
+    def adapter_for(self, sampler: SamplerHandle, save: Save) -> worker_pb2.AdapterRef:
+        """With the address of the save's worker, where the sampler can reach that."""
+        adapter = worker_pb2.AdapterRef(directory=save.directory, manifest_digest=save.manifest_digest)
+        address = self._address_of(save.worker_id) if self._streams else None
+        if address is not None and address.network == sampler.takes_saves_in:
+            adapter.source.target = address.target
+            adapter.source.worker_id = address.worker_id
+            adapter.source.size_bytes = save.size_bytes
+        return adapter
+
+    def _address_of(self, worker_id: str) -> SavesAddress | None:
+        with suppress(WorkerAbsent):
+            return self._fleet.worker(worker_id).saves
+        return None

@@ -7,9 +7,10 @@ from typing import cast
 
 import pytest
 from support.server.fake_fleet import FakeHandle, FakeReplica
+from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import WorkerAbsent
-from tinsmith_server.fleet.base import Fleet, SavesAddress
-from tinsmith_server.services.sampling.save_sources import Save, adapter_for
+from tinsmith_server.fleet.base import Fleet, SamplerHandle, SavesAddress
+from tinsmith_server.services.sampling.save_sources import Save, SaveSources
 
 SAVE = Save("ephemeral/a", "digest", 370, "maker")
 ADDRESS = SavesAddress("10.0.0.1:7443", "maker", "research")
@@ -38,6 +39,10 @@ class Workers:
         return self.handles[worker_id]
 
 
+def adapter_for(sampler: SamplerHandle, save: Save, fleet: Fleet) -> worker_pb2.AdapterRef:
+    return SaveSources(fleet, streams=True).adapter_for(sampler, save)
+
+
 def replica(network: str | None) -> FakeReplica:
     replica = FakeReplica("p1", "tiny-1")
     replica.network = network
@@ -54,6 +59,11 @@ def test_a_sampler_in_the_workers_network_hears_who_has_the_save_and_how_large_i
 @pytest.mark.parametrize("network", [None, "production"], ids=["of an earlier release", "in another namespace"])
 def test_a_sampler_that_cannot_reach_it_hears_nothing_of_it(fleet: Fleet, network: str | None) -> None:
     assert not adapter_for(replica(network), SAVE, fleet).HasField("source")
+
+
+def test_with_streams_turned_off_nobody_hears_of_a_worker(fleet: Fleet) -> None:
+    adapter = SaveSources(fleet, streams=False).adapter_for(replica("research"), SAVE)
+    assert (adapter.manifest_digest, adapter.HasField("source")) == ("digest", False)
 
 
 def test_a_worker_that_streams_nothing_just_now_is_not_named(fleet: Fleet, maker: FakeHandle) -> None:
