@@ -150,7 +150,7 @@ class Settings(BaseSettings):
     stream_saves: bool = Field(
         True,
         description="In a cluster: tell a pool's samplers which worker of their namespace has a save in memory, so "
-        "that they need not read it from the checkpoint root. Off, they read it, which is quicker from a fast disk.",
+        "that they need not read it from the checkpoint root. Off, they read it, which costs both less of a processor.",
     )
     session_poller: bool = Field(
         False,
