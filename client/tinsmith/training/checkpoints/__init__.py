@@ -1,0 +1,1 @@
+"""Directories of a run, one per step, from which it goes on."""

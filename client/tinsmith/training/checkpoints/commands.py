@@ -1,0 +1,242 @@
+"""`tinsmith checkpoints`: what a run has saved, whether it is whole, and how the run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tinker
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.training.checkpoints.adapter_folder import export_adapter, newest_step
+from tinsmith.training.checkpoints.metadata import CONFIG_FILE, TRAINER_STATE_FILE, Metadata
+from tinsmith.training.checkpoints.retention import Retention
+from tinsmith.training.checkpoints.server_states import ServerStates
+from tinsmith.training.checkpoints.store import CheckpointStore
+from tinsmith.training.checkpoints.trainer_state import TrainerState, read_trainer_state
+from tinsmith.training.errors import CheckpointDamaged, CheckpointError
+
+checkpoints = typer.Typer(
+    help="List, verify, prune and export the checkpoints of a run, and say how it goes on.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+Root = Annotated[str, typer.Argument(metavar="ROOT", help="A run's checkpoints: a directory, or a URL of fsspec.")]
+Step = Annotated[int, typer.Argument(metavar="STEP", min=0)]
+NewestOr = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: the newest whole one.")]
+AllOr = Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, help="Default: all.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+BaseUrl = Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")]
+
+
+@checkpoints.command("list")
+def list_(root: Root, as_json: AsJson = False) -> None:
+    """List steps, ages, sizes and metrics."""
+    with errors_as_sentences():
+        store = CheckpointStore(root)
+        found = store.readable()
+        damaged = sorted(set(store.steps()) - {metadata.step for metadata in found})
+    if as_json:
+        print(json.dumps({"checkpoints": [_described(metadata) for metadata in found], "damaged": damaged}))
+        return
+    table = Table("step", "saved", "MB", "metrics", box=None, pad_edge=False)
+    for metadata in found:
+        megabytes = f"{metadata.size_bytes / 1e6:.1f}"
+        table.add_row(str(metadata.step), _when(metadata), megabytes, _scores(metadata.metrics))
+    _print(table)
+    for step in damaged:
+        _tell(f"step {step} is damaged; `tinsmith checkpoints verify` says how")
+
+
+@checkpoints.command()
+def show(root: Root, step: Step, as_json: AsJson = False) -> None:
+    """Show one checkpoint: its files, where the loop was, and its config."""
+    with errors_as_sentences():
+        store = CheckpointStore(root)
+        metadata, state = store.metadata(step), _trainer_state(store, step)
+        with store.open(step, CONFIG_FILE) as stream:
+            config = stream.read().decode()
+    if as_json:
+        print(json.dumps(_described(metadata) | {"loop_state": state.loop_state, "config": config}, default=str))
+        return
+    table = Table("", Column(overflow="fold"), box=None, pad_edge=False, show_header=False)
+    for word, said in (
+        ("saved", _when(metadata)),
+        ("base model", metadata.base_model),
+        ("state", metadata.state_path),
+        ("loop state", str(dict(state.loop_state))),
+        ("metrics", _scores(metadata.metrics)),
+        *((name, f"{file.size_bytes} bytes, sha256 {file.sha256[:12]}…") for name, file in metadata.files.items()),
+        ("config", config.rstrip()),
+    ):
+        table.add_row(word, said)
+    _print(table)
+
+
+@checkpoints.command()
+def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
+    """Read every file and compare digests; exit status 1 if one is damaged."""
+    with errors_as_sentences():
+        store = CheckpointStore(root)
+        steps = store.steps() if step is None else [step]
+        damage = {each: _damage(store, each) for each in steps}
+        leftovers = store.leftovers()
+    if as_json:
+        said = [{"step": each, "whole": reason is None, "reason": reason} for each, reason in damage.items()]
+        print(json.dumps({"checkpoints": said, "leftovers": leftovers}))
+    else:
+        table = Table("step", Column(overflow="fold"), box=None, pad_edge=False)
+        for each, reason in damage.items():
+            table.add_row(str(each), reason or "whole")
+        _print(table)
+        for name in leftovers:
+            _tell(f"{name} was cut off; the next save of a run in {store.url} removes it")
+    if any(damage.values()):
+        raise typer.Exit(1)
+
+
+@checkpoints.command()
+def prune(
+    root: Root,
+    *,
+    keep_last: Annotated[int, typer.Option(min=1, help="The newest ones that stay.")],
+    keep_best: Annotated[int, typer.Option(min=0, help="And so many of the best by --metric.")] = 0,
+    metric: Annotated[str | None, typer.Option(help="For --keep-best.")] = None,
+    mode: Annotated[Literal["min", "max"], typer.Option(help="Whether small or large is good.")] = "min",
+    keep_every: Annotated[int | None, typer.Option(min=1, help="And each step that this divides.")] = None,
+    delete_states: Annotated[bool, typer.Option("--delete-states", help="At the server, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    base_url: BaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the checkpoints that no rule keeps."""
+    with errors_as_sentences():
+        store = CheckpointStore(root)
+        removable = store.removable(Retention(keep_last, keep_best, metric, mode, keep_every))
+        delete_state = _server(base_url).delete if delete_states and not dry_run else _leave_state
+        for metadata in [] if dry_run else removable:
+            store.remove(metadata.step, partial(delete_state, metadata.state_path))
+    if as_json:
+        print(json.dumps({"removed": [metadata.step for metadata in removable], "dry_run": dry_run}))
+        return
+    for metadata in removable:
+        print(f"{'would remove' if dry_run else 'removed'} {store.address(metadata.step)}")
+        if not (delete_states or dry_run):
+            _tell(f"its state stays at the server: {metadata.state_path}")
+
+
+@checkpoints.command()
+def export(
+    root: Root,
+    to: Annotated[Path, typer.Option(help="The folder to make.")],
+    step: NewestOr = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a PEFT adapter of a checkpoint, without a server."""
+    with errors_as_sentences():
+        store = CheckpointStore(root)
+        chosen = newest_step(store) if step is None else step
+        files = export_adapter(store, chosen, to)
+    if as_json:
+        print(json.dumps({"step": chosen, "folder": str(to), "files": files}))
+    else:
+        print(f"step {chosen}: {to} ({', '.join(files)})")
+
+
+@checkpoints.command()
+def resume(
+    root: Root,
+    step: NewestOr = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the server.")] = False,
+    base_url: BaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say from which checkpoint a run goes on, whether the server has its state, and by which lines."""
+    with errors_as_sentences():
+        store = CheckpointStore(root)
+        chosen = newest_step(store) if step is None else store.verify(step).step
+        state = _trainer_state(store, chosen)
+        if not offline:
+            _server(base_url).require(state.state_path)
+    said = {"step": chosen, "checkpoint": store.address(chosen), "state_path": state.state_path, "asked": not offline}
+    if as_json:
+        print(json.dumps(said | {"loop_state": state.loop_state}, default=str))
+        return
+    print(f"step {chosen}, {dict(state.loop_state)}, from {store.address(chosen)}")
+    print("the server was not asked" if offline else f"the server has {state.state_path}")
+    print(f"\nmanager = CheckpointManager({root!r}, service, config=config)")
+    print(f"resumed = manager.resume({'' if step is None else step})")
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """Exit status 1, or 2 for rules that cannot be meant."""
+    try:
+        yield
+    except ValueError as error:
+        _tell(str(error))
+        raise typer.Exit(2) from error
+    except (CheckpointError, tinker.TinkerError, OSError, ImportError) as error:
+        _tell(str(error) or type(error).__name__)
+        raise typer.Exit(1) from error
+
+
+def _damage(store: CheckpointStore, step: int) -> str | None:
+    try:
+        store.verify(step)
+    except CheckpointDamaged as error:
+        return str(error)
+    return None
+
+
+def _trainer_state(store: CheckpointStore, step: int) -> TrainerState:
+    with store.open(step, TRAINER_STATE_FILE) as stream:
+        return read_trainer_state(stream.read())
+
+
+def _server(base_url: str | None) -> ServerStates:
+    return ServerStates(
+        tinker.RestClient(base_url=base_url or base_url_from_environment(), api_key=api_key_from_environment())
+    )
+
+
+def _leave_state(state_path: str) -> None:
+    """Some other program may go on from it."""
+
+
+def _described(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "step": metadata.step,
+        "created_at": metadata.created_at.isoformat(),
+        "base_model": metadata.base_model,
+        "state_path": metadata.state_path,
+        "metrics": {name: value if math.isfinite(value) else str(value) for name, value in metadata.metrics.items()},
+        "size_bytes": metadata.size_bytes,
+        "files": {name: file.sha256 for name, file in metadata.files.items()},
+    }
+
+
+def _when(metadata: Metadata) -> str:
+    return metadata.created_at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _scores(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+
+
+def _print(table: Table) -> None:
+    Console(highlight=False, soft_wrap=True, markup=False).print(table)
+
+
+def _tell(sentence: str) -> None:
+    Console(stderr=True, highlight=False).print(f"tinsmith checkpoints: {sentence}", markup=False, soft_wrap=True)

@@ -1,0 +1,164 @@
+"""The checkpoints of one run: listed, read, verified, written whole, removed. Knows no server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tinsmith.training.checkpoints.metadata import (
+    METADATA_FILE,
+    Metadata,
+    digest_of,
+    digest_of_file,
+    directory_name,
+    from_json,
+    step_of,
+    to_json,
+)
+from tinsmith.training.checkpoints.places import Place, place_at
+from tinsmith.training.checkpoints.retention import Retention
+from tinsmith.training.errors import CheckpointDamaged, CheckpointExists, NoCheckpoint
+
+Fill = Callable[[Path], Metadata]
+"""Writes the files of a checkpoint into a folder, and describes them; `files` is filled in afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A checkpoint that is not to be used, and why."""
+
+    step: int
+    reason: str
+
+
+class CheckpointStore:
+    """At a path, or at any URL of fsspec, whose file system takes `storage_options`. Many may read, one writes."""
+
+    def __init__(self, url: str, **storage_options: Any) -> None:
+        self._place: Place = place_at(url, **storage_options)
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    def address(self, step: int) -> str:
+        """Of that step's directory, for people."""
+        return f"{self.url.rstrip('/')}/{directory_name(step)}"
+
+    def steps(self) -> list[int]:
+        """Of the checkpoints that were written to their end, ascending; damaged ones are among them."""
+        steps = {name: step_of(name) for name in self._place.names()}
+        whole = (step for name, step in steps.items() if step is not None and METADATA_FILE in self._place.files(name))
+        return sorted(whole)
+
+    def metadata(self, step: int) -> Metadata:
+        """Raises NoCheckpoint, and CheckpointDamaged."""
+        try:
+            with self._place.open(directory_name(step), METADATA_FILE) as stream:
+                metadata = from_json(stream.read())
+        except FileNotFoundError:
+            raise NoCheckpoint(f"there is no checkpoint of step {step} in {self.url}") from None
+        if metadata.step != step:
+            raise CheckpointDamaged(f"{self.address(step)} holds the checkpoint of step {metadata.step}")
+        return metadata
+
+    def open(self, step: int, file: str) -> BinaryIO:
+        """Raises NoCheckpoint where this checkpoint has no such file."""
+        try:
+            return self._place.open(directory_name(step), file)
+        except FileNotFoundError:
+            raise NoCheckpoint(f"{self.address(step)} has no {file}") from None
+
+    def verify(self, step: int) -> Metadata:
+        """Reads each file to its end. Raises NoCheckpoint, and CheckpointDamaged with what is wrong."""
+        metadata = self.metadata(step)
+        for name, expected in metadata.files.items():
+            try:
+                with self._place.open(directory_name(step), name) as stream:
+                    found = digest_of(stream)
+            except FileNotFoundError:
+                raise CheckpointDamaged(f"{self.address(step)} has lost {name}") from None
+            if found.size_bytes != expected.size_bytes:
+                sizes = f"{found.size_bytes} bytes long, and {expected.size_bytes} were written"
+                raise CheckpointDamaged(f"{self.address(step)}/{name} is {sizes}")
+            if found != expected:
+                raise CheckpointDamaged(f"{self.address(step)}/{name} has another content than was written")
+        return metadata
+
+    def newest_whole(self) -> tuple[Metadata | None, list[Damage]]:
+        """The newest one that verifies, and the newer ones that do not."""
+        damaged: list[Damage] = []
+        for step in reversed(self.steps()):
+            try:
+                return self.verify(step), damaged
+            except CheckpointDamaged as error:
+                damaged.append(Damage(step, str(error)))
+        return None, damaged
+
+    def readable(self) -> list[Metadata]:
+        """Those whose `metadata.json` can be read, ascending; their files are not looked at."""
+        readable = []
+        for step in self.steps():
+            try:
+                readable.append(self.metadata(step))
+            except CheckpointDamaged:
+                continue
+        return readable
+
+    def require_free(self, step: int) -> None:
+        """Raises CheckpointExists where a whole one is; what is damaged may be replaced."""
+        try:
+            self.verify(step)
+        except (NoCheckpoint, CheckpointDamaged):
+            return
+        raise CheckpointExists(
+            f"{self.address(step)} exists already: prune it, or give this run a directory of its own"
+        )
+
+    def write(self, step: int, fill: Fill) -> Metadata:
+        """A whole checkpoint, or none: whatever ends this half-way leaves all others as they were.
+
+        Raises CheckpointExists, and what `fill` raises.
+        """
+        self.require_free(step)
+        with self._place.staging(step) as folder:
+            described = fill(folder)
+            files = {path.name: digest_of_file(path) for path in sorted(folder.iterdir())}
+            metadata = replace(described, files=files)
+            (folder / METADATA_FILE).write_bytes(to_json(metadata))
+            self._place.remove(directory_name(step))
+            self._place.publish(folder, step)
+        return metadata
+
+    def remove(self, step: int, then: Callable[[], None] = lambda: None) -> None:
+        """From its first moment on there is no checkpoint of that step. `then` runs before its files are gone.
+
+        What of it is left when this or `then` fails is among the `leftovers`.
+        """
+        rest = self._place.retire(directory_name(step))
+        then()
+        self._place.remove(rest)
+
+    def removable(self, retention: Retention) -> list[Metadata]:
+        """Those that no rule wants. Damaged ones count for no rule and stay, for somebody to look at."""
+        readable = self.readable()
+        kept = retention.kept(readable)
+        return [metadata for metadata in readable if metadata.step not in kept]
+
+    def leftovers(self) -> list[str]:
+        """Names of directories that a cut-off write or removal left."""
+        whole = {directory_name(step) for step in self.steps()}
+        return [name for name in self._place.names() if name not in whole]
+
+    def read_leftover(self, name: str, file: str) -> bytes | None:
+        """None where that file was not written, or is gone."""
+        try:
+            with self._place.open(name, file) as stream:
+                return stream.read()
+        except FileNotFoundError:
+            return None
+
+    def remove_leftover(self, name: str) -> None:
+        self._place.remove(name)

@@ -1,0 +1,67 @@
+"""`trainer_state.pt` and `optimizer.pt`: PyTorch's files, which are read without running anything they hold.
+
+PyTorch is imported when it is needed: to list checkpoints takes no seconds.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinsmith.training.errors import CheckpointDamaged, UnfitLoopState
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What a loop needs to go on: where it was, and the `tinker://` path of weights and optimizer."""
+
+    step: int
+    state_path: str
+    loop_state: Mapping[str, Any]
+
+
+def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is now, whatever the loop does to it later.
+
+    Raises UnfitLoopState for other things than numbers, strings, None, tensors, and lists, tuples and dicts of them.
+    """
+    import torch
+
+    written = io.BytesIO()
+    try:
+        torch.save(dict(loop_state), written)
+        written.seek(0)
+        copied: dict[str, Any] = torch.load(written, weights_only=True)
+    except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError, RuntimeError) as error:
+        what = "loop_state may hold numbers, strings, None, tensors, and lists, tuples and dicts of them"
+        raise UnfitLoopState(f"{what}: {str(error).partition(chr(10))[0]}") from error
+    return copied
+
+
+def write_trainer_state(path: Path, state: TrainerState) -> None:
+    import torch
+
+    torch.save({"step": state.step, "state_path": state.state_path, "loop_state": dict(state.loop_state)}, path)
+
+
+def read_trainer_state(content: bytes) -> TrainerState:
+    """Raises CheckpointDamaged."""
+    import torch
+
+    try:
+        found = torch.load(io.BytesIO(content), weights_only=True)
+        return TrainerState(found["step"], found["state_path"], found["loop_state"])
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointDamaged(f"trainer_state.pt cannot be read: {error or type(error).__name__}") from error
+
+
+def write_optimizer(moments: Path, path: Path) -> None:
+    """From tensors in a file of safetensors, under the names that they have there."""
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(moments), path)

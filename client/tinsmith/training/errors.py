@@ -1,0 +1,43 @@
+"""What can go wrong in the library around a loop. `str(error)` says what happened, to what, and what to do."""
+
+from __future__ import annotations
+
+
+class TrainingError(Exception):
+    """Of this package."""
+
+
+class CheckpointError(TrainingError):
+    """Of checkpoints."""
+
+
+class NoCheckpoint(CheckpointError):
+    """There is none at that step, or at all."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """Its files are not those that were written."""
+
+
+class CheckpointExists(CheckpointError):
+    """A whole one is at that step already."""
+
+
+class SaveFailed(CheckpointError):
+    """A save did not come to its end. `__cause__` is why; all whole checkpoints are as they were."""
+
+    def __init__(self, step: int, cause: BaseException) -> None:
+        super().__init__(f"saving step {step}: {str(cause) or type(cause).__name__}")
+        self.step = step
+
+
+class UnfitLoopState(CheckpointError, TypeError):
+    """Something in it cannot be read back without running code that was saved with it."""
+
+
+class NotOffered(CheckpointError):
+    """The server has no call that gives this file."""
+
+
+class StateGone(CheckpointError):
+    """The server does not have the state any more that a checkpoint refers to."""

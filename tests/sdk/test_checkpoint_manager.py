@@ -1,0 +1,153 @@
+"""The program of docs/training.md: killed at random moments it comes to the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tinker
+from safetensors.numpy import load_file
+from support.client.sdk import adam, next_token_datum
+from support.server.serve_process import API_KEY, ServedInstallation
+from tinsmith.training import CheckpointManager, Retention
+from tinsmith.training.checkpoints.store import CheckpointStore
+from tinsmith.training.errors import StateGone
+
+MODEL = "tiny/other-name"
+"""A relative path, too: in a folder where it leads to the model, the SDK finds the tokenizer without a hub."""
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+STEPS = 12
+KILLS = 3
+LIMIT_SECONDS = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process of the program, to its end or to a kill."""
+
+    killed: bool
+    losses: dict[int, str]
+
+
+class Program:
+    def __init__(self, server: ServedInstallation, folder: Path) -> None:
+        self.folder = folder
+        (folder / "tiny").mkdir(parents=True)
+        (folder / MODEL).symlink_to(server.models[MODEL])
+        [source] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        assert '"tiny"' in source
+        (folder / "program.py").write_text(source.replace('"tiny"', f'"{MODEL}"'))
+        self._environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
+
+    def run(self, kill_after: tuple[int, float] | None = None) -> Life:
+        """`kill_after` is a number of steps in this life, and seconds after the last of them."""
+        command = [sys.executable, "program.py"]
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        losses: dict[int, str] = {}
+        assert process.stdout is not None
+        while line := process.stdout.readline():
+            step, loss = line.split()
+            losses[int(step)] = loss
+            if kill_after is not None and len(losses) == kill_after[0]:
+                time.sleep(kill_after[1])
+                process.kill()
+                break
+        rest, complaints = process.communicate(timeout=LIMIT_SECONDS)
+        losses |= {int(line.split()[0]): line.split()[1] for line in rest.splitlines()}
+        assert process.returncode in (0, -9), complaints
+        return Life(process.returncode != 0, losses)
+
+    @property
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(str(self.folder / "checkpoints"))
+
+    def adapter(self, step: int) -> dict[str, bytes]:
+        tensors = load_file(self.folder / "checkpoints" / f"step-{step:06d}" / "adapter.safetensors")
+        return {name: tensor.tobytes() for name, tensor in tensors.items()}
+
+
+def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undisturbed_one(
+    server: ServedInstallation, tmp_path: Path
+) -> None:
+    undisturbed, disturbed = Program(server, tmp_path / "undisturbed"), Program(server, tmp_path / "disturbed")
+    expected = undisturbed.run().losses
+    assert sorted(expected) == list(range(1, STEPS + 1))
+    seed = random.randrange(2**32)
+    moments = random.Random(seed)
+    lives = [disturbed.run((moments.randint(2, 4), moments.uniform(0, 0.5))) for _ in range(KILLS)]
+    lives.append(disturbed.run())
+    assert lives[0].killed
+    for life in lives:
+        assert life.losses.items() <= expected.items(), f"seed {seed}"
+    assert disturbed.adapter(STEPS) == undisturbed.adapter(STEPS), f"seed {seed}"
+    for program in (undisturbed, disturbed):
+        assert program.store.steps()[-1] == STEPS
+        assert 6 in program.store.steps(), "keep_every"
+        assert program.store.leftovers() == []
+        assert all(program.store.verify(step) for step in program.store.steps())
+        names = {"adapter.safetensors", "config.yaml", "tokenizer.json", "trainer_state.pt"}
+        assert program.store.metadata(STEPS).files.keys() == names
+
+
+def manager_of(client: tinker.ServiceClient, root: Path, **options: object) -> CheckpointManager:
+    return CheckpointManager(root, client, config={}, tokenizer=False, **options)  # type: ignore[arg-type]
+
+
+def train(model: tinker.TrainingClient) -> None:
+    model.forward_backward([next_token_datum([5, 9, 2, 14, 7])], "cross_entropy")
+    model.optim_step(adam())
+
+
+def states_of(server: ServedInstallation, model: tinker.TrainingClient) -> list[str]:
+    rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
+    return [each.tinker_path for each in rest.list_checkpoints(model.model_id).result().checkpoints]
+
+
+def test_a_checkpoint_that_is_removed_takes_its_state_with_it_and_exports_stay_nowhere(
+    server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path
+) -> None:
+    model = client.create_lora_training_client(MODEL, rank=4).result()
+    with manager_of(client, tmp_path, retention=Retention(keep_last=2)) as manager:
+        for step in (1, 2, 3):
+            train(model)
+            manager.save(model, step, loop_state={})
+        manager.wait()
+        assert manager.store.steps() == [2, 3]
+        kept = [manager.store.metadata(step).state_path for step in (2, 3)]
+    assert sorted(states_of(server, model)) == sorted(kept)
+
+
+def test_the_optimizer_of_a_state_is_fetched_where_a_server_gives_it(
+    client: tinker.ServiceClient, tmp_path: Path
+) -> None:
+    import torch
+
+    model = client.create_lora_training_client(MODEL, rank=4).result()
+    train(model)
+    with manager_of(client, tmp_path, optimizer=True) as manager:
+        manager.save(model, 1, loop_state={})
+    moments = torch.load(tmp_path / "step-000001" / "optimizer.pt", weights_only=True)
+    adapter = load_file(tmp_path / "step-000001" / "adapter.safetensors")
+    assert sum(tensor.numel() for tensor in moments.values()) >= 2 * sum(tensor.size for tensor in adapter.values())
+
+
+def test_a_checkpoint_whose_state_is_gone_from_the_server_says_so(
+    server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path
+) -> None:
+    model = client.create_lora_training_client(MODEL, rank=4).result()
+    with manager_of(client, tmp_path, adapter=False) as manager:
+        manager.save(model, 1, loop_state={})
+        manager.wait()
+        [state] = states_of(server, model)
+        tinker.RestClient(base_url=server.url, api_key=API_KEY).delete_checkpoint_from_tinker_path(state).result()
+        with pytest.raises(StateGone, match=re.escape(state)):
+            manager.resume()
