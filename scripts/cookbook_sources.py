@@ -37,23 +37,16 @@ def fetch(directory: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         requirement = Path(scratch, "requirement.txt")
         requirement.write_text(locked_version(LOCK.read_text()))
-        pip = [
-            found_uv(),
-            "run",
-            "--quiet",
-            "--no-project",
-            "--with",
-            "pip",
-            "--python",
-            sys.executable,
-            "python",
-            "-m",
-            "pip",
-        ]
-        options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes", "--dest", scratch]
-        subprocess.run([*pip, "python", "-m", "pip", "download", *options, "-r", str(requirement)], check=True)
+        subprocess.run(download_command(found_uv(), requirement, scratch), check=True)
         [archive] = Path(scratch).glob("*.tar.gz")
         unpack(archive, directory)
+
+
+def download_command(uv: str, requirement: Path, into: str) -> list[str]:
+    """Of pip: uv downloads no source distribution without installing it."""
+    pip = [uv, "run", "--quiet", "--no-project", "--with", "pip", "--python", sys.executable, "python", "-m", "pip"]
+    options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--require-hashes", "--dest", into]
+    return [*pip, "download", *options, "-r", str(requirement)]
 
 
 def unpack(archive: Path, directory: Path) -> None:

@@ -34,13 +34,15 @@ UNUSED_SECONDS = 14 * 24 * 3600.0
 class Packages:
     """What an environment has: `requirements/<name>.txt`, on the Python of the trainer's image.
 
-    `takes_another`: the one that runs this will do where the machine has not that. `imported`: statements by which what
-    a program of it imports is compiled once, for those that cannot write there.
+    `takes_another`: the one that runs this will do where the machine has not that. `on_ours`: that one and no other, as
+    its programs are given these packages beside their own. `imported`: statements by which what a program of it imports
+    is compiled once, for those that cannot write there.
     """
 
     name: str
     title: str
     takes_another: bool = False
+    on_ours: bool = False
     imported: str = ""
 
     @property
@@ -57,7 +59,8 @@ VLLM = Packages(
 )
 NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU")
 THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
-KNOWN: Mapping[str, Packages] = {packages.name: packages for packages in (VLLM, NEMO_RL, THIRD_PARTY)}
+COOKBOOK_EXTRAS = Packages("cookbook-extras", "What parts of tinker-cookbook need beside ours", on_ours=True)
+KNOWN: Mapping[str, Packages] = {packages.name: packages for packages in (VLLM, NEMO_RL, THIRD_PARTY, COOKBOOK_EXTRAS)}
 
 
 def environment_directory(packages: Packages) -> Path:
@@ -73,6 +76,8 @@ def directory_for(name: str, lock: Path, python: str) -> Path:
 @cache
 def interpreter(packages: Packages) -> str:
     """What the environment is made with. Raises CalledProcessError where the machine has none that will do."""
+    if packages.on_ours:
+        return sys.executable
     try:
         return _output(str(FIND_PYTHON), IMAGE_PYTHON)
     except subprocess.CalledProcessError:

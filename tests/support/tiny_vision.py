@@ -79,7 +79,12 @@ class _Parts:
 @functools.cache
 def vision_directory(family: VisionFamily = "qwen3-vl") -> Path:
     """A model directory that is removed when the tests end."""
-    folder = make_tiny_model(folder_of_whole_run("tiny-vision-"))
+    return make_tiny_vision_model(folder_of_whole_run("tiny-vision-"), family)
+
+
+def make_tiny_vision_model(folder: Path, family: VisionFamily = "qwen3-vl") -> Path:
+    """Writes weights, tokenizer and processor, the same ones for the same family."""
+    make_tiny_model(folder)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         parts = _MAKERS[family]()

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from cookbook_sources import LOCK, locked_version, unpack
+from cookbook_sources import LOCK, download_command, locked_version, unpack
 
 SHORT_LOCK = """\
 tinker==0.38.0 \\
@@ -23,6 +23,15 @@ tokenizers==1.0 \\
 def test_the_version_is_the_locked_one_with_its_digests() -> None:
     assert locked_version(SHORT_LOCK) == ("tinker-cookbook==0.6.1 \\\n    --hash=sha256:bb \\\n    --hash=sha256:cc\n")
     assert locked_version(LOCK.read_text()).startswith("tinker-cookbook==")
+
+
+def test_pip_is_asked_once_for_the_archive_and_holds_it_to_the_digests() -> None:
+    command = download_command("/bin/uv", Path("wanted.txt"), "here")
+    assert command[command.index("-m") :][:3] == ["-m", "pip", "download"]
+    assert command.count("pip") == 2, "uv brings it, Python runs it"
+    assert {"--require-hashes", "--no-deps"} <= {*command}
+    assert command[command.index("--dest") + 1] == "here"
+    assert command[-2:] == ["-r", "wanted.txt"]
 
 
 def test_tests_are_unpacked_and_nothing_else(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import package_environment
 import pytest
 from package_environment import (
     COMPLETE,
+    COOKBOOK_EXTRAS,
     IMAGE_PYTHON,
     NEMO_RL,
     UNUSED_SECONDS,
@@ -70,6 +71,11 @@ def test_its_python_is_the_images_so_that_pods_can_run_it_and_any_other_where_th
         assert interpreter.__wrapped__(VLLM) == (expected or f"/usr/bin/python{IMAGE_PYTHON}")
     with pytest.raises(subprocess.CalledProcessError):
         interpreter.__wrapped__(NEMO_RL)
+
+
+def test_packages_that_are_found_beside_ours_are_made_with_our_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_environment, "FIND_PYTHON", "/bin/false")
+    assert interpreter.__wrapped__(COOKBOOK_EXTRAS) == sys.executable
 
 
 def test_it_is_installed_once(cache: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.recipes.page import PAGE, Outcome, with_outcome
 from support.recipes.program import Program, models_for
-from support.recipes.programs import PROGRAMS
+from support.recipes.programs.catalog import PROGRAMS
 from support.recipes.running import Runner
 from support.recipes.workshop import workshop
 

@@ -138,6 +138,9 @@ def _requests(run: Run) -> object:
     return {route: count for route, count in run.requests.items() if count}
 
 
+LOSS = "train_mean_nll"
+UNIFORM_LOSS = starts_near(LOSS, 6.25, 0.35)
+"""Of an untrained model of supervised recipes: a random one knows nothing."""
 UNIFORM_AT_FIRST = starts_near("optim/entropy", UNIFORM_NATS, 0.25)
 """Of an untrained model of reward recipes: as unsure as can be."""
 SAMPLER_IS_TRAINER = stays_between("optim/kl_sample_train_v2", -1e-4, 1e-4)

@@ -11,15 +11,23 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
+from PIL import Image
 from support.recipes.names import (
+    BENCHMARKS,
     CHAT_FILE,
     CONVERSATIONS,
     DEMONSTRATIONS,
+    EXAMINATIONS,
+    EXAMPLES,
     FORECASTS_FILE,
     HARD_PROBLEMS,
     MIXTURE,
+    PHOTOS,
     PREFERENCES,
     REASONING,
+    RUBRIC_FILE,
+    RUBRIC_TEST_FILE,
+    RUBRIC_TESTS,
     WORD_PROBLEMS,
 )
 
@@ -38,28 +46,80 @@ def make_datasets(directory: Path) -> None:
     _save(directory / HARD_PROBLEMS, "default", train=_rows(_hard_problem, 256))
     _save(directory / MIXTURE, "default", train=_rows(_conversation, 1200))
     _save(directory / REASONING, "default", train=_rows(_thought, 256))
+    _save(directory / PHOTOS, "default", train=_photos(64), test=_photos(32))
     with (directory / CHAT_FILE).open("w") as file:
         file.writelines(json.dumps({"messages": _messages(*each)}) + "\n" for each in _sums(256))
     _save_forecasts(directory / FORECASTS_FILE)
-    _save_to_disk(directory / DEMONSTRATIONS)
+    _save_to_disk(directory / DEMONSTRATIONS, [_demonstration(*each) for each in _sums(64)])
+    _save_rubrics(directory / RUBRIC_FILE, 64)
+    _save_rubrics(directory / RUBRIC_TEST_FILE, RUBRIC_TESTS)
+    _save_benchmarks(directory / BENCHMARKS)
 
 
-def _save(directory: Path, config: str, **splits: Sequence[Row]) -> None:
+def _save(directory: Path, config: str, **splits: Sequence[Row] | pyarrow.Table) -> None:
     """A dataset repository as the hub lays it out: parquet files, and a card that says which split they are."""
     directory.mkdir(parents=True)
     card = ["---", "configs:", f"- config_name: {config}", "  data_files:"]
     for split, rows in splits.items():
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([*rows]), directory / f"{split}-00000-of-00001.parquet")
+        table = rows if isinstance(rows, pyarrow.Table) else pyarrow.Table.from_pylist([*rows])
+        pyarrow.parquet.write_table(table, directory / f"{split}-00000-of-00001.parquet")
         card += [f"  - split: {split}", f"    path: {split}-*"]
     (directory / "README.md").write_text("\n".join([*card, "---", ""]))
 
 
-def _save_to_disk(directory: Path) -> None:
+def _photos(count: int) -> pyarrow.Table:
+    """Of one colour each, which is the name of its class; its schema says for `datasets` what the columns are."""
+    import datasets
+
+    colours = ("red", "green", "blue")
+    labels = [index % len(colours) for index in range(count)]
+    columns = {"image": [Image.new("RGB", (48, 48), colours[label]) for label in labels], "label": labels}
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=[*colours]))
+    return datasets.Dataset.from_dict(columns, features).data.table
+
+
+def _save_to_disk(directory: Path, rows: Sequence[Row]) -> None:
     import datasets
 
     datasets.disable_progress_bars()
-    rows = [{"prompt": question, "golden_response": [f"It is {answer}."]} for question, answer in _sums(64)]
-    datasets.Dataset.from_list(rows).save_to_disk(directory)
+    datasets.Dataset.from_list([*rows]).save_to_disk(directory)
+
+
+def _save_rubrics(path: Path, count: int) -> None:
+    """Scores are what brief models answer: a digit in a box."""
+    rubric = {
+        "rubric_str": "Is the sum right?",
+        "extraction_regex": r"\\boxed\{(\d)\}",
+        "grader_output_format_instruction": r"Say how right it is, from 1 to 9, as in \boxed{5}.",
+    }
+    with path.open("w") as file:
+        for question, _answer in _sums(count):
+            row = {"convo": [{"role": "user", "content": question}], "rubric_items": [rubric]}
+            file.write(json.dumps(row) + "\n")
+
+
+def _save_benchmarks(directory: Path) -> None:
+    """What self-distillation is measured by: questions with four options, and uses of tools."""
+    tools, science = directory / "tooluse_data", directory / "science_data"
+    calls = [{"Action": "add", "Action_Input": "{}"}]
+    _save_to_disk(tools / "train_data", [_demonstration(*each) for each in _sums(EXAMPLES)])
+    _save_to_disk(tools / "eval_data", [{"prompt": each, "golden_answer": calls} for each, _ in _sums(EXAMINATIONS)])
+    _save_to_disk(science / "train_data", [_reasoned(*each) for each in _sums(EXAMPLES)])
+    examined = [{"prompt": _chat(question), "answer": "A"} for question, _ in _sums(EXAMINATIONS)]
+    _save_to_disk(science / "eval_data", examined)
+
+
+def _demonstration(question: str, answer: int) -> Row:
+    return {"prompt": question, "golden_response": [f"It is {answer}."]}
+
+
+def _reasoned(question: str, answer: int) -> Row:
+    text = f"<reasoning>\nIt is {answer}.\n</reasoning>\n<answer>\nA\n</answer>"
+    return {"messages": _chat(question), "output_text": text}
+
+
+def _chat(question: str) -> list[Row]:
+    return [{"role": "system", "content": "Choose A, B, C or D."}, {"role": "user", "content": question}]
 
 
 def _save_forecasts(path: Path) -> None:

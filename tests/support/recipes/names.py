@@ -12,7 +12,13 @@ JUDGE = "Qwen/Qwen3.5-9B"
 """As brief: what plays against the one that learns, or grades it."""
 STUDENT = "Qwen/Qwen3.5-9B-Base"
 """Random, and by default asked for by most that train."""
-MODELS = (QWEN, LLAMA, BASE, BRIEF, JUDGE, STUDENT)
+GRADER = "Qwen/Qwen3.6-35B-A3B"
+MATH_TEACHER = "Qwen/Qwen3.6-27B"
+CHAT_TEACHER = "Qwen/Qwen3.5-397B-A17B"
+"""As brief as these are large: by default those that teach and grade."""
+SEEING = "Qwen/Qwen3-VL-30B-A3B-Instruct"
+"""Random, with an image processor."""
+MODELS = (QWEN, LLAMA, BASE, BRIEF, JUDGE, STUDENT, GRADER, MATH_TEACHER, CHAT_TEACHER, SEEING)
 VOCAB_SIZE = 512
 """Of all: a uniform guess costs ln 512 = 6.24 nats a token."""
 
@@ -22,7 +28,16 @@ PREFERENCES = "Anthropic/hh-rlhf"
 WORD_PROBLEMS = "openai/gsm8k"
 HARD_PROBLEMS = "zwhe99/DeepMath-103K"
 REASONING = "open-thoughts/OpenThoughts3-1.2M"
+PHOTOS = "dpdl-benchmark/caltech101"
 CHAT_FILE = "conversations.jsonl"
 FORECASTS_FILE = "forecasts.csv"
+RUBRIC_FILE, RUBRIC_TEST_FILE = "rubrics.jsonl", "rubrics_of_the_test.jsonl"
+RUBRIC_TESTS = 16
+SENTENCES = 24
+"""In the cookbook's example of prompt distillation, which has 2,100."""
+BENCHMARKS = "benchmarks"
+"""A folder with those of self-distillation."""
+EXAMPLES, EXAMINATIONS = 32, 8
+"""Rows of each."""
 DEMONSTRATIONS = "toolalpaca"
 """A folder that `datasets` saved itself."""

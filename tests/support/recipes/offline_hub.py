@@ -12,11 +12,14 @@ from pathlib import Path
 
 import torch
 from support.recipes.datasets_of_hub import make_datasets
-from support.recipes.names import BRIEF, JUDGE, LLAMA, MODELS
-from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+from support.recipes.names import BRIEF, CHAT_TEACHER, GRADER, JUDGE, LLAMA, MATH_TEACHER, MODELS, SEEING, SENTENCES
+from support.tiny_vision import make_tiny_vision_model
+from tinsmith_trainer.torch_model.tiny_model import Family, TinyShape, make_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-BRIEF_ONES = (BRIEF, JUDGE)
+BRIEF_ONES = (BRIEF, JUDGE, GRADER, MATH_TEACHER, CHAT_TEACHER)
+SHAPE = TinyShape(max_sequence_length=16_384)
+"""Some recipes ask for 4,096 tokens beside their prompt."""
 SHARE_THAT_ENDS = 0.25
 """Of next tokens, where nothing else follows."""
 BOX = r"\boxed{"
@@ -33,7 +36,11 @@ TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 def make_offline_hub(directory: Path) -> None:
     """Tiny models with tokenizers, and datasets large enough for what is run."""
     for seed, name in enumerate(MODELS):
-        make_tiny_model(directory / name, family="llama3" if name == LLAMA else "qwen3", seed=seed)
+        if name == SEEING:
+            make_tiny_vision_model(directory / name)
+        else:
+            family: Family = "llama3" if name == LLAMA else "qwen3"
+            make_tiny_model(directory / name, family=family, shape=SHAPE, seed=seed)
     for name in BRIEF_ONES:
         _answer_briefly(directory / name)
     tokenizer = directory / LLAMA_TOKENIZER
@@ -43,7 +50,10 @@ def make_offline_hub(directory: Path) -> None:
     make_datasets(directory)
     # Recipes read and write examples by a path that is relative to the cookbook's checkout.
     examples = files("tinker_cookbook") / "example_data"
-    shutil.copytree(str(examples), directory / "tinker_cookbook" / "example_data")
+    copied = directory / "tinker_cookbook" / "example_data"
+    shutil.copytree(str(examples), copied)
+    sentences = copied / "multilingual.txt"
+    sentences.write_text("".join(sentences.read_text().splitlines(keepends=True)[:SENTENCES]))
 
 
 def _answer_briefly(directory: Path) -> None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cookbook_sources import sources_directory
-from package_environment import THIRD_PARTY, environment_directory
+from package_environment import COOKBOOK_EXTRAS, THIRD_PARTY, environment_directory
 from support.recipes.checks import Check, problems
 from support.recipes.names import BRIEF, MODELS
 from support.recipes.running import Run, Runner
 
 SCRIPTS = Path(__file__).with_name("scripts")
+WITH_EXTRAS = (str(SCRIPTS / "with_packages.py"), "{extras}")
+"""Before what Python is given, where it needs packages of the cookbook's extras."""
 OF_LAST_CHECKPOINT = ("state_path", "sampler_path")
 
 
@@ -40,7 +42,8 @@ class Program:
     @property
     def arguments(self) -> str:
         """As docs/recipes.md has them, without what differs from run to run."""
-        words = self.command[2:] if self.command[0] == "-m" else self.command[1:]
+        command = [word for word in self.command if word not in WITH_EXTRAS]
+        words = command[2:] if command[0] == "-m" else command[1:]
         shown = (word.replace(f"{SCRIPTS}/", "") for word in words if "{folder}" not in word and word != str(SCRIPTS))
         return " ".join(word.replace("{third_party}/bin/", "").replace("{sources}/", "") for word in shown)
 
@@ -53,7 +56,7 @@ class Program:
 
     def _command(self, runner: Runner) -> list[str]:
         places = {"folder": str(runner.folder(self.name)), "third_party": str(environment_directory(THIRD_PARTY))}
-        places["sources"] = str(sources_directory())
+        places |= {"sources": str(sources_directory()), "extras": str(environment_directory(COOKBOOK_EXTRAS))}
         if self.after is not None:
             last = _last_checkpoint(runner.folder(self.after))
             places |= {kind: last[kind] for kind in OF_LAST_CHECKPOINT if kind in last}
@@ -91,10 +94,16 @@ def installed(name: str, checks: Sequence[Check], program: str, *arguments: str,
     return Program(name, command, checks, defaults=[BRIEF])
 
 
-def own_tests(path: str, models: Sequence[str], checks: Sequence[Check], *options: str) -> Program:
-    """Tests of the cookbook itself, from its source distribution; those of recipes run them with their defaults."""
+def own_tests(
+    path: str, models: Sequence[str], checks: Sequence[Check], *options: str, with_extras: bool = False
+) -> Program:
+    """Tests of the cookbook itself, from its source distribution; those of recipes run them with their defaults.
+
+    `with_extras`: they need what the cookbook asks for by an extra that this environment has not.
+    """
+    python = WITH_EXTRAS if with_extras else ()
     configured = ("-c", "{sources}/pyproject.toml", "-p", "no:cacheprovider", "-q", *options)
-    return Program(path, ("-m", "pytest", f"{{sources}}/{path}", *configured), checks, defaults=models)
+    return Program(path, (*python, "-m", "pytest", f"{{sources}}/{path}", *configured), checks, defaults=models)
 
 
 def models_for(programs: Iterable[Program]) -> set[str]:

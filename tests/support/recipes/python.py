@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ class Python:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, command: Sequence[str], folder: Path, environment: Mapping[str, str], typed: str) -> tuple[int, str]:
-        """Status and output of `python command…`; what takes longer than PROGRAM_SECONDS is killed."""
+        """Status and output of `python command…`; what takes longer than PROGRAM_SECONDS is killed, with
+        all that it started."""
         if self._process is None:
             self._process = _start(environment)
         with tempfile.TemporaryDirectory(prefix="program-") as scratch:
@@ -33,7 +35,7 @@ class Python:
             reads.write_text(typed)
             asked = {"command": [*command], "folder": str(folder), "environment": {**environment}}
             _say(self._process, {**asked, "input": str(reads), "output": str(writes)})
-            watch = threading.Timer(PROGRAM_SECONDS, os.kill, (_hear(self._process)["pid"], signal.SIGKILL))
+            watch = threading.Timer(PROGRAM_SECONDS, _end, (_hear(self._process)["pid"],))
             watch.start()
             try:
                 return _hear(self._process)["status"], writes.read_text()
@@ -48,6 +50,12 @@ class Python:
 def _start(environment: Mapping[str, str]) -> subprocess.Popen[str]:
     command = [sys.executable, str(WARM_PYTHON)]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _end(pid: int) -> None:
+    """Of a program and of all that it started; it may just have ended itself."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _say(process: subprocess.Popen[str], asked: Mapping[str, object]) -> None:

@@ -21,7 +21,7 @@ LOOK_SECONDS = 20.0
 ENDED = ("done", "failed")
 OPERATIONS = (
     *("create_model", "forward_backward", "forward", "optim_step", "load_weights"),
-    *("save_weights", "save_weights_for_sampler"),
+    *("save_weights", "save_weights_external", "save_weights_for_sampler"),
 )
 """Routes of which each request is one operation."""
 
@@ -78,11 +78,12 @@ class Runner:
         seconds = time.monotonic() - started
         assert status == 0, f"{name} ended with status {status}:\n{output[-6000:]}"
         checkpoints = [*_rows(folder, "checkpoints.jsonl")]
+        asked = self._requests() - before
         return Run(
             metrics=[*_rows(folder, "metrics.jsonl"), *_printed(output)],
             checkpoints=checkpoints,
-            requests=self._requests() - before,
-            operations=self._ended() - ended_before,
+            requests=asked,
+            operations=self._ended_since(ended_before, sum(asked[route] for route in OPERATIONS)),
             stored=frozenset(self._stored(checkpoints)),
             output=output,
             seconds=seconds,
@@ -94,21 +95,23 @@ class Runner:
             listed = self.server.get(f"/api/v1/training_runs/{run_id}/checkpoints").json()
             yield from (checkpoint["tinker_path"] for checkpoint in listed["checkpoints"])
 
-    def _ended(self) -> Counter[str]:
-        """Operations of all workers since their start, by how they ended.
+    def _ended_since(self, before: Counter[str], accepted: int) -> Counter[str]:
+        """Operations that ended since `before`, by how they did.
 
         The server looks at its workers every few seconds: waits for a look that has seen all that were accepted.
         """
         deadline = time.monotonic() + LOOK_SECONDS
-        while True:
-            ended: Counter[str] = Counter()
-            for sample in self._samples("tinsmith_futures"):
-                if sample.labels["state"] in ENDED:
-                    ended[sample.labels["state"]] += int(sample.value)
-            requests = self._requests()
-            if ended.total() >= sum(requests[route] for route in OPERATIONS) or time.monotonic() > deadline:
-                return ended
+        while (ended := self._ended() - before).total() < accepted and time.monotonic() < deadline:
             time.sleep(0.2)
+        return ended
+
+    def _ended(self) -> Counter[str]:
+        """Operations of all workers since their start, by how they ended."""
+        ended: Counter[str] = Counter()
+        for sample in self._samples("tinsmith_futures"):
+            if sample.labels["state"] in ENDED:
+                ended[sample.labels["state"]] += int(sample.value)
+        return ended
 
     def _requests(self) -> Counter[str]:
         return Counter(
@@ -150,6 +153,8 @@ def environment(server: ServedInstallation, scratch: Path, folder: Path) -> dict
         "MSWEA_GLOBAL_CONFIG_DIR": str(folder),
         "MSWEA_CONFIGURED": "true",
         "MSWEA_COST_TRACKING": "ignore_errors",
+        # litellm asks for prices at its import otherwise, three times.
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
 
 

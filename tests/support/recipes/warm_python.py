@@ -26,6 +26,8 @@ def main() -> None:
         asked = json.loads(line)
         pid = os.fork()
         if pid == 0:
+            # What it starts ends with it, where it is ended.
+            os.setsid()
             _become(asked["folder"], asked["environment"], asked["input"], asked["output"])
             _run(asked["command"])
             break

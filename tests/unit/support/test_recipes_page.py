@@ -7,7 +7,7 @@ from collections import Counter
 from support.recipes.checks import asked, ends_below
 from support.recipes.page import PAGE, PROMISED, Outcome, promised, rows_of, with_outcome
 from support.recipes.program import Program, recipe
-from support.recipes.programs import PROGRAMS
+from support.recipes.programs.catalog import PROGRAMS
 from support.recipes.running import Run
 
 PROGRAM = recipe("recipes.sl_loop", [ends_below("nll", 4), asked(optim_step=2)], model_name="a/b")

@@ -25,7 +25,8 @@ class SamplingParams:
     """How to draw.
 
     `max_tokens` None is as many as the context allows. `stop_tokens` and `stop_strings` None
-    both: the model's end-of-sequence tokens stop; an empty list means that nothing stops.
+    both: the model's end-of-sequence tokens stop, as they do beside strings; ids stop instead of
+    them, and where lists are empty nothing stops.
     `seed` None is drawn anew. `temperature` 0 is greedy. `top_k` -1 and `top_p` 1 are off.
     """
 

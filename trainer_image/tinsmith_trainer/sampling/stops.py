@@ -15,16 +15,21 @@ LONGEST_CHARACTER_TOKENS = 8  # it has four bytes at most
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """What ends the sequences of a job. What a request lists replaces the model's end-of-sequence ids."""
+    """What ends the sequences of a job.
+
+    Ids that a request lists replace the model's end-of-sequence ids, and strings are beside them: renderers of base
+    models stop at the next speaker's name and read an end of sequence as another way to end, and a game that stops
+    at a bracket cannot read an answer that went on after its end. Nothing listed leaves nothing.
+    """
 
     token_ids: frozenset[int]
     strings: tuple[str, ...]
 
     @classmethod
     def of(cls, params: SamplingParams, eos_token_ids: Sequence[int]) -> StopRule:
-        if params.stop_tokens is None and params.stop_strings is None:
-            return cls(frozenset(eos_token_ids), ())
-        return cls(frozenset(params.stop_tokens or ()), params.stop_strings or ())
+        listed, strings = frozenset(params.stop_tokens or ()), params.stop_strings or ()
+        unset = params.stop_tokens is None and params.stop_strings is None
+        return cls(frozenset(eos_token_ids) if unset or (strings and not listed) else listed, strings)
 
     def watch(self, tokenizer: Any) -> StopWatch:
         return StopWatch(self, tokenizer)

@@ -105,7 +105,7 @@ def _request(sampling_session_id: str, request: SampleRequest) -> worker_pb2.Sam
 
 
 def _set_stop(message: worker_pb2.SampleRequest, params: SamplingParams) -> None:
-    """An absent stop means the end-of-sequence tokens; an empty list means that nothing stops."""
+    """An absent stop means the end-of-sequence tokens, which stop beside strings too; an empty list: nothing stops."""
     message.has_stop = params.stop is not None
     for stop in [params.stop] if isinstance(params.stop, str) else params.stop or []:
         if isinstance(stop, str):

@@ -31,11 +31,17 @@ def end_of(rule: StopRule, tokenizer: Any, tokens: list[int]) -> int | None:
         (SamplingParams(stop_tokens=()), StopRule(frozenset(), ())),
         (SamplingParams(stop_strings=()), StopRule(frozenset(), ())),
         (SamplingParams(stop_tokens=(3,)), StopRule(frozenset({3}), ())),
-        (SamplingParams(stop_strings=("x",)), StopRule(frozenset(), ("x",))),
+        (SamplingParams(stop_tokens=(), stop_strings=()), StopRule(frozenset(), ())),
+        (SamplingParams(stop_strings=("x",)), StopRule(frozenset(EOS), ("x",))),
+        # As a request's strings come from the server.
+        (SamplingParams(stop_tokens=(), stop_strings=("x",)), StopRule(frozenset(EOS), ("x",))),
+        (SamplingParams(stop_tokens=(3,), stop_strings=("x",)), StopRule(frozenset({3}), ("x",))),
     ],
-    ids=["unset", "no ids", "no strings", "ids", "strings"],
+    ids=["unset", "no ids", "no strings", "ids", "nothing", "strings", "strings of the wire", "both"],
 )
-def test_what_a_request_lists_replaces_the_end_of_sequence_tokens(params: SamplingParams, expected: StopRule) -> None:
+def test_ids_replace_the_end_of_sequence_tokens_and_strings_come_beside_them(
+    params: SamplingParams, expected: StopRule
+) -> None:
     assert StopRule.of(params, EOS) == expected
 
 

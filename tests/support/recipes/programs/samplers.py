@@ -1,0 +1,48 @@
+"""Programs that sample, and that take checkpoints home."""
+
+from __future__ import annotations
+
+from support.recipes.checks import asked, ends_above, prints, stays_between, stays_near
+from support.recipes.names import BRIEF, LLAMA
+from support.recipes.program import Program, script
+
+CHAT = ("-m", "tinker_cookbook.chat_app.tinker_chat_cli")
+SAVED_SAMPLERS = (
+    Program(
+        "chat_app.tinker_chat_cli",
+        (*CHAT, f"base_model={BRIEF}"),
+        [prints(r"Assistant: \boxed{"), prints("Goodbye"), asked(asample=2)],
+        typed="How much is 2 + 2?\nAnd 3 more?\nquit\n",
+        every_run=True,
+    ),
+    Program(
+        "chat_app.tinker_chat_cli on a saved sampler",
+        (
+            *CHAT,
+            f"base_model={LLAMA}",
+            "model_path={sampler_path}",
+            "max_tokens=24",
+        ),
+        [prints("Assistant: "), prints("Goodbye"), asked(asample=1)],
+        typed="How much is 2 + 2?\nquit\n",
+        every_run=True,
+        after="chat_sl.train",
+    ),
+    script(
+        "weights",
+        [
+            stays_near("apart from the merged model", 0, 1e-4),
+            stays_near("apart from the peft model", 0, 1e-4),
+            ends_above("apart from the base model", 0.1),
+            asked(save_weights_external=1, load_weights=1),
+        ],
+        LLAMA,
+        "{state_path}",
+        "{sampler_path}",
+        "{folder}",
+        after="chat_sl.train",
+        every_run=True,
+    ),
+    script("benchmark", [stays_near("examples", 16, 0), stays_near("errors", 0, 0), asked(asample=16)], BRIEF),
+    script("capture_proxy", [stays_between("answered", 0, 17), asked(asample=2)], BRIEF, "{folder}", every_run=True),
+)

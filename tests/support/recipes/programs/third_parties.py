@@ -1,0 +1,41 @@
+"""Programs that stand on OpenAI's client."""
+
+from __future__ import annotations
+
+from support.recipes.checks import asked, prints, stays_near
+from support.recipes.names import BRIEF
+from support.recipes.program import SCRIPTS, installed
+
+THIRD_PARTIES = (
+    installed(
+        "verifiers",
+        [stays_near("rollouts", 24, 0), stays_near("in a box", 24, 4), asked(completions=24)],
+        "python",
+        str(SCRIPTS / "verifiers_environment.py"),
+        BRIEF,
+    ),
+    installed(
+        "inspect-ai",
+        [asked(completions=6), prints("accuracy")],
+        "inspect",
+        *("eval", "inspect_task.py", "--model", f"openai-api/local/{BRIEF}"),
+        *("--display", "plain", "--log-dir", "{folder}"),
+        folder=str(SCRIPTS),
+    ),
+    installed(
+        "mini-swe-agent",
+        [asked(completions=2), prints("LimitsExceeded")],
+        "mini",
+        *(
+            "--yolo",
+            "--exit-immediately",
+            "--model",
+            f"openai/{BRIEF}",
+            "--task",
+            "Say hello.",
+            "--config",
+            "mini.yaml",
+        ),
+        *("--config", "agent.step_limit=2", "--output", "{folder}/trajectory.json"),
+    ),
+)
