@@ -41,7 +41,7 @@ class Program:
         self.folder = folder
         (folder / "tiny").mkdir(parents=True)
         (folder / MODEL).symlink_to(server.models[MODEL])
-        [source] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        source, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
         assert '"tiny"' in source
         (folder / "program.py").write_text(source.replace('"tiny"', f'"{MODEL}"'))
         self._environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
-from tinsmith.training.errors import CheckpointError, TrainingError
+from tinsmith.training.errors import CheckpointError, MinibatchFailed, TrainingError
+from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
+from tinsmith.training.streams.step import MinibatchPlan, StepReport
+from tinsmith.training.streams.train import stream_minibatch_train
 
-__all__ = ["CheckpointError", "CheckpointManager", "Resumed", "Retention", "TrainingError"]
+__all__ = [
+    "BufferClosed",
+    "CheckpointError",
+    "CheckpointManager",
+    "MinibatchFailed",
+    "MinibatchPlan",
+    "Resumed",
+    "Retention",
+    "RolloutBuffer",
+    "RolloutGroup",
+    "StepReport",
+    "TrainingError",
+    "stream_minibatch_train",
+]

@@ -41,3 +41,15 @@ class NotOffered(CheckpointError):
 
 class StateGone(CheckpointError):
     """The server does not have the state any more that a checkpoint refers to."""
+
+
+class MinibatchFailed(TrainingError):
+    """The server refused or failed a minibatch, and there was no optimizer step. `__cause__` is the SDK's error."""
+
+    def __init__(self, minibatch: int, step: int, cause: BaseException) -> None:
+        super().__init__(
+            f"minibatch {minibatch} of step {step}: {cause}; gradients of the step's other minibatches are still on "
+            "the server: load the last saved state before you go on"
+        )
+        self.minibatch = minibatch
+        self.step = step

@@ -1,0 +1,1 @@
+"""Training on minibatches while rollouts still arrive."""

@@ -1,0 +1,141 @@
+"""Steps of a stream on the real server: those of the same data in one call, and under way before the data is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from support.client.sdk import adam, exact_logprobs, next_token_datum
+from support.server.serve_process import API_KEY, ServedInstallation
+from tinker import types
+from tinsmith.training.errors import MinibatchFailed
+from tinsmith.training.streams.rollouts import RolloutBuffer, RolloutGroup
+from tinsmith.training.streams.step import MinibatchPlan
+from tinsmith.training.streams.train import stream_minibatch_train
+
+from .conftest import MODEL
+
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+CLIPPED = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
+LOSSES: Sequence[tuple[types.LossFnType, dict[str, float | str] | None]] = (
+    ("importance_sampling", None),
+    ("ppo", {**CLIPPED}),
+)
+
+
+def new_model(client: tinker.ServiceClient) -> tinker.TrainingClient:
+    return client.create_lora_training_client(MODEL, rank=8, seed=1).result()
+
+
+def rollout(number: int) -> types.Datum:
+    """Of a policy that was nearly uniform over the 512 tokens."""
+    tokens = [number % 500 + 1, *range(3, 3 + number % 5 + 2)]
+    targets = tokens[1:]
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={  # type: ignore[arg-type]  # the SDK turns lists into tensors
+            "target_tokens": targets,
+            "logprobs": [-6.2 + 0.05 * (number % 3)] * len(targets),
+            "advantages": [1.0 if number % 2 else -0.7] * len(targets),
+        },
+    )
+
+
+def groups_of(step: int) -> list[RolloutGroup]:
+    """Four of a step, of different sizes."""
+    return [
+        RolloutGroup([rollout(20 * step + 4 * group + one) for one in range(1 + group % 3)], policy_step=step)
+        for group in range(4)
+    ]
+
+
+async def arriving(groups: Sequence[RolloutGroup]) -> AsyncIterator[RolloutGroup]:
+    for group in groups:
+        yield group
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=[name for name, _ in LOSSES])
+async def test_a_stream_trains_as_the_collected_batch(client: tinker.ServiceClient, loss: Any) -> None:
+    """Within 1e-6, after three steps of Adam."""
+    loss_fn, config = loss
+    collected, streamed = new_model(client), new_model(client)
+    by_step = [groups_of(step) for step in range(3)]
+    batches = [[datum for group in groups for datum in group.data] for groups in by_step]
+    norms = []
+    for batch in batches:
+        await collected.forward_backward(batch, loss_fn, config)
+        norms.append((await collected.optim_step(adam())).metrics["grad_norm"])
+    plan = MinibatchPlan(groups_per_step=4, groups_per_minibatch=1)
+    groups = [group for step in by_step for group in step]
+    reports = [
+        report
+        async for report in stream_minibatch_train(
+            streamed, arriving(groups), plan, adam(), loss_fn=loss_fn, loss_fn_config=config
+        )
+    ]
+    assert [report.minibatches for report in reports] == [4, 4, 4]
+    assert [report.metrics["grad_norm"] for report in reports] == pytest.approx(norms, rel=1e-6)
+    probe = [next_token_datum([1, 3, 4, 5, 6, 7])]
+    apart, together = [exact_logprobs(await model.forward(probe, "cross_entropy")) for model in (streamed, collected)]
+    assert apart[0] == pytest.approx(together[0], abs=1e-6)
+
+
+async def test_a_minibatch_is_trained_while_the_next_rollouts_are_sampled(client: tinker.ServiceClient) -> None:
+    """The second group is sampled only when the server has computed the gradient of the first."""
+    model, buffer = new_model(client), RolloutBuffer(1)
+    computed = asyncio.Event()
+    plan = MinibatchPlan(groups_per_step=2, groups_per_minibatch=1)
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model, name)
+
+        def forward_backward(self, *arguments: Any) -> Any:
+            return asyncio.ensure_future(self._watched(model.forward_backward(*arguments)))
+
+        async def _watched(self, future: Any) -> types.ForwardBackwardOutput:
+            result: types.ForwardBackwardOutput = await future
+            computed.set()
+            return result
+
+    async def sample() -> None:
+        await buffer.put(RolloutGroup([rollout(1)], 0))
+        await computed.wait()
+        await buffer.put(RolloutGroup([rollout(2)], 0))
+        await buffer.close()
+
+    sampling = asyncio.create_task(sample())
+    steps = stream_minibatch_train(Watched(), buffer, plan, adam())  # type: ignore[arg-type]
+    async with asyncio.timeout(60):
+        reports = [report async for report in steps]
+    await sampling
+    assert [report.minibatches for report in reports] == [2]
+
+
+async def test_what_the_server_refuses_is_named_and_no_step(client: tinker.ServiceClient) -> None:
+    model = new_model(client)
+    wrong = RolloutGroup([next_token_datum([1, 2, 3])], 0)
+    plan = MinibatchPlan(groups_per_step=2, groups_per_minibatch=1)
+    steps = stream_minibatch_train(model, arriving([RolloutGroup([rollout(1)], 0), wrong]), plan, adam())
+    with pytest.raises(MinibatchFailed, match=r"minibatch 1 of step 0: .*logprobs"):
+        await anext(steps)
+
+
+def test_the_program_of_the_page_trains_off_policy_to_its_bound(server: ServedInstallation) -> None:
+    """With two samplers, which go on while steps are made."""
+    _, source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
+    command = [sys.executable, "-c", source.replace('"tiny"', f'"{MODEL}"')]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = [line.split() for line in done.stdout.splitlines()]
+    assert [int(step) for step, *_ in steps] == [0, 1, 2, 3]
+    assert all(int(staleness) <= 1 for _, staleness, *_ in steps)

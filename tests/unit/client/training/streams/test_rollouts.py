@@ -1,0 +1,54 @@
+"""Whoever samples too far ahead waits, and nothing is lost at the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
+
+
+def group(step: int) -> RolloutGroup:
+    return RolloutGroup([], step)
+
+
+async def test_a_producer_waits_until_there_is_room() -> None:
+    buffer = RolloutBuffer(2)
+    producer = asyncio.create_task(put_all(buffer, 5))
+    while len(buffer) < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (len(buffer), producer.done()) == (2, False)
+    taken = [taken.policy_step async for taken in buffer]
+    await producer
+    assert taken == [0, 1, 2, 3, 4]
+
+
+async def put_all(buffer: RolloutBuffer, count: int) -> None:
+    for number in range(count):
+        await buffer.put(group(number))
+    await buffer.close()
+
+
+async def test_what_waits_is_taken_before_an_error_ends_it() -> None:
+    buffer = RolloutBuffer(3)
+    await buffer.put(group(0))
+    await buffer.close(RuntimeError("the environment is gone"))
+    assert (await anext(buffer)).policy_step == 0
+    with pytest.raises(RuntimeError, match="the environment is gone"):
+        await anext(buffer)
+
+
+async def test_a_producer_that_waits_hears_that_nobody_trains() -> None:
+    buffer = RolloutBuffer(1)
+    await buffer.put(group(0))
+    waiting = asyncio.create_task(buffer.put(group(1)))
+    await asyncio.sleep(0)
+    await buffer.close()
+    with pytest.raises(BufferClosed):
+        await waiting
+
+
+def test_a_buffer_without_room_is_none() -> None:
+    with pytest.raises(ValueError, match="give 1 or more"):
+        RolloutBuffer(0)
