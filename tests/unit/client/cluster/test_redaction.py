@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tinsmith.cluster.redaction import REMOVED, Redactor
 
@@ -64,6 +64,8 @@ LINES: dict[str, str] = {
 @pytest.mark.parametrize("place", OBJECTS)
 @given(name=VARIABLES, secret=STRANGE)
 def test_no_secret_of_an_object_survives(place: str, name: str, secret: str) -> None:
+    # What is a word of the object by itself cannot be told from it.
+    assume(secret not in json.dumps(OBJECTS[place](name, ""), ensure_ascii=False))
     redactor, planted = Redactor(), OBJECTS[place](name, secret)
     redactor.learn(planted)
     cleaned = json.dumps(redactor.clean(planted), ensure_ascii=False)
