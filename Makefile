@@ -37,7 +37,8 @@ WITH_AN_API := tests/faults tests/contract/fleet
 # PyTorch and what stands on it is their makers' to test; the worker's own tests run on the newest Python in its image.
 IMPORTS := tests/unit/test_imports.py
 WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client operator server testcluster)
-NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py
+NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py \
+    $(addprefix tests/unit/client/training/checkpoints/,test_commands.py test_manager.py)
 
 OTHER_PYTHONS = $(filter-out $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'), \
     $(foreach version,$(PYTHON_VERSIONS),$(if $(shell scripts/find-python $(version) 2>/dev/null),$(version))))

@@ -97,7 +97,7 @@ class CheckpointManager:
     ) -> None:
         self._store = CheckpointStore(str(root), **(storage_options or {}))
         self._service = service
-        self._server = ServerStates(tinker.RestClient(service.holder))
+        self._server = ServerStates.of(service)
         self._config = yaml.safe_dump(dict(config), sort_keys=False)
         self._save_every = save_every
         self._retention = retention or Retention()

@@ -147,7 +147,10 @@ class Bucket:
 
     def publish(self, folder: Path, step: int) -> None:
         name = directory_name(step)
-        self._filesystem.makedirs(self._path(name), exist_ok=True)
+        if (
+            not self._filesystem.async_impl
+        ):  # an object store has no folders, and to s3fs making one is making the bucket
+            self._filesystem.makedirs(self._path(name), exist_ok=True)
         for path in sorted(folder.iterdir(), key=_turn):
             self._filesystem.put_file(str(path), self._path(name, path.name))
 
@@ -156,8 +159,11 @@ class Bucket:
         return name
 
     def remove(self, name: str) -> None:
-        if self._listed(self._path(name)):
-            self._filesystem.rm(self._path(name), recursive=True)
+        path = self._path(name)
+        self._filesystem.invalidate_cache(path)
+        # Empty folders too, where there are folders.
+        if self._filesystem.exists(path):
+            self._filesystem.rm(path, recursive=True)
 
     def _listed(self, path: str) -> list[dict[str, Any]]:
         # Others may write there, and a listing that was kept would not show it.

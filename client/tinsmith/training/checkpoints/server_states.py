@@ -10,7 +10,7 @@ import tarfile
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import httpx
 import tinker
@@ -51,6 +51,11 @@ class ServerStates:
 
     def __init__(self, rest: tinker.RestClient) -> None:
         self._rest = rest
+
+    @classmethod
+    def of(cls, service: tinker.ServiceClient) -> Self:
+        """Of the server that this client speaks to, wherever the environment leads."""
+        return cls(tinker.RestClient(service.holder))
 
     def require(self, state_path: str) -> None:
         """Raises StateGone."""

@@ -1,0 +1,50 @@
+"""An object store in memory that does so many more writes and deletes, and then nothing any more: as after a kill."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
+PROTOCOL = "cutoff"
+
+
+class Killed(BaseException):
+    """Nothing that happens after it is seen in the store."""
+
+
+class CutOffBucket(MemoryFileSystem):  # type: ignore[misc]
+    protocol = PROTOCOL
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    left: ClassVar[int | None] = None
+    """Operations; None is any number."""
+
+    @classmethod
+    def empty(cls) -> None:
+        cls.store.clear()
+        cls.pseudo_dirs[:] = [""]
+        cls.left = None
+
+    def put_file(self, *arguments: Any, **options: Any) -> Any:
+        self._count()
+        return super().put_file(*arguments, **options)
+
+    def rm_file(self, path: str) -> None:
+        self._count()
+        super().rm_file(path)
+
+    def _count(self) -> None:
+        if CutOffBucket.left is None:
+            return
+        if CutOffBucket.left == 0:
+            raise Killed
+        CutOffBucket.left -= 1
+
+    def rmdir(self, path: str) -> None:
+        self._count()
+        super().rmdir(path)
+
+
+fsspec.register_implementation(PROTOCOL, CutOffBucket, clobber=True)

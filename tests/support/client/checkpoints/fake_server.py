@@ -1,0 +1,86 @@
+"""A server's states and the clients that save them, in memory."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+from tinsmith.training.errors import StateGone
+
+
+def done(**fields: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(SimpleNamespace(**fields))
+    return future
+
+
+class FakeServer:
+    """Stands for ServerStates as well as for a ServiceClient."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, bytes] = {}
+        """What was trained, by the path of its state."""
+        self.exports: dict[str, bytes] = {}
+        self.failure: Exception | None = None
+        """Of fetching an adapter."""
+
+    def of(self, _service: object) -> Self:
+        return self
+
+    def require(self, state_path: str) -> None:
+        if state_path not in self.states:
+            raise StateGone(state_path)
+
+    def delete(self, path: str) -> None:
+        self.states.pop(path, None)
+        self.exports.pop(path, None)
+
+    def fetch_adapter(self, export_path: str, target: Path) -> dict[str, Any]:
+        if self.failure is not None:
+            raise self.failure
+        target.write_bytes(self.exports.pop(export_path))
+        return {"r": 8}
+
+    def create_training_client_from_state_with_optimizer(self, path: str) -> Future[FakeModel]:
+        future: Future[FakeModel] = Future()
+        future.set_result(FakeModel(self, self.states[path]))
+        return future
+
+
+class FakeTokenizer:
+    """A fast one of transformers."""
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        return SimpleNamespace(to_str=lambda: '{"version": "1.0"}')
+
+
+class FakeModel:
+    """A training client. Training adds a byte."""
+
+    def __init__(self, server: FakeServer, weights: bytes = b"") -> None:
+        self._server = server
+        self.weights = weights
+        self.tokenizer: object = FakeTokenizer()
+
+    def train(self, step: int) -> None:
+        self.weights += bytes([step])
+
+    def save_state(self, name: str, ttl_seconds: int | None) -> Future[Any]:
+        return self._saved("weights", name, self._server.states)
+
+    def save_weights_external(self, name: str, ttl_seconds: int | None) -> Future[Any]:
+        return self._saved("external_weights", name, self._server.exports)
+
+    def _saved(self, kind: str, name: str, into: dict[str, bytes]) -> Future[Any]:
+        path = f"tinker://run:train:0/{kind}/{name}"
+        into[path] = self.weights
+        return done(path=path)
+
+    def get_info(self) -> Any:
+        return SimpleNamespace(model_data=SimpleNamespace(model_name="org/tiny"))
+
+    def get_tokenizer(self) -> object:
+        return self.tokenizer
