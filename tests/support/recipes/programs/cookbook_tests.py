@@ -64,11 +64,17 @@ OF_RECIPES = (
         [BRIEF],
         [prints("1 passed"), SAMPLER_IS_TRAINER, asked(optim_step=2), asked_at_least(asample=2 * 32 * 16)],
     ),
+    # One at a time: each names its log by the minute, and asks what to do with one that is there.
     own_tests(
-        "tests/recipes/test_recipe_text_arena.py",
+        "tests/recipes/test_recipe_text_arena.py::test_text_arena",
         [BRIEF],
-        # A game ends at the first move that is none, so that each of 16 players has one turn.
-        [prints("2 passed"), SAMPLER_IS_TRAINER, asked(create_model=2, optim_step=4)],
+        [prints("1 passed"), SAMPLER_IS_TRAINER, asked(create_model=1, optim_step=2)],
+        with_extras=True,
+    ),
+    own_tests(
+        "tests/recipes/test_recipe_text_arena.py::test_text_arena_random_opponent",
+        [BRIEF],
+        [prints("1 passed"), SAMPLER_IS_TRAINER, asked(create_model=1, optim_step=2)],
         with_extras=True,
     ),
     own_tests(
