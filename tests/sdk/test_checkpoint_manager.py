@@ -16,6 +16,7 @@ import tinker
 from safetensors.numpy import load_file
 from support.client.sdk import adam, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
+from tinsmith.cli import main
 from tinsmith.training import CheckpointManager, Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import StateGone
@@ -41,7 +42,8 @@ class Program:
         self.folder = folder
         (folder / "tiny").mkdir(parents=True)
         (folder / MODEL).symlink_to(server.models[MODEL])
-        source, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        [source] = [program for program in programs if "CheckpointManager(" in program]
         assert '"tiny"' in source
         (folder / "program.py").write_text(source.replace('"tiny"', f'"{MODEL}"'))
         self._environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
@@ -151,3 +153,27 @@ def test_a_checkpoint_whose_state_is_gone_from_the_server_says_so(
         tinker.RestClient(base_url=server.url, api_key=API_KEY).delete_checkpoint_from_tinker_path(state).result()
         with pytest.raises(StateGone, match=re.escape(state)):
             manager.resume()
+
+
+def test_the_command_asks_the_server_and_removes_states_there(
+    server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", API_KEY)
+    model = client.create_lora_training_client(MODEL, rank=4).result()
+    with manager_of(client, tmp_path, adapter=False) as manager:
+        for step in (1, 2):
+            manager.save(model, step, loop_state={"batch": step})
+    assert run("resume", tmp_path, "--base-url", server.url) == 0
+    assert run("prune", tmp_path, "--keep-last", 1, "--delete-states", "--base-url", server.url) == 0
+    assert states_of(server, model) == [manager.store.metadata(2).state_path]
+    tinker.RestClient(base_url=server.url, api_key=API_KEY).delete_checkpoint(
+        model.model_id, manager.store.metadata(2).state_path.split("/", 3)[3]
+    ).result()
+    assert run("resume", tmp_path, "--base-url", server.url) == 1
+
+
+def run(command: str, *words: object) -> int:
+    """The exit status of `tinsmith checkpoints`."""
+    with pytest.raises(SystemExit) as end:
+        main(["checkpoints", command, *map(str, words)])
+    return int(end.value.code or 0)

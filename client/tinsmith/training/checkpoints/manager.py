@@ -193,6 +193,8 @@ class CheckpointManager:
     def _write(self, save: _Save) -> None:
         """In the thread."""
         self._sweep()
+        if save.step in self._store.steps():  # damaged: a whole one was refused
+            self._discard(directory_name(save.step))
         state_path = save.started.state.result().path
         try:
             self._store.write(save.step, partial(self._fill, save, state_path))
@@ -239,11 +241,15 @@ class CheckpointManager:
         if self._swept:
             return
         for name in self._store.leftovers():
-            content = self._store.read_leftover(name, TRAINER_STATE_FILE)
-            if content is not None and (state_path := _state_path_in(content)) is not None:
-                self._delete_state(state_path)
-            self._store.remove_leftover(name)
+            self._discard(name)
         self._swept = True
+
+    def _discard(self, name: str) -> None:
+        """A directory that is no whole checkpoint, and the state that it names."""
+        content = self._store.read_leftover(name, TRAINER_STATE_FILE)
+        if content is not None and (state_path := _state_path_in(content)) is not None:
+            self._delete_state(state_path)
+        self._store.remove_leftover(name)
 
     def _delete_state(self, state_path: str) -> None:
         if self._delete_states:

@@ -201,6 +201,18 @@ def test_a_run_goes_on_from_the_newest_whole_one_and_names_what_it_passed_over(
         manage().resume(3)
 
 
+def test_a_damaged_one_is_saved_anew_and_its_state_goes(
+    manage: Manage, server: FakeServer, model: Any, tmp_path: Path
+) -> None:
+    with manage() as manager:
+        train(manager, model, range(1, 3))
+    (tmp_path / "step-000002" / "config.yaml").write_text("lr: 0.02\n")
+    with manage() as manager:
+        train(manager, model, range(2, 3))
+    assert manager.store.verify(2)
+    assert server.states.keys() == {metadata.state_path for metadata in manager.store.readable()}
+
+
 def test_a_state_that_is_gone_is_an_error_and_no_older_one_is_taken(
     manage: Manage, server: FakeServer, model: Any
 ) -> None:
