@@ -348,7 +348,12 @@ class ProtocolMachine(RuleBasedStateMachine):
         while any(queue.is_open and queue.order.next_turn() for queue in queues.all()):
             await asyncio.sleep(0.001)  # after a start what has an answer runs again
         queues.age_gaps(0)
+        gaps = [(queue.order, gap) for queue in queues.all() if queue.is_open and (gap := queue.order.open_gap())]
         queues.age_gaps(GAP_CLOSES_AFTER_SECONDS)
+        while any(order.closed_below < gap for order, gap in gaps):
+            await asyncio.sleep(
+                0.001
+            )  # until that is in the journal a death opens them again, and nobody has heard of it
         for model in self.models:
             model.reference.time_passes()
 

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinsmith.training.errors import CheckpointDamaged, UnfitLoopState
+
+PLAIN = (type(None), bool, int, float, str, bytes)
+MAY_HOLD = "loop_state may hold numbers, strings, None, tensors, and lists, tuples and dicts of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +36,31 @@ def frozen_copy(loop_state: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     written = io.BytesIO()
+    _refuse_others(dict(loop_state), "loop_state")
     try:
         torch.save(dict(loop_state), written)
         written.seek(0)
         copied: dict[str, Any] = torch.load(written, weights_only=True)
     except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError, RuntimeError) as error:
-        what = "loop_state may hold numbers, strings, None, tensors, and lists, tuples and dicts of them"
-        raise UnfitLoopState(f"{what}: {str(error).partition(chr(10))[0]}") from error
+        raise UnfitLoopState(f"{MAY_HOLD}: {str(error).partition(chr(10))[0]}") from error
     return copied
+
+
+def _refuse_others(value: Any, where: str) -> None:
+    """By their types: what PyTorch reads back depends on what else a process has imported, and allowed it to."""
+    import torch
+
+    if type(value) in PLAIN or isinstance(value, torch.Tensor):
+        return
+    if type(value) in (list, tuple):
+        for place, each in enumerate(value):
+            _refuse_others(each, f"{where}[{place}]")
+    elif type(value) in (dict, OrderedDict):
+        for key, each in value.items():
+            _refuse_others(key, f"a key of {where}")
+            _refuse_others(each, f"{where}[{key!r}]")
+    else:
+        raise UnfitLoopState(f"{MAY_HOLD}: {where} is of {type(value).__module__}.{type(value).__qualname__}")
 
 
 def write_trainer_state(path: Path, state: TrainerState) -> None:
