@@ -88,8 +88,12 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def states(server: Server) -> ServerStates:
-    return ServerStates(tinker.RestClient(base_url=server.url, api_key="tml-test"))
+def states(server: Server) -> Iterator[ServerStates]:
+    rest = tinker.RestClient(base_url=server.url, api_key="tml-test")
+    yield ServerStates(rest)
+    # What the SDK does beside would go on, asking a server that is gone: its pauses are drawn from `random`, whose
+    # state must not change while hypothesis draws.
+    rest.holder.run_coroutine_threadsafe(rest.holder.aclose()).future().result(10)
 
 
 def archive_of(files: Mapping[str, bytes]) -> bytes:
