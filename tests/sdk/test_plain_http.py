@@ -93,8 +93,9 @@ def test_a_port_of_metrics_that_somebody_else_has_is_one_sentence(tmp_path: Path
         port = taken.getsockname()[1]
         model = str(make_tiny_model(tmp_path / "model"))
         names = {"TINSMITH_METRICS_PORT": str(port), "TINSMITH_MODELS": model, "TINSMITH_DATA": str(tmp_path / "data")}
+        untouched = {name: value for name, value in os.environ.items() if not name.startswith("TINSMITH_")}
         command = [sys.executable, "-m", "uvicorn", "tinsmith_server.asgi:app", "--port", str(free_port())]
-        done = subprocess.run(command, env={**os.environ, **names}, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env={**untouched, **names}, capture_output=True, text=True, check=False)
     assert done.returncode == os.EX_CONFIG
     cure = "stop the other program, or set metrics_port to another"
     assert done.stderr.splitlines() == [f"tinsmith: port {port} on 127.0.0.1 is in use; {cure}"]

@@ -36,6 +36,9 @@ LAYOUTS = (
 RANK, MAX_RANK, SCALE = 4, 16, 2.0
 UNTRAINED = "model.layers.1.mlp.up_proj"
 CLOSE = 1e-4
+# Of a gradient's largest element: it is a sum over tens of tokens, which a processor adds in an order of its own for
+# each number of rows. 8 to 11 on two kinds of processors; a chunk that is missing is of another magnitude.
+ROUNDINGS = 32
 
 Layout = tuple[Parallelism, GlooRanks]
 
@@ -121,8 +124,8 @@ def test_logits_made_for_some_tokens_at_a_time_give_the_same(layout: Layout, sev
     torch.testing.assert_close(found.logprobs, wanted.logprobs, atol=1e-6, rtol=1e-6)
     assert found.gradients.keys() == wanted.gradients.keys()
     for name, gradient in wanted.gradients.items():
-        largest = gradient.abs().max().item()
-        torch.testing.assert_close(found.gradients[name], gradient, atol=1e-6 * largest, rtol=0, msg=name)
+        rounding = ROUNDINGS * torch.finfo(gradient.dtype).eps * gradient.abs().max().item()
+        torch.testing.assert_close(found.gradients[name], gradient, atol=rounding, rtol=0, msg=name)
 
 
 def test_padding_of_vocabulary_rank_and_untrained_modules_counts_for_nothing(layout: Layout) -> None:

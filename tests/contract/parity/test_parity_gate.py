@@ -12,6 +12,10 @@ from tinsmith.cli import main
 # An engine in numpy, which has the losses of the first step.
 NUMPY = "support.engine.reference:build_reference"
 
+# Of logprobs of about 6 after steps of Adam. Processors add in orders of their own: of four seeds three stay within
+# 1e-5 on one with AVX-512, and one comes to 1.5e-5. What is wrong differs by a hundred times that.
+ROUNDING = 3e-5
+
 
 def parity(*arguments: object) -> int:
     with pytest.raises(SystemExit) as end:
@@ -32,10 +36,10 @@ def test_the_peft_engine_agrees_with_a_plain_peft_loop_in_every_loss_on_a_model_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert parity(*sides("peft", "peft-reference"), "--steps", 3, "--rank", 4, "--atol", "1e-5") == 0
+    assert parity(*sides("peft", "peft-reference"), "--steps", 3, "--rank", 4, "--atol", ROUNDING) == 0
     said = capsys.readouterr().out
     assert "peft beside peft-reference: Qwen3ForCausalLM, rank 4, seed 0" in said
-    assert "Within 1e-05 in every step." in said
+    assert f"Within {ROUNDING} in every step." in said
     for loss in ("cross_entropy", "importance_sampling", "ppo", "cispo", "gspo", "dro"):
         assert loss in said
     assert list(tmp_path.glob("tinsmith-parity-*")) == []
