@@ -43,6 +43,11 @@ SAVED_SAMPLERS = (
         after="chat_sl.train",
         every_run=True,
     ),
-    script("benchmark", [stays_near("examples", 16, 0), stays_near("errors", 0, 0), asked(asample=16)], BRIEF),
+    script(
+        "benchmark",
+        [stays_near("examples", 16, 0), stays_near("errors", 0, 0), asked(asample=16)],
+        BRIEF,
+        every_run=True,
+    ),
     script("capture_proxy", [stays_between("answered", 0, 17), asked(asample=2)], BRIEF, "{folder}", every_run=True),
 )

@@ -90,6 +90,7 @@ TEACHERS = (
     recipe(
         "recipes.prompt_distillation.create_data",
         [asked(asample=SENTENCES), prints("Saved data to")],
+        every_run=True,
         log="output_file={folder}/data.jsonl",
         defaults=[GRADER],
     ),
@@ -112,6 +113,7 @@ TEACHERS = (
             steps("sdft/mean_teacher_entropy", 2),
             asked(create_model=2, optim_step=4, asample=3 * EXAMINATIONS + 2 * 2 * 8),
         ],
+        every_run=True,
         log="log_root={folder}",
         model_name=BRIEF,
         data_dir=BENCHMARKS,
@@ -129,6 +131,7 @@ TEACHERS = (
             steps(LOSS, 2 * 2),
             steps("sdft/mean_teacher_entropy", 2 * 2),
         ],
+        every_run=True,
         log="log_root={folder}",
         model_name=BRIEF,
         data_dir=BENCHMARKS,
