@@ -74,7 +74,7 @@ class StepReport:
     dropped_groups: int
     minibatches: int
     waited_seconds: float
-    """For rollouts, while the server had nothing of this step to do."""
+    """For rollouts to come, whatever the server computed meanwhile."""
 
 
 class StepInProgress:
@@ -101,11 +101,6 @@ class StepInProgress:
     @property
     def is_full(self) -> bool:
         return self.groups == self._plan.groups_per_step
-
-    @property
-    def is_idle(self) -> bool:
-        """The server has nothing of it to do, as far as is known here."""
-        return not self._under_way
 
     async def take(self, group: RolloutGroup) -> bool:
         """Whether it did: one that is too old is counted. Waits while as much as may be is under way.

@@ -42,8 +42,7 @@ async def stream_minibatch_train(
     current = StepInProgress(first_step, plan, send)
     asked_at = time.monotonic()
     async for group in rollouts:
-        if current.is_idle:
-            current.waited_seconds += time.monotonic() - asked_at
+        current.waited_seconds += time.monotonic() - asked_at
         await current.take(group)
         shown.show(current)
         if current.is_full:

@@ -87,6 +87,20 @@ async def test_each_minibatch_is_sent_when_its_groups_are_there() -> None:
     assert [output["logprobs"].data for output in report.outputs] == [[1.0], [2.0], [3.0], [4.0]]
 
 
+async def test_a_report_says_how_long_the_step_waited_for_rollouts() -> None:
+    """For each of them, also while the server computes the gradient of those before."""
+    pause = 0.05
+
+    async def slow() -> AsyncIterator[RolloutGroup]:
+        for name in (1, 2, 3):
+            await asyncio.sleep(pause)
+            yield group(name)
+
+    steps = stream_minibatch_train(cast(tinker.TrainingClient, RecordingClient()), slow(), MinibatchPlan(3, 1), ADAM)
+    [report] = [report async for report in steps]
+    assert report.waited_seconds >= 3 * pause * 0.9
+
+
 async def test_no_more_minibatches_are_under_way_than_the_plan_says() -> None:
     client = RecordingClient(held=asyncio.Event())
     plan = MinibatchPlan(groups_per_step=4, groups_per_minibatch=1, minibatches_in_flight=2)
