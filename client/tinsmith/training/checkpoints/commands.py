@@ -22,7 +22,7 @@ from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.server_states import ServerStates
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.checkpoints.trainer_state import TrainerState, read_trainer_state
-from tinsmith.training.errors import CheckpointDamaged, CheckpointError
+from tinsmith.training.errors import CheckpointDamaged, CheckpointError, NoCheckpoint
 
 checkpoints = typer.Typer(
     help="List, verify, prune and export the checkpoints of a run, and say how it goes on.",
@@ -48,6 +48,9 @@ def list_(root: Root, as_json: AsJson = False) -> None:
         damaged = sorted(set(store.steps()) - {metadata.step for metadata in found})
     if as_json:
         print(json.dumps({"checkpoints": [_described(metadata) for metadata in found], "damaged": damaged}))
+        return
+    if not (found or damaged):
+        _tell(_none_in(store))
         return
     table = Table("step", "saved", "MB", "metrics", box=None, pad_edge=False)
     for metadata in found:
@@ -85,10 +88,12 @@ def show(root: Root, step: Step, as_json: AsJson = False) -> None:
 
 @checkpoints.command()
 def verify(root: Root, step: AllOr = None, as_json: AsJson = False) -> None:
-    """Read every file and compare digests; exit status 1 if one is damaged."""
+    """Read every file and compare digests; exit status 1 if one is damaged, or there is none."""
     with errors_as_sentences():
         store = CheckpointStore(root)
         steps = store.steps() if step is None else [step]
+        if not steps:
+            raise NoCheckpoint(_none_in(store))
         damage = {each: _damage(store, each) for each in steps}
         leftovers = store.leftovers()
     if as_json:
@@ -189,6 +194,10 @@ def errors_as_sentences() -> Iterator[None]:
     except (CheckpointError, tinker.TinkerError, OSError, ImportError) as error:
         _tell(str(error) or type(error).__name__)
         raise typer.Exit(1) from error
+
+
+def _none_in(store: CheckpointStore) -> str:
+    return f"there are no checkpoints in {store.url}"
 
 
 def _damage(store: CheckpointStore, step: int) -> str | None:

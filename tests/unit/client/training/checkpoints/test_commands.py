@@ -82,6 +82,12 @@ def test_verify_fails_for_a_damaged_file(run: Run, root: Path) -> None:
     assert [(one["step"], one["whole"]) for one in verified] == [(10, True), (20, False), (30, True)]
 
 
+def test_a_mistyped_folder_is_not_taken_for_a_whole_run(run: Run, tmp_path: Path) -> None:
+    sentence = f"tinsmith checkpoints: there are no checkpoints in {tmp_path / 'typo'}\n"
+    assert run("verify", tmp_path / "typo") == (1, "", sentence)
+    assert run("list", tmp_path / "typo") == (0, "", sentence)
+
+
 def test_verify_names_what_was_cut_off(run: Run, root: Path) -> None:
     (root / ".writing-step-000040").mkdir()
     assert ".writing-step-000040 was cut off" in run("verify", root)[2]
