@@ -5,6 +5,7 @@ from __future__ import annotations
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.errors import CheckpointError, MinibatchFailed, TrainingError
+from tinsmith.training.exports.export import export_lora_weights
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
@@ -21,5 +22,6 @@ __all__ = [
     "RolloutGroup",
     "StepReport",
     "TrainingError",
+    "export_lora_weights",
     "stream_minibatch_train",
 ]

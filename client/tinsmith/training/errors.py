@@ -7,6 +7,26 @@ class TrainingError(Exception):
     """Of this package."""
 
 
+class NotOffered(TrainingError):
+    """This server has no call for it, or does not give this away."""
+
+
+class DownloadDamaged(TrainingError):
+    """A file did not come whole from the server."""
+
+
+class ExportError(TrainingError):
+    """Of weights that leave a server."""
+
+
+class NoSuchWeights(ExportError):
+    """The server shows this key no checkpoint of that path."""
+
+
+class BaseModelUnusable(ExportError):
+    """Its files are not here, cannot be read, or are not those that the adapter was trained on."""
+
+
 class CheckpointError(TrainingError):
     """Of checkpoints."""
 
@@ -33,10 +53,6 @@ class SaveFailed(CheckpointError):
 
 class UnfitLoopState(CheckpointError, TypeError):
     """Something in it cannot be read back without running code that was saved with it."""
-
-
-class NotOffered(CheckpointError):
-    """The server has no call that gives this file."""
 
 
 class StateGone(CheckpointError):
