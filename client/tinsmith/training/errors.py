@@ -69,3 +69,19 @@ class MinibatchFailed(TrainingError):
         )
         self.minibatch = minibatch
         self.step = step
+
+
+class EvaluationError(TrainingError):
+    """Of tasks, evaluators and their results."""
+
+
+class TaskFileError(EvaluationError):
+    """A file of examples, or a name of tasks, that cannot be used; says at which line."""
+
+
+class GradeFailed(EvaluationError):
+    """A grader gave something else than finite numbers, or raised; then `__cause__` is what."""
+
+
+class ResultsUnfit(EvaluationError):
+    """A directory has results that are not of these tasks, cannot be read, or are being written by another sweep."""
