@@ -9,6 +9,7 @@ from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.errors import CheckpointError, EvaluationError, MinibatchFailed, TrainingError
 from tinsmith.training.exports.export import export_lora_weights
+from tinsmith.training.run_logs.run_log import RunLog, run_log
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
@@ -46,12 +47,14 @@ __all__ = [
     "Retention",
     "RolloutBuffer",
     "RolloutGroup",
+    "RunLog",
     "StepReport",
     "Sweep",
     "Task",
     "TrainingError",
     "export_lora_weights",
     "load_task",
+    "run_log",
     "stream_minibatch_train",
 ]
 

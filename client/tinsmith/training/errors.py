@@ -85,3 +85,19 @@ class GradeFailed(EvaluationError):
 
 class ResultsUnfit(EvaluationError):
     """A directory has results that are not of these tasks, cannot be read, or are being written by another sweep."""
+
+
+class RunLogError(TrainingError):
+    """Of the places where a run's metrics go."""
+
+
+class BackendMissing(RunLogError):
+    """The package of a backend is not installed; the sentence ends with the line that installs it."""
+
+
+class BackendRefused(RunLogError):
+    """A backend does not take this run: it wants a key, say."""
+
+
+class MetricsLost(RunLogError):
+    """The run's record cannot be written: its disk is full, say."""
