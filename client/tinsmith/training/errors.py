@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class TrainingError(Exception):
     """Of this package."""
@@ -101,3 +103,21 @@ class BackendRefused(RunLogError):
 
 class MetricsLost(RunLogError):
     """The run's record cannot be written: its disk is full, say."""
+
+
+class NothingToTrainOn(TrainingError):
+    """So many groups in a row gave no data that the run would go on for ever. `causes` counts why, by kind."""
+
+    def __init__(self, groups: int, causes: Mapping[str, int], step: int) -> None:
+        told = ", ".join(f"{kind} ({count})" for kind, count in sorted(causes.items(), key=lambda each: -each[1]))
+        super().__init__(
+            f"{groups} groups in a row gave nothing to train on, after {step} steps: {told}; each failure is in the "
+            "log. Where rewards are equal the task is solved, or no answer earns more than another"
+        )
+        self.groups = groups
+        self.causes = dict(causes)
+        self.step = step
+
+
+class EnvironmentFailed(TrainingError):
+    """An environment did not do its part. It costs its group, as whatever else an environment raises."""
