@@ -9,6 +9,14 @@ from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.errors import CheckpointError, EvaluationError, MinibatchFailed, TrainingError
 from tinsmith.training.exports.export import export_lora_weights
+from tinsmith.training.promotion.names import (
+    Promotion,
+    promote,
+    promotion_history,
+    promotions,
+    remove_promotion,
+    rollback,
+)
 from tinsmith.training.run_logs.run_log import RunLog, run_log
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
@@ -43,6 +51,7 @@ __all__ = [
     "MinibatchFailed",
     "MinibatchPlan",
     "OfflineEvaluator",
+    "Promotion",
     "Resumed",
     "Retention",
     "RolloutBuffer",
@@ -54,6 +63,11 @@ __all__ = [
     "TrainingError",
     "export_lora_weights",
     "load_task",
+    "promote",
+    "promotion_history",
+    "promotions",
+    "remove_promotion",
+    "rollback",
     "run_log",
     "stream_minibatch_train",
 ]
