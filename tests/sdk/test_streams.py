@@ -131,7 +131,8 @@ async def test_what_the_server_refuses_is_named_and_no_step(client: tinker.Servi
 
 def test_the_program_of_the_page_trains_off_policy_to_its_bound(server: ServedInstallation) -> None:
     """With two samplers, which go on while steps are made."""
-    _, source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [source] = [program for program in programs if "RolloutBuffer(" in program]
     environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
     command = [sys.executable, "-c", source.replace('"tiny"', f'"{MODEL}"')]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
