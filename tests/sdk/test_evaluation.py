@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import tinker
+from support.client.page_programs import PLACE_OF_MODEL, page_program
 from support.client.sdk import adam, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
 from support.waiting import until
@@ -37,7 +37,6 @@ from tinsmith.training.evaluation.sources import at_path, in_root, of_base_model
 from .conftest import MODEL
 
 TINY = "tiny/other-name"
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 PROMPTS = ([5, 9, 2], [11, 3, 8, 1], [4, 4, 13], [2, 10])
 DRAWN = types.SamplingParams(max_tokens=6, temperature=1.0)
 
@@ -241,14 +240,9 @@ class HeldOutLoss(TrainingClientEvaluator):
         return {"nll": done.metrics["loss:sum"]}
 
 
-def program_of_the_page(words: str) -> str:
-    programs: list[str] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    [source] = [program for program in programs if words in program]
-    return source.replace('"tiny"', f'"{TINY}"')
-
-
 def output_of(server: ServedInstallation, folder: Path, source: str) -> list[str]:
     """Where a relative path leads to the model, the SDK finds the tokenizer without a hub."""
+    source = source.replace(PLACE_OF_MODEL, f'"{TINY}"')
     (folder / "tiny").mkdir()
     (folder / TINY).symlink_to(server.models[TINY])
     environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
@@ -267,13 +261,13 @@ def test_the_task_of_the_page_is_asked_at_every_checkpoint(
     with CheckpointManager(tmp_path / "checkpoints", client, config={}, adapter=False, tokenizer=False) as manager:
         manager.save(model, 2, loop_state={})
         manager.save(model, 4, loop_state={})
-    lines = output_of(server, tmp_path, program_of_the_page("OfflineEvaluator("))
+    lines = output_of(server, tmp_path, page_program("OfflineEvaluator(", of_a_model=False))
     assert [line.split()[:2] for line in lines] == [["2", "sums/score"], ["4", "sums/score"]]
     assert len(list(read_rows(tmp_path / "evaluation"))) == 40
 
 
 def test_the_program_of_the_page_sees_its_model_learn(server: ServedInstallation, tmp_path: Path) -> None:
-    lines = output_of(server, tmp_path, program_of_the_page("InlineEvaluator("))
+    lines = output_of(server, tmp_path, page_program("InlineEvaluator("))
     steps = [ast.literal_eval(line[line.index("{") : line.index("}") + 1]) for line in lines]
     assert [line.split()[0] for line in lines] == ["0", "4", "8", "12"]
     assert steps[0]["eval/learnt/score"] < 0.5 < steps[-1]["eval/learnt/score"]

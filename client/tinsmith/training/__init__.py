@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.errors import CheckpointError, EvaluationError, MinibatchFailed, TrainingError
+from tinsmith.training.exports.export import export_lora_weights
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tinsmith.training.evaluation.loading import load_task
     from tinsmith.training.evaluation.offline import OfflineEvaluator, Sweep
     from tinsmith.training.evaluation.tasks import ChoiceTask, Task
+    from tinsmith.training.run_logs.run_log import RunLog, run_log
 
 # They import tinker-cookbook, which who saves checkpoints need not wait for, or have.
 _ON_DEMAND = {
@@ -25,6 +27,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("Evaluated", "InlineEvaluator"), "evaluation.inline"),
     **dict.fromkeys(("OfflineEvaluator", "Sweep"), "evaluation.offline"),
     **dict.fromkeys(("ChoiceTask", "Task"), "evaluation.tasks"),
+    **dict.fromkeys(("RunLog", "run_log"), "run_logs.run_log"),
     "load_task": "evaluation.loading",
 }
 
@@ -45,11 +48,14 @@ __all__ = [
     "Retention",
     "RolloutBuffer",
     "RolloutGroup",
+    "RunLog",
     "StepReport",
     "Sweep",
     "Task",
     "TrainingError",
+    "export_lora_weights",
     "load_task",
+    "run_log",
     "stream_minibatch_train",
 ]
 
