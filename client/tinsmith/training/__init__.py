@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tinsmith.training.evaluation.loading import load_task
     from tinsmith.training.evaluation.offline import OfflineEvaluator, Sweep
     from tinsmith.training.evaluation.tasks import ChoiceTask, Task
+    from tinsmith.training.run_logs.run_log import RunLog, run_log
 
 # They import tinker-cookbook, which who saves checkpoints need not wait for, or have.
 _ON_DEMAND = {
@@ -35,6 +36,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("Evaluated", "InlineEvaluator"), "evaluation.inline"),
     **dict.fromkeys(("OfflineEvaluator", "Sweep"), "evaluation.offline"),
     **dict.fromkeys(("ChoiceTask", "Task"), "evaluation.tasks"),
+    **dict.fromkeys(("RunLog", "run_log"), "run_logs.run_log"),
     "load_task": "evaluation.loading",
 }
 
