@@ -17,8 +17,9 @@ from pathlib import Path
 FOR_TEMPORARY_FILES = "TMPDIR"
 FOR_FOLDERS_OF_TESTS = "PYTEST_DEBUG_TEMPROOT"
 _OF_WHOLE_RUN = "of-whole-run"
-# Multiprocessing tidies up when the process ends; torch keeps what it compiles for as long as the place is there.
+# Multiprocessing and W&B tidy up when the process ends; torch keeps what it compiles for as long as the place is there.
 _OF_LIBRARIES = ("pymp-", "torchinductor_")
+_ENDS_OF_LIBRARIES = ("wandb-media", "wandb-artifacts")
 # Multiprocessing's own folder goes at -100.
 _LAST = -1000
 
@@ -49,7 +50,7 @@ class OwnPlace:
     def left(self) -> list[str]:
         """What is in it now, by name; but for what is there for the whole run."""
         names = sorted(entry.name for entry in self.folder.iterdir())
-        return [name for name in names if name != _OF_WHOLE_RUN and not name.startswith(_OF_LIBRARIES)]
+        return [name for name in names if name != _OF_WHOLE_RUN and not _is_of_a_library(name)]
 
     def give_up(self) -> None:
         """Temporary files are made where they were before; those that are in it go when the process ends."""
@@ -59,6 +60,10 @@ class OwnPlace:
             else:
                 os.environ[name] = value
         tempfile.tempdir = None
+
+
+def _is_of_a_library(name: str) -> bool:
+    return name.startswith(_OF_LIBRARIES) or name.endswith(_ENDS_OF_LIBRARIES)
 
 
 def folder_of_whole_run(prefix: str) -> Path:

@@ -76,7 +76,7 @@ WHY_SHORT = {
     "client/tinsmith/models.py": COMMAND,
     "client/tinsmith/training/checkpoints/adapter_folder.py": "PEFT's names for files, which no other module knows",
     "client/tinsmith/training/checkpoints/background.py": "a thread and its failures, read on its own",
-    "client/tinsmith/training/errors.py": SHARED,
+    "client/tinsmith/training/environments/scoring_rules.py": "proper rules by themselves, which a test proves to be",
     "client/tinsmith/version.py": COMMAND,
     "operator/tinsmith_operator/api/images.py": SHARED,
     "operator/tinsmith_operator/build/workload.py": SHARED,

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
-from tinsmith.training.errors import CheckpointError, MinibatchFailed, TrainingError
+from tinsmith.training.errors import CheckpointError, MinibatchFailed, NothingToTrainOn, TrainingError
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
+
+if TYPE_CHECKING:
+    from tinsmith.training.environments.functions import from_functions, from_games
+    from tinsmith.training.environments.verifiers_groups import from_verifiers
+    from tinsmith.training.rl.shadow import ShadowClient
+    from tinsmith.training.rl.trainer import RLTrainer
+
+# They import tinker-cookbook, which who saves checkpoints need not wait for, or have.
+_ON_DEMAND = {
+    **dict.fromkeys(("from_functions", "from_games"), "environments.functions"),
+    "RLTrainer": "rl.trainer",
+    "ShadowClient": "rl.shadow",
+    "from_verifiers": "environments.verifiers_groups",
+}
 
 __all__ = [
     "BufferClosed",
@@ -15,11 +32,23 @@ __all__ = [
     "CheckpointManager",
     "MinibatchFailed",
     "MinibatchPlan",
+    "NothingToTrainOn",
+    "RLTrainer",
     "Resumed",
     "Retention",
     "RolloutBuffer",
     "RolloutGroup",
+    "ShadowClient",
     "StepReport",
     "TrainingError",
+    "from_functions",
+    "from_games",
+    "from_verifiers",
     "stream_minibatch_train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
