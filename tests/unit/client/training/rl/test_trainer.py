@@ -12,6 +12,7 @@ from support.client.simulated_training import SimulatedModel, SimulatedSampler
 from tinker import types
 from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.utils.ml_log import Logger
+from tinsmith.training.checkpoints.manager import Resumed
 from tinsmith.training.environments.functions import from_functions
 from tinsmith.training.errors import NothingToTrainOn
 from tinsmith.training.rl.shadow import ShadowClient
@@ -31,6 +32,32 @@ class Log(Logger):
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self.lines.append((step, metrics))
+
+
+class Manager:
+    """In the form of a CheckpointManager."""
+
+    def __init__(self, save_every: int) -> None:
+        self.saved: list[Any] = []
+        self._save_every = save_every
+
+    def maybe_save(self, model: Any, step: int, **state: Any) -> bool:
+        if step % self._save_every:
+            return False
+        self.save(model, step, **state)
+        return True
+
+    def save(self, model: Any, step: int, *, loop_state: Any, metrics: Any) -> None:
+        self.saved.append(Resumed(step, model, loop_state, metrics, ()))
+
+
+def numbers_of(model: SimulatedModel) -> list[Any]:
+    """All that it was trained on."""
+    return [
+        (datum.model_input.to_ints(), {name: [*tensor.data] for name, tensor in datum.loss_fn_inputs.items()})
+        for data in model.trained
+        for datum in data
+    ]
 
 
 def drawn(prompt: list[int], seed: int | None) -> list[int]:
@@ -118,6 +145,29 @@ async def test_a_run_whose_every_group_fails_ends_with_their_causes(most_stale: 
     assert ended.value.causes == {"ZeroDivisionError": 7}
 
 
+async def test_a_run_that_has_nothing_left_to_learn_ends_and_is_saved(caplog: pytest.LogCaptureFixture) -> None:
+    """All its groups have equal rewards after the third."""
+    manager, model = Manager(save_every=5), SimulatedModel(SimulatedSampler(drawn))
+    left = iter(range(3 * 3))
+    trainer = trainer_of(model, lambda example, answer: next(left, 1), checkpoints=manager, most_fruitless_groups=9)
+    assert await trainer.run(10) == 2
+    assert [each.step for each in manager.saved] == [2]
+    assert "the run ends after 2 of 10 steps: 9 groups in a row" in caplog.text
+    assert await trainer.run(2) == 2
+
+
+async def test_a_run_that_never_learns_is_an_error() -> None:
+    with pytest.raises(NothingToTrainOn, match=r"after 0 steps: equal rewards \(16\)"):
+        await trainer_of(SimulatedModel(SimulatedSampler(drawn)), lambda example, answer: 0).run(10)
+
+
+async def test_the_last_step_is_saved_whatever_its_number() -> None:
+    manager = Manager(save_every=2)
+    await trainer_of(SimulatedModel(SimulatedSampler(drawn)), checkpoints=manager).run(3)
+    await trainer_of(SimulatedModel(SimulatedSampler(drawn)), checkpoints=manager).run(2)
+    assert [each.step for each in manager.saved] == [2, 3, 2]
+
+
 async def test_a_reward_that_is_no_number_costs_its_group_not_the_weights() -> None:
     model, log = SimulatedModel(SimulatedSampler(drawn)), Log()
     reward = lambda example, answer: float("nan") if example == 0 else answer[0]  # noqa: E731
@@ -177,6 +227,33 @@ async def test_a_strategy_of_the_cookbook_retries_what_fails_once() -> None:
     assert [len(data) for data in model.trained] == [3, 3]
     with pytest.raises(ValueError, match="give a seed or a strategy"):
         trainer_of(model, strategy=RetryOnFailure())
+
+
+async def test_a_resumed_run_goes_on_after_the_last_step_in_data_and_seeds() -> None:
+    whole, rest = (SimulatedModel(SimulatedSampler(drawn)) for _ in range(2))
+    manager = Manager(save_every=2)
+    await trainer_of(whole, checkpoints=manager).run(4)
+    trainer = trainer_of(rest, resumed=manager.saved[0])
+    await trainer.run(4)
+    assert trainer.step == 4
+    assert numbers_of(rest) == numbers_of(whole)[4 * 3 :]
+
+
+async def test_a_second_run_begins_with_what_the_first_left_under_way() -> None:
+    """Off-policy, where more is sampled than is trained on."""
+    model = SimulatedModel(SimulatedSampler(drawn))
+    plan = MinibatchPlan(groups_per_step=2, groups_per_minibatch=1, most_stale_steps=1)
+    trainer = trainer_of(model, plan=plan, examples=100)
+    for steps in (1, 2, 3):
+        await trainer.run(steps)
+    assert sorted(data[0].model_input.to_ints()[1] for data in model.trained) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_checkpoint_of_another_loop_is_refused_with_a_sentence() -> None:
+    model = SimulatedModel(SimulatedSampler(drawn))
+    other: Any = Resumed(3, model, {"batch": 1}, {}, ())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="step 3 is another loop's"):
+        trainer_of(model, resumed=other)
 
 
 async def test_a_shadow_is_given_every_batch_and_logged_beside() -> None:
