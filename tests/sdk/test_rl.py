@@ -26,8 +26,9 @@ SHORT_STEPS = 6
 PROGRAM_OF_VERIFIERS = Path(__file__).parents[1] / "support" / "client" / "verifiers_program.py"
 
 
-def rewards_of(program: PageProgram) -> list[float]:
-    return [float(reward) for _, reward in sorted(program.run().values.items())]
+def steps_of(program: PageProgram) -> list[list[float]]:
+    """What it says of each: the reward first."""
+    return [[float(word) for word in said.split()] for _, said in sorted(program.run().values.items())]
 
 
 def short(source: str) -> str:
@@ -38,7 +39,8 @@ def short(source: str) -> str:
 
 def test_the_forecaster_of_the_page_learns_to_say_what_it_believes(server: ServedInstallation, tmp_path: Path) -> None:
     """From what chance earns, most of the way to what the best forecaster does."""
-    rewards = rewards_of(PageProgram(server, tmp_path / "program", page_program(FORECASTER), MODEL))
+    steps = steps_of(PageProgram(server, tmp_path / "program", page_program(FORECASTER), MODEL))
+    rewards = [reward for [reward] in steps]
     chance, best = mean(rewards[:3]), best_score(questions(seed=1, count=400))
     assert mean(rewards[-5:]) > chance + 0.5 * (best - chance)
 
@@ -46,7 +48,10 @@ def test_the_forecaster_of_the_page_learns_to_say_what_it_believes(server: Serve
 def test_the_game_of_the_page_is_played_better_while_a_shadow_watches(
     server: ServedInstallation, tmp_path: Path
 ) -> None:
-    rewards = rewards_of(PageProgram(server, tmp_path / "program", page_program(GAME), MODEL))
+    steps = steps_of(PageProgram(server, tmp_path / "program", page_program(GAME), MODEL))
+    rewards = [reward for reward, *_ in steps]
+    assert all(stale <= 1 for _, stale, _ in steps)
+    assert steps[-1][-1] > 0, "the shadow trains meanwhile"
     assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.05
 
 
