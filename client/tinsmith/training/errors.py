@@ -9,6 +9,26 @@ class TrainingError(Exception):
     """Of this package."""
 
 
+class NotOffered(TrainingError):
+    """This server has no call for it, or does not give this away."""
+
+
+class DownloadDamaged(TrainingError):
+    """A file did not come whole from the server."""
+
+
+class ExportError(TrainingError):
+    """Of weights that leave a server."""
+
+
+class NoSuchWeights(ExportError):
+    """The server shows this key no checkpoint of that path."""
+
+
+class BaseModelUnusable(ExportError):
+    """Its files are not here, cannot be read, or are not those that the adapter was trained on."""
+
+
 class CheckpointError(TrainingError):
     """Of checkpoints."""
 
@@ -37,10 +57,6 @@ class UnfitLoopState(CheckpointError, TypeError):
     """Something in it cannot be read back without running code that was saved with it."""
 
 
-class NotOffered(CheckpointError):
-    """The server has no call that gives this file."""
-
-
 class StateGone(CheckpointError):
     """The server does not have the state any more that a checkpoint refers to."""
 
@@ -55,6 +71,38 @@ class MinibatchFailed(TrainingError):
         )
         self.minibatch = minibatch
         self.step = step
+
+
+class EvaluationError(TrainingError):
+    """Of tasks, evaluators and their results."""
+
+
+class TaskFileError(EvaluationError):
+    """A file of examples, or a name of tasks, that cannot be used; says at which line."""
+
+
+class GradeFailed(EvaluationError):
+    """A grader gave something else than finite numbers, or raised; then `__cause__` is what."""
+
+
+class ResultsUnfit(EvaluationError):
+    """A directory has results that are not of these tasks, cannot be read, or are being written by another sweep."""
+
+
+class RunLogError(TrainingError):
+    """Of the places where a run's metrics go."""
+
+
+class BackendMissing(RunLogError):
+    """The package of a backend is not installed; the sentence ends with the line that installs it."""
+
+
+class BackendRefused(RunLogError):
+    """A backend does not take this run: it wants a key, say."""
+
+
+class MetricsLost(RunLogError):
+    """The run's record cannot be written: its disk is full, say."""
 
 
 class NothingToTrainOn(TrainingError):

@@ -1,0 +1,137 @@
+"""A run on the console: a bar where somebody looks at it, lines where it becomes a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tinker_cookbook.utils import ml_log
+from typing_extensions import override
+
+from tinsmith.training.run_logs.scalars import Plain, numbers_of
+
+HEADLINES = {
+    "train/nll": "nll",
+    "train_mean_nll": "nll",
+    "nll": "nll",
+    "train/loss": "loss",
+    "dpo_loss": "loss",
+    "loss": "loss",
+    "env/all/reward/total": "reward",
+    "reward": "reward",
+    "train/accuracy": "accuracy",
+    "accuracy": "accuracy",
+    "time/tokens_per_second": "tokens/s",
+}
+"""What a line has of a step, by the names of this library's loops, the cookbook's, and those that people give."""
+TOKENS = ("train/tokens", "num_tokens")
+"""Of one step, from which tokens per second are reckoned where a loop does not say them."""
+EVALUATIONS = ("eval/", "test/")
+MOST_OTHERS = 3
+
+
+class ConsoleLogger(ml_log.Logger):
+    """Steps count to `total_steps`; the last is done when its metrics are logged."""
+
+    def __init__(
+        self, total_steps: int | None, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._total = total_steps
+        self._pace = _Pace(clock)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    @override
+    def log_hparams(self, config: Any) -> None:
+        """Not here: a config is longer than a screen, and in `config.json`."""
+
+    @override
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        evaluated = {name: value for name, value in metrics.items() if name.startswith(EVALUATIONS)}
+        trained = {name: value for name, value in metrics.items() if name not in evaluated}
+        if trained and step is not None:
+            self._pace.note(step, trained)
+            self._show_step(step, self._pace.rate | headlines(trained))
+        if evaluated:
+            self._print(_line(step, {name: _figure(value) for name, value in evaluated.items()}))
+
+    @override
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _show_step(self, step: int, told: dict[str, str]) -> None:
+        if not self._console.is_terminal:
+            left = self._pace.seconds_left(step, self._total)
+            self._print(_line(step, told | ({} if left is None else {"left": _duration(left)}), self._total))
+            return
+        if self._progress is None or self._task is None:
+            self._progress, self._task = self._bar()
+        self._progress.update(self._task, completed=step, description=escape(_words(told)))
+
+    def _bar(self) -> tuple[Progress, TaskID]:
+        of_total = "step {task.completed:.0f}" + ("" if self._total is None else "/{task.total:.0f}")
+        columns = (TextColumn(of_total), BarColumn(bar_width=24), TextColumn("{task.description}"))
+        progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console)
+        progress.start()
+        return progress, progress.add_task("", total=self._total)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+
+class _Pace:
+    """Of the steps of this process."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: tuple[int, float] | None = None
+        self._noted_at = clock()
+        self.rate: dict[str, str] = {}
+
+    def note(self, step: int, metrics: Mapping[str, Plain]) -> None:
+        now = self._clock()
+        tokens = next((float(metrics[name]) for name in TOKENS if name in metrics), None)
+        if tokens is not None and now > self._noted_at:
+            self.rate = {"tokens/s": _figure(tokens / (now - self._noted_at))}
+        self._noted_at = now
+        self._began = self._began or (step, now)
+
+    def seconds_left(self, step: int, total: int | None) -> float | None:
+        """None as long as nothing is known."""
+        if self._began is None or total is None or step <= self._began[0]:
+            return None
+        per_step = (self._noted_at - self._began[1]) / (step - self._began[0])
+        return max(total - step, 0) * per_step
+
+
+def headlines(metrics: Mapping[str, Plain]) -> dict[str, str]:
+    """What to say of a step: the metrics that have a place in a line, or else the first few numbers."""
+    known = {HEADLINES[name]: _figure(value) for name, value in metrics.items() if name in HEADLINES}
+    if known:
+        return known
+    return {name: _figure(value) for name, value in list(numbers_of(metrics).items())[:MOST_OTHERS]}
+
+
+def _line(step: int | None, told: Mapping[str, str], total: int | None = None) -> str:
+    of_total = "" if total is None else f"/{total}"
+    return f"{'' if step is None else f'step {step}{of_total}  '}{_words(told)}"
+
+
+def _words(told: Mapping[str, str]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in told.items())
+
+
+def _figure(value: Plain) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

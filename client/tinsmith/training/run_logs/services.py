@@ -1,0 +1,95 @@
+"""The services that draw curves, W&B and trackio: a run that goes on is the same run there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tinker_cookbook.exceptions import ConfigurationError
+from tinker_cookbook.utils import ml_log
+from typing_extensions import override
+
+from tinsmith.training.errors import BackendRefused
+
+IDENTITY_FILE = "run.json"
+DEFAULT_PROJECT = "tinsmith"
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """What a service knows a run by. `is_resumed`: an earlier process of this directory had it."""
+
+    run_id: str
+    project: str
+    name: str
+    is_resumed: bool
+
+    @classmethod
+    def of(cls, directory: Path, project: str | None, name: str | None) -> Self:
+        """Kept in the directory. A run keeps its project and name, whatever a later call gives."""
+        file = directory / IDENTITY_FILE
+        if file.exists():
+            return cls(**json.loads(file.read_text()), is_resumed=True)
+        run_id = secrets.token_hex(8)
+        # Trackio knows a run by its name, and many a directory is called `out`.
+        made = {"run_id": run_id, "project": project or DEFAULT_PROJECT, "name": name or f"{directory.name}-{run_id}"}
+        beside = file.with_name(f".{file.name}.new")
+        beside.write_text(json.dumps(made) + "\n")
+        os.replace(beside, file)
+        return cls(**made, is_resumed=False)
+
+
+def wandb_logger(identity: RunIdentity, config: Mapping[str, Any], directory: Path) -> ml_log.Logger:
+    """Raises BackendRefused: no key, say. The mode, `WANDB_MODE`, is the environment's."""
+    # The cookbook's logger has no parameter for them; these variables are W&B's own way.
+    variables = {"WANDB_RUN_ID": identity.run_id} | ({"WANDB_RESUME": "allow"} if identity.is_resumed else {})
+    try:
+        with _environment(variables):
+            return _Wandb(identity.project, dict(config), directory, identity.name)
+    except ConfigurationError as error:
+        what = str(error).partition("\n")[0]
+        raise BackendRefused(f"{what} Or WANDB_MODE=offline keeps the run in {directory} without a key") from error
+
+
+def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.Logger:
+    """Raises BackendRefused. Where it logs to, `TRACKIO_DIR` say, is the environment's."""
+    try:
+        return _Trackio(identity, config)
+    except Exception as error:
+        raise BackendRefused(f"trackio does not start: {error}") from error
+
+
+class _Wandb(ml_log.WandbLogger):
+    """The cookbook's, which asks for the run's address at each step, and has a warning for each where there is none."""
+
+    @override
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self.run.log(metrics, step=step)
+
+
+class _Trackio(ml_log.TrackioLogger):
+    """The cookbook's, which begins a new run each time."""
+
+    def __init__(self, identity: RunIdentity, config: Mapping[str, Any]) -> None:
+        trackio: Any = importlib.import_module("trackio")
+        resume = "allow" if identity.is_resumed else "never"
+        self.run = trackio.init(project=identity.project, name=identity.name, config=dict(config), resume=resume)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Those that the user has set stay."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]

@@ -1,0 +1,130 @@
+"""W&B and trackio themselves, without a network, each in processes of its own: a run that goes on is one run there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import tinker
+from package_environment import THIRD_PARTY, environment_directory, is_made
+from support.requirements import require
+from support.waiting import until
+from tinsmith.training.run_logs.services import RunIdentity
+
+CLIENT = Path(__file__).parents[5] / "client"
+LIMIT_SECONDS = 100.0
+LIVES = (range(1, 4), range(3, 6))
+"""Killed after step 3, the run goes on from a checkpoint of step 2."""
+PROGRAM = """
+import sys
+# Last: packages of an environment of its own are that one's.
+sys.path.insert(0, {client!r})
+sys.path.append({packages!r})
+from tinsmith.training.run_logs.run_log import run_log
+with run_log({directory!r}, project="tests", config={{"rank": 8}}, to=("jsonl", {backend!r})) as log:
+    for step in range({first}, {end}):
+        log.log_metrics({{"loss": 1 / step}}, step)
+"""
+
+
+def run(
+    python: Path | str, backend: str, directory: Path, steps: range, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    source = PROGRAM.format(
+        client=str(CLIENT),
+        packages=str(Path(tinker.__file__).parents[1]),
+        directory=str(directory),
+        backend=backend,
+        first=steps.start,
+        end=steps.stop,
+    )
+    # What W&B leaves among the temporary files goes with the test's own.
+    place = {"TMPDIR": str(directory.parent), "HOME": str(directory.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [str(python), "-c", source],
+        env=os.environ | place | environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+def test_a_directory_keeps_the_runs_identity(tmp_path: Path) -> None:
+    made = RunIdentity.of(tmp_path, None, None)
+    assert not made.is_resumed
+    assert made.name == f"{tmp_path.name}-{made.run_id}"
+    again = RunIdentity.of(tmp_path, "another", "name")
+    assert again.is_resumed
+    assert (again.run_id, again.project, again.name) == (made.run_id, "tinsmith", made.name)
+
+
+def test_wandb_offline_has_each_step_once_under_one_id_and_leaves_no_process(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    for steps in LIVES:
+        done = run(sys.executable, "wandb", tmp_path / "run", steps, WANDB_MODE="offline", TINSMITH_TEST_MARK=mark)
+        assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    identity = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [file.stem for file in files] == [f"run-{identity['run_id']}"] * 2
+    assert [history for file in files for history in wandb_history(file)] == [(step, 1 / step) for step in range(1, 6)]
+    until(lambda: list(processes_marked(mark)) == [])
+
+
+def test_trackio_has_each_step_once_under_one_name(tmp_path: Path) -> None:
+    environment = environment_directory(THIRD_PARTY)
+    require(is_made(environment), "trackio is not installed: `python scripts/package_environment.py third-party`.")
+    for steps in LIVES:
+        local = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+        done = run(environment / "bin" / "python", "trackio", tmp_path / "run", steps, **local)
+        assert done.returncode == 0, done.stderr
+    with sqlite3.connect(tmp_path / "trackio" / "tests.db") as database:
+        rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+    database.close()
+    name = json.loads((tmp_path / "run" / "run.json").read_text())["name"]
+    assert [(who, step, json.loads(metrics)) for who, step, metrics in rows] == [
+        (name, step, {"loss": 1 / step}) for step in range(1, 6)
+    ]
+
+
+def test_wandb_without_a_key_is_refused_at_the_start_with_two_ways_out(tmp_path: Path) -> None:
+    done = run(sys.executable, "wandb", tmp_path / "run", range(1, 2), WANDB_MODE="online", WANDB_API_KEY="")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "BackendRefused" in last
+    assert "wandb login" in last
+    assert "WANDB_MODE=offline" in last
+
+
+def wandb_history(file: Path) -> Iterator[tuple[int, float]]:
+    """Step and loss of each record. The file has LevelDB's log format, after a header of its own."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    header_bytes, record_header = 7, struct.Struct("<IHB")
+    content, at = file.read_bytes(), header_bytes
+    assert len(content) < 2**15, "one block"
+    while at < len(content):
+        _checksum, length, _kind = record_header.unpack_from(content, at)
+        at += record_header.size
+        record = Record.FromString(content[at : at + length])
+        at += length
+        if record.WhichOneof("record_type") == "history":
+            logged = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            yield int(logged["_step"]), float(logged["loss"])
+
+
+def processes_marked(mark: str) -> Iterator[str]:
+    """Those that inherited this word in their environment."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                yield (process / "cmdline").read_text()
+        except OSError:  # it is another's, or has ended
+            continue
