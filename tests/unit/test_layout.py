@@ -76,6 +76,7 @@ WHY_SHORT = {
     "client/tinsmith/models.py": COMMAND,
     "client/tinsmith/training/checkpoints/adapter_folder.py": "PEFT's names for files, which no other module knows",
     "client/tinsmith/training/checkpoints/background.py": "a thread and its failures, read on its own",
+    "client/tinsmith/training/environments/scoring_rules.py": "proper rules by themselves, which a test proves to be",
     "client/tinsmith/training/run_logs/history.py": "one file of a run and what a kill leaves of it, without a backend",
     "client/tinsmith/training/run_logs/scalars.py": SHARED,
     "client/tinsmith/training/run_logs/tensorboard.py": "a backend, as the others are",

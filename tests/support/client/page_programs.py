@@ -20,17 +20,17 @@ PLACE_OF_MODEL = '"tiny"'
 LIMIT_SECONDS = 200.0
 
 
-def page_program(containing: str) -> str:
-    """The source of the one program of the page that has this in it."""
+def page_program(containing: str, *, of_a_model: bool = True) -> str:
+    """The source of the one program of the page that has this in it; not `of_a_model`: it names none."""
     programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     [source] = [program for program in programs if containing in program]
-    assert PLACE_OF_MODEL in source
+    assert (PLACE_OF_MODEL in source) == of_a_model
     return str(source)
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process of the program, to its end or to a kill. `values`: what it printed for each step."""
+    """One process of the program, to its end or to a kill. `values`: what it printed behind each step's number."""
 
     killed: bool
     values: dict[int, str]
@@ -76,5 +76,5 @@ class PageProgram:
 
 
 def _of_line(line: str) -> dict[int, str]:
-    step, value, *_ = line.split()
-    return {int(step): value}
+    step, _, rest = line.strip().partition(" ")
+    return {int(step): rest}

@@ -40,6 +40,7 @@ def test_all_packages_register_their_commands() -> None:
         "cluster",
         "demo",
         "doctor",
+        "eval",
         "export",
         "import",
         "keys",

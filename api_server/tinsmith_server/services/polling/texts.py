@@ -196,5 +196,9 @@ def _sample_request(request: TextRequest, rendered: worker_pb2.RenderPromptReply
         stop_strings=request.stops,
         stop_tokens=rendered.end_tokens,
         topk_sample_logprobs=request.logprobs or 0,
-        reading=worker_pb2.Reading(chat=request.chat, tools=request.tools, logprobs=request.logprobs is not None),
+        prompt_logprobs=request.echo and request.logprobs is not None,
+        topk_prompt_logprobs=(request.logprobs or 0) if request.echo else 0,
+        reading=worker_pb2.Reading(
+            chat=request.chat, tools=request.tools, logprobs=request.logprobs is not None, echo=request.echo
+        ),
     )
