@@ -39,6 +39,7 @@ WITH_AN_API := tests/faults tests/contract/fleet
 IMPORTS := tests/unit/test_imports.py
 WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client operator server testcluster)
 NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py \
+    tests/unit/client/training/environments tests/unit/client/training/rl \
     $(addprefix tests/unit/client/training/run_logs/,test_run_log.py test_services.py) \
     $(addprefix tests/unit/client/training/checkpoints/,test_commands.py test_manager.py) \
     $(addprefix tests/unit/client/training/evaluation/,test_commands.py test_inline.py test_loading.py test_offline.py \

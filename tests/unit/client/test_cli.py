@@ -47,6 +47,7 @@ def test_all_packages_register_their_commands() -> None:
         "make-tiny-model",
         "models",
         "parity",
+        "promote",
         "serve",
         "version",
     }
