@@ -63,6 +63,7 @@ WHY_SHORT = {
     "api_server/tinsmith_server/store/migrations/versions/v0004_places_of_local_workers.py": BY_ALEMBIC,
     "api_server/tinsmith_server/store/migrations/versions/v0005_usage_and_audit.py": BY_ALEMBIC,
     "api_server/tinsmith_server/store/migrations/versions/v0006_sampling_clients.py": BY_ALEMBIC,
+    "api_server/tinsmith_server/store/migrations/versions/v0007_promotions.py": BY_ALEMBIC,
     "api_server/tinsmith_server/store/sql_store.py": SHARED,
     "api_server/tinsmith_server/store/url.py": SHARED,
     "api_server/tinsmith_server/wire/token_counts.py": SHARED,

@@ -9,7 +9,14 @@ from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.errors import CheckpointError, EvaluationError, MinibatchFailed, NothingToTrainOn, TrainingError
 from tinsmith.training.exports.export import export_lora_weights
-from tinsmith.training.run_logs.run_log import RunLog, run_log
+from tinsmith.training.promotion.names import (
+    Promotion,
+    promote,
+    promotion_history,
+    promotions,
+    remove_promotion,
+    rollback,
+)
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from tinsmith.training.evaluation.tasks import ChoiceTask, Task
     from tinsmith.training.rl.shadow import ShadowClient
     from tinsmith.training.rl.trainer import RLTrainer
+    from tinsmith.training.run_logs.run_log import RunLog, run_log
 
 # They import tinker-cookbook, which who saves checkpoints need not wait for, or have.
 _ON_DEMAND = {
@@ -31,6 +39,7 @@ _ON_DEMAND = {
     **dict.fromkeys(("Evaluated", "InlineEvaluator"), "evaluation.inline"),
     **dict.fromkeys(("OfflineEvaluator", "Sweep"), "evaluation.offline"),
     **dict.fromkeys(("ChoiceTask", "Task"), "evaluation.tasks"),
+    **dict.fromkeys(("RunLog", "run_log"), "run_logs.run_log"),
     "load_task": "evaluation.loading",
     **dict.fromkeys(("from_functions", "from_games"), "environments.functions"),
     "RLTrainer": "rl.trainer",
@@ -52,6 +61,7 @@ __all__ = [
     "MinibatchPlan",
     "NothingToTrainOn",
     "OfflineEvaluator",
+    "Promotion",
     "RLTrainer",
     "Resumed",
     "Retention",
@@ -68,6 +78,11 @@ __all__ = [
     "from_games",
     "from_verifiers",
     "load_task",
+    "promote",
+    "promotion_history",
+    "promotions",
+    "remove_promotion",
+    "rollback",
     "run_log",
     "stream_minibatch_train",
 ]
