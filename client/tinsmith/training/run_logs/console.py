@@ -128,7 +128,9 @@ def _words(told: Mapping[str, str]) -> str:
 
 
 def _figure(value: Plain) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _duration(seconds: float) -> str:

@@ -1,0 +1,153 @@
+"""The loop of runs over a file of examples. Killed at any moment, the same command goes on to the same weights."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from tinker import types
+
+from tinsmith.training.checkpoints.manager import CheckpointManager
+from tinsmith.training.run_logs.run_log import RunLog, run_log
+from tinsmith.training.runs.config import Config, DataConfig, RunConfig
+from tinsmith.training.runs.opening import OpenRun, opened
+from tinsmith.training.runs.outcome import Outcome, finish
+from tinsmith.training.runs.rendering import choose_rendering
+from tinsmith.training.runs.schedule import learning_rate_at
+from tinsmith.training.runs.work import Example, Kind, Work
+
+
+class Stopped(Exception):
+    """Somebody asked the run to stop, and it has saved what it had."""
+
+    def __init__(self, step: int, total_steps: int) -> None:
+        super().__init__(
+            f"stopped after step {step} of {total_steps}, which is saved; the same command goes on from there"
+        )
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Set by Ctrl-C and by SIGTERM; a second one ends the process as ever."""
+
+    asked: bool = False
+    _before: dict[int, Any] = field(default_factory=dict)
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(number, self._before[number])
+
+    @classmethod
+    @contextmanager
+    def listening(cls) -> Iterator[StopRequest]:
+        request = cls()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            request._before[number] = signal.signal(number, request)
+        try:
+            yield request
+        finally:
+            for restored, before in request._before.items():
+                signal.signal(restored, before)
+
+
+def run(kind: Kind[Config, Example], config: Config) -> Outcome:
+    """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what the SDK raises."""
+    assert isinstance(config, DataConfig)
+    examples = kind.read(config)
+    with opened(config, examples.digest) as open_run:
+        rendering = choose_rendering(config.renderer, open_run.tokenizer, config.model)
+        state = None if open_run.resumed is None else open_run.resumed.loop_state["work"]
+        work = kind.begin(config, examples, rendering, open_run.client, state)
+        total = min(len(work.batches), config.max_steps or len(work.batches))
+        with logged(config, total) as log, StopRequest.listening() as stop:
+            steps = _Steps(config, open_run, work, log, total, examples.digest)
+            steps.go_on(stop)
+        counted = {**work.data.described(), "renderer": rendering.name}
+        return finish(config, open_run.manager, total, counted, steps.first, steps.last, work.panels)
+
+
+def logged(config: RunConfig, total_steps: int) -> RunLog:
+    return run_log(
+        config.out,
+        project=config.project,
+        name=config.name,
+        config=config.model_dump(mode="json"),
+        to=("jsonl", *config.logs),
+        total_steps=total_steps,
+    )
+
+
+def adam_at(config: RunConfig, total_steps: int, step: int) -> types.AdamParams:
+    """Of step `step`, from 0."""
+    return types.AdamParams(
+        learning_rate=learning_rate_at(step, total_steps, config.learning_rate, config.schedule, config.warmup_steps),
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        grad_clip_norm=config.grad_clip_norm,
+    )
+
+
+class _Steps:
+    """From where the run is. `first` and `last` are evaluations, before the first step and after the last."""
+
+    def __init__(self, config: DataConfig, open_run: OpenRun, work: Work, log: RunLog, total: int, digest: str) -> None:
+        self._config = config
+        self._manager: CheckpointManager = open_run.manager
+        self._work = work
+        self._log = log
+        self._total = total
+        self._digest = digest
+        self._adam = partial(adam_at, config, total)
+        self.step = open_run.step
+        resumed = open_run.resumed
+        self.first: Mapping[str, float] = {} if resumed is None else resumed.loop_state["first_evaluation"]
+        self.last: Mapping[str, float] = {}
+
+    def go_on(self, stop: StopRequest) -> None:
+        """Raises Stopped."""
+        if self.step == 0:
+            self.first = self._work.evaluate()
+            self._log.log_metrics(dict(self.first), 0)
+        elif self.step == self._total:
+            self.last = self._work.evaluate()
+        while self.step < self._total and not stop.asked:
+            self._one(stop)
+        self._manager.wait()
+        if self.step < self._total:
+            raise Stopped(self.step, self._total)
+
+    def _one(self, stop: StopRequest) -> None:
+        """Logged before it is saved: what a kill repeats is logged again, and nothing is left out."""
+        began = time.monotonic()
+        adam = self._adam(self.step)
+        metrics = self._work.step(self.step, adam)
+        metrics |= self._progress(adam, metrics["train/tokens"], time.monotonic() - began)
+        self.step += 1
+        is_last = self.step == self._total
+        if is_last or (self._config.eval_every and self.step % self._config.eval_every == 0):
+            self.last = self._work.evaluate()
+            metrics |= self.last
+        self._log.log_metrics(metrics, self.step)
+        if is_last or stop.asked or self.step % self._config.save_every == 0:
+            self._save(metrics)
+
+    def _save(self, metrics: Mapping[str, float]) -> None:
+        state = {"data": self._digest, "work": self._work.state(), "first_evaluation": dict(self.first)}
+        self._manager.save(self._work.client, self.step, loop_state=state, metrics=metrics)
+
+    def _progress(self, adam: types.AdamParams, tokens: float, seconds: float) -> dict[str, float]:
+        return {
+            "optim/lr": adam.learning_rate,
+            "progress/epoch": self._work.batches.epoch_after(self.step),
+            "progress/done_frac": (self.step + 1) / self._total,
+            "time/step": seconds,
+            "time/tokens_per_second": tokens / seconds,
+        }
