@@ -8,6 +8,7 @@ PACKAGES := api_server client operator rpc trainer_image
 LOCK := requirements/dev.txt
 NAME := dev
 NODES := 1
+ONLY := test
 SEED := 1
 KILLS := 200
 # Of `make recipes`: all.
@@ -52,7 +53,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk evidence zoo recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -188,6 +189,9 @@ lock: ## resolve requirements/*.txt anew
 
 zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/models.md
 	PYTHONPATH=tests $(BIN)/python -m support.zoo
+
+tutorials: venv ## run the notebooks of docs/tutorials and write what came out into them; ONLY=… if you like
+	TINSMITH_TUTORIALS=write $(BIN)/pytest tests/tutorials/test_tutorials.py tests/cluster/node/test_tutorial.py -k "test_runs_to_its_end and ($(ONLY))"
 
 recipes: venv ## the cookbook's programs and three that stand on OpenAI's client, with what was checked of each; writes docs/recipes.md; PROGRAMS="sl_loop …" runs some
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py third-party

@@ -10,20 +10,9 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from tinsmith.discovery import find_commands, summary_of
+from tinsmith.discovery import MissingExtra, find_commands, naming_extras, summary_of
 
 HELP = "Train and sample LoRA adapters with the tinker SDK, on your own machines."
-
-
-class MissingExtra(Exception):
-    """A command's packages are not installed. `str(error)` is the line that installs them."""
-
-    def __init__(self, command: EntryPoint, module: str) -> None:
-        extras = ",".join(command.extras)
-        super().__init__(
-            f"tinsmith {command.name} needs the module {module}, which is not installed: "
-            f"pip install 'tinsmith[{extras}]'"
-        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,12 +29,8 @@ def run(commands: Mapping[str, EntryPoint], arguments: Sequence[str]) -> None:
     """Raises MissingExtra when the command, or something it imports on its way, is not installed."""
     requested = next((argument for argument in arguments if not argument.startswith("-")), None)
     command = commands.get(requested or "")
-    try:
+    with naming_extras(command):
         build_app(commands, command)(args=list(arguments), prog_name="tinsmith")
-    except ModuleNotFoundError as error:
-        if command is None or not command.extras or error.name is None or error.name.startswith("tinsmith"):
-            raise
-        raise MissingExtra(command, error.name) from error
 
 
 def build_app(commands: Mapping[str, EntryPoint], requested: EntryPoint | None) -> typer.Typer:

@@ -8,12 +8,35 @@ it needs: `serve = "tinsmith_server.cli.serving:serve [server,trainer]"`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 
 GROUP = "tinsmith.commands"
+
+
+class MissingExtra(Exception):
+    """A command's packages are not installed. `str(error)` is the line that installs them."""
+
+    def __init__(self, command: EntryPoint, module: str) -> None:
+        extras = ",".join(command.extras)
+        super().__init__(
+            f"tinsmith {command.name} needs the module {module}, which is not installed: "
+            f"pip install 'tinsmith[{extras}]'"
+        )
+
+
+@contextmanager
+def naming_extras(command: EntryPoint | None) -> Iterator[None]:
+    """Raises MissingExtra where what the command imports inside is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if command is None or not command.extras or error.name is None or error.name.startswith("tinsmith"):
+            raise
+        raise MissingExtra(command, error.name) from error
 
 
 def find_commands() -> dict[str, EntryPoint]:

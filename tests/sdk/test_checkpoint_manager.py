@@ -2,86 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import subprocess
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tinker
 from safetensors.numpy import load_file
+from support.client.page_programs import PageProgram, page_program
 from support.client.sdk import adam, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.cli import main
 from tinsmith.training import CheckpointManager, Retention
-from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import StateGone
 
 MODEL = "tiny/other-name"
-"""A relative path, too: in a folder where it leads to the model, the SDK finds the tokenizer without a hub."""
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 STEPS = 12
 KILLS = 3
-LIMIT_SECONDS = 200.0
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One process of the program, to its end or to a kill."""
-
-    killed: bool
-    losses: dict[int, str]
-
-
-class Program:
-    def __init__(self, server: ServedInstallation, folder: Path) -> None:
-        self.folder = folder
-        (folder / "tiny").mkdir(parents=True)
-        (folder / MODEL).symlink_to(server.models[MODEL])
-        programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-        [source] = [program for program in programs if "CheckpointManager(" in program]
-        assert '"tiny"' in source
-        (folder / "program.py").write_text(source.replace('"tiny"', f'"{MODEL}"'))
-        self._environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
-
-    def run(self, kill_after: tuple[int, float] | None = None) -> Life:
-        """`kill_after` is a number of steps in this life, and seconds after the last of them."""
-        command = [sys.executable, "program.py"]
-        process = subprocess.Popen(
-            command, cwd=self.folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        losses: dict[int, str] = {}
-        assert process.stdout is not None
-        while line := process.stdout.readline():
-            step, loss = line.split()
-            losses[int(step)] = loss
-            if kill_after is not None and len(losses) == kill_after[0]:
-                time.sleep(kill_after[1])
-                process.kill()
-                break
-        rest, complaints = process.communicate(timeout=LIMIT_SECONDS)
-        losses |= {int(line.split()[0]): line.split()[1] for line in rest.splitlines()}
-        assert process.returncode in (0, -9), complaints
-        return Life(process.returncode != 0, losses)
-
-    @property
-    def store(self) -> CheckpointStore:
-        return CheckpointStore(str(self.folder / "checkpoints"))
-
-    def adapter(self, step: int) -> dict[str, bytes]:
-        tensors = load_file(self.folder / "checkpoints" / f"step-{step:06d}" / "adapter.safetensors")
-        return {name: tensor.tobytes() for name, tensor in tensors.items()}
 
 
 def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undisturbed_one(
     server: ServedInstallation, tmp_path: Path
 ) -> None:
-    undisturbed, disturbed = Program(server, tmp_path / "undisturbed"), Program(server, tmp_path / "disturbed")
-    expected = undisturbed.run().losses
+    source = page_program("manager.maybe_save(")
+    undisturbed, disturbed = (
+        PageProgram(server, tmp_path / name, source, MODEL) for name in ("undisturbed", "disturbed")
+    )
+    expected = undisturbed.run().values
     assert sorted(expected) == list(range(1, STEPS + 1))
     seed = random.randrange(2**32)
     moments = random.Random(seed)
@@ -89,7 +36,7 @@ def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undistur
     lives.append(disturbed.run())
     assert lives[0].killed
     for life in lives:
-        assert life.losses.items() <= expected.items(), f"seed {seed}"
+        assert life.values.items() <= expected.items(), f"seed {seed}"
     assert disturbed.adapter(STEPS) == undisturbed.adapter(STEPS), f"seed {seed}"
     for program in (undisturbed, disturbed):
         assert program.store.steps()[-1] == STEPS

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tinker
+from support.client.page_programs import PLACE_OF_MODEL, page_program
 from support.client.sdk import adam, exact_logprobs, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinker import types
@@ -23,7 +22,6 @@ from tinsmith.training.streams.train import stream_minibatch_train
 
 from .conftest import MODEL
 
-PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 CLIPPED = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
 LOSSES: Sequence[tuple[types.LossFnType, dict[str, float | str] | None]] = (
     ("importance_sampling", None),
@@ -131,10 +129,9 @@ async def test_what_the_server_refuses_is_named_and_no_step(client: tinker.Servi
 
 def test_the_program_of_the_page_trains_off_policy_to_its_bound(server: ServedInstallation) -> None:
     """With two samplers, which go on while steps are made."""
-    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    [source] = [program for program in programs if "stream_minibatch_train(" in program]
     environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
-    command = [sys.executable, "-c", source.replace('"tiny"', f'"{MODEL}"')]
+    source = page_program("stream_minibatch_train(")
+    command = [sys.executable, "-c", source.replace(PLACE_OF_MODEL, f'"{MODEL}"')]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     steps = [line.split() for line in done.stdout.splitlines()]

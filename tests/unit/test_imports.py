@@ -22,7 +22,7 @@ PACKAGES = {
 # NVIDIA's image alone has it.
 NEVER_HERE = {"nemo_rl"}
 # `make test-other-pythons` leaves them out of its environments.
-WITH_PYTORCH = {"torch", "transformers", "peft", "accelerate", "ray", "megatron"}
+WITH_PYTORCH = {"torch", "transformers", "peft", "accelerate", "ray", "megatron", "tinker_cookbook"}
 
 IMPORT_ALL = """
 import importlib, json, sys

@@ -71,7 +71,6 @@ WHY_SHORT = {
     "client/tinsmith/cluster/errors.py": SHARED,
     "client/tinsmith/cluster/names.py": SHARED,
     "client/tinsmith/cluster/tree.py": SHARED,
-    "client/tinsmith/discovery.py": "what a command needs before any is loaded: cli.py must start fast",
     "client/tinsmith/doctor.py": COMMAND,
     "client/tinsmith/models.py": COMMAND,
     "client/tinsmith/training/checkpoints/adapter_folder.py": "PEFT's names for files, which no other module knows",

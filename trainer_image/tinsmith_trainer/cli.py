@@ -1,7 +1,7 @@
-"""The trainer's commands: `make-tiny-model` and `export`, also as `python -m tinsmith_trainer.cli`.
+"""The trainer's commands: `make-tiny-model`, and what `tinsmith export` does with files.
 
-The worker's image has no `tinsmith` program. Torch is imported inside the commands, so that a wrong
-option is answered at once.
+Both are also in `python -m tinsmith_trainer.cli`: the worker's image has no `tinsmith` program. Torch is imported
+inside the commands, so that a wrong option is answered at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tinsmith_trainer.errors import CheckpointInvalid, TrainerError
 
 if TYPE_CHECKING:
     from tinsmith_trainer.checkpoints.checkpoint_root import LoadedCheckpoint
-    from tinsmith_trainer.engines.base import BaseModelInfo
+    from tinsmith_trainer.engines.base import BaseModelInfo, ExportLayout
 
 
 class ModelFamily(StrEnum):
@@ -58,10 +58,16 @@ def export(
     """Turn a saved checkpoint into a PEFT adapter or a merged Hugging Face model."""
     if checkpoint.startswith("tinker://"):
         _fail(
-            f"{checkpoint} is a name that only its server can resolve. "
-            "Give the checkpoint's directory, DATA/checkpoints/weights/RUN/SEQ-EPOCH beside the server, "
+            f"{checkpoint} is a name that only its server can resolve: the program `tinsmith export` asks it. "
+            "Or give the checkpoint's directory, DATA/checkpoints/weights/RUN/SEQ-EPOCH beside the server, "
             "or weights/RUN/SEQ-EPOCH below another checkpoint root."
         )
+    export_files(checkpoint, base_model, to, layout.value)
+    print(to)
+
+
+def export_files(checkpoint: str, base_model: str, to: Path, layout: ExportLayout) -> None:
+    """What `export` does with files, for the `tinsmith` program. Raises typer.Exit behind a sentence."""
     from tinsmith_trainer.engines.peft import build_peft_engine
     from tinsmith_trainer.torch_model.loading import load_torch_model
 
@@ -70,14 +76,13 @@ def export(
         engine = build_peft_engine(load_torch_model(base_model))
         loaded = _read_checkpoint(checkpoint, engine.base_model())
         to.mkdir(parents=True, exist_ok=True)
-        engine.export(loaded.state, to, layout.value)
+        engine.export(loaded.state, to, layout)
     except TrainerError as error:
         _fail(str(error))
     if loaded.trained_in:
         _say(
             f"the adapter was trained on {base_model} in {loaded.trained_in}; on whole weights it may do a little worse"
         )
-    print(to)
 
 
 def _read_checkpoint(checkpoint: str, base: BaseModelInfo) -> LoadedCheckpoint:

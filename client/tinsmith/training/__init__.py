@@ -2,27 +2,64 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
-from tinsmith.training.errors import CheckpointError, MinibatchFailed, TrainingError
+from tinsmith.training.errors import CheckpointError, EvaluationError, MinibatchFailed, TrainingError
+from tinsmith.training.exports.export import export_lora_weights
 from tinsmith.training.run_logs.run_log import RunLog, run_log
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
 
+if TYPE_CHECKING:
+    from tinsmith.training.evaluation.examples import Answer, Example
+    from tinsmith.training.evaluation.inline import Evaluated, InlineEvaluator
+    from tinsmith.training.evaluation.loading import load_task
+    from tinsmith.training.evaluation.offline import OfflineEvaluator, Sweep
+    from tinsmith.training.evaluation.tasks import ChoiceTask, Task
+
+# They import tinker-cookbook, which who saves checkpoints need not wait for, or have.
+_ON_DEMAND = {
+    **dict.fromkeys(("Answer", "Example"), "evaluation.examples"),
+    **dict.fromkeys(("Evaluated", "InlineEvaluator"), "evaluation.inline"),
+    **dict.fromkeys(("OfflineEvaluator", "Sweep"), "evaluation.offline"),
+    **dict.fromkeys(("ChoiceTask", "Task"), "evaluation.tasks"),
+    "load_task": "evaluation.loading",
+}
+
 __all__ = [
+    "Answer",
     "BufferClosed",
     "CheckpointError",
     "CheckpointManager",
+    "ChoiceTask",
+    "Evaluated",
+    "EvaluationError",
+    "Example",
+    "InlineEvaluator",
     "MinibatchFailed",
     "MinibatchPlan",
+    "OfflineEvaluator",
     "Resumed",
     "Retention",
     "RolloutBuffer",
     "RolloutGroup",
     "RunLog",
     "StepReport",
+    "Sweep",
+    "Task",
     "TrainingError",
+    "export_lora_weights",
+    "load_task",
     "run_log",
     "stream_minibatch_train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class TrainingError(Exception):
     """Of this package."""
+
+
+class NotOffered(TrainingError):
+    """This server has no call for it, or does not give this away."""
+
+
+class DownloadDamaged(TrainingError):
+    """A file did not come whole from the server."""
+
+
+class ExportError(TrainingError):
+    """Of weights that leave a server."""
+
+
+class NoSuchWeights(ExportError):
+    """The server shows this key no checkpoint of that path."""
+
+
+class BaseModelUnusable(ExportError):
+    """Its files are not here, cannot be read, or are not those that the adapter was trained on."""
 
 
 class CheckpointError(TrainingError):
@@ -35,10 +57,6 @@ class UnfitLoopState(CheckpointError, TypeError):
     """Something in it cannot be read back without running code that was saved with it."""
 
 
-class NotOffered(CheckpointError):
-    """The server has no call that gives this file."""
-
-
 class StateGone(CheckpointError):
     """The server does not have the state any more that a checkpoint refers to."""
 
@@ -53,6 +71,22 @@ class MinibatchFailed(TrainingError):
         )
         self.minibatch = minibatch
         self.step = step
+
+
+class EvaluationError(TrainingError):
+    """Of tasks, evaluators and their results."""
+
+
+class TaskFileError(EvaluationError):
+    """A file of examples, or a name of tasks, that cannot be used; says at which line."""
+
+
+class GradeFailed(EvaluationError):
+    """A grader gave something else than finite numbers, or raised; then `__cause__` is what."""
+
+
+class ResultsUnfit(EvaluationError):
+    """A directory has results that are not of these tasks, cannot be read, or are being written by another sweep."""
 
 
 class RunLogError(TrainingError):
@@ -85,3 +119,21 @@ class BadData(RunError):
 
 class ServerNotReady(RunError):
     """No server answers, or it does not serve the model."""
+
+
+class NothingToTrainOn(TrainingError):
+    """So many groups in a row gave no data that the run would go on for ever. `causes` counts why, by kind."""
+
+    def __init__(self, groups: int, causes: Mapping[str, int], step: int) -> None:
+        told = ", ".join(f"{kind} ({count})" for kind, count in sorted(causes.items(), key=lambda each: -each[1]))
+        super().__init__(
+            f"{groups} groups in a row gave nothing to train on, after {step} steps: {told}; each failure is in the "
+            "log. Where rewards are equal the task is solved, or no answer earns more than another"
+        )
+        self.groups = groups
+        self.causes = dict(causes)
+        self.step = step
+
+
+class EnvironmentFailed(TrainingError):
+    """An environment did not do its part. It costs its group, as whatever else an environment raises."""

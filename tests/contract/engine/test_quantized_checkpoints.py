@@ -12,6 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.zoo.families import family_directory
+from tinsmith.training.errors import BaseModelUnusable
+from tinsmith.training.exports.base_model import BaseModel
+from tinsmith.training.exports.merging import MergedWeights
 from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.errors import ModelDirectoryInvalid
@@ -102,8 +105,20 @@ def test_a_quantized_checkpoint_is_the_model_that_it_stands_for(method: str, tmp
         torch.testing.assert_close(merged(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("method", FORMATS)
+def test_a_client_that_merges_into_one_has_the_model_that_it_stands_for(method: str, tmp_path: Path) -> None:
+    stored, dense = make(method, tmp_path)
+    MergedWeights(base := BaseModel(str(stored)), base.load()).save_pretrained(tmp_path / "merged")
+    plain, merged = (AutoModelForCausalLM.from_pretrained(folder) for folder in (dense, tmp_path / "merged"))
+    assert not hasattr(merged.config, "quantization_config")
+    with torch.no_grad():
+        torch.testing.assert_close(merged(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)
+
+
 def test_a_format_that_is_not_read_is_refused_with_those_that_are(tmp_path: Path) -> None:
     _, dense = make("mxfp4", tmp_path)
     say_format(dense, {"quant_method": "awq", "bits": 4})
+    with pytest.raises(BaseModelUnusable, match="quantized by 'awq', and only mxfp4 and fp8 are made dense here"):
+        BaseModel(str(dense)).load()
     with pytest.raises(ModelDirectoryInvalid, match="quantized by 'awq', and only mxfp4 and fp8 are read"):
         load_torch_model(str(dense))

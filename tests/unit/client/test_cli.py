@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from tinsmith.cli import MissingExtra, main, run
-from tinsmith.discovery import GROUP, find_commands, summary_of
+from tinsmith.cli import main, run
+from tinsmith.discovery import GROUP, MissingExtra, find_commands, summary_of
 
 HEAVY_MODULES = ("torch", "transformers", "tinker", "fastapi", "sqlalchemy", "grpc", "httpx", "matplotlib")
 PRINT_HEAVY_IMPORTS = f"""

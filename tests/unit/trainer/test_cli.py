@@ -112,10 +112,22 @@ def test_a_directory_that_is_no_checkpoint_is_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tinker_path_is_refused_with_what_to_give_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = export_error(capsys, "tinker://run:train:0/weights/a", "--base-model", "any", "--to", tmp_path / "out")
-    assert said.startswith("tinsmith export: tinker://run:train:0/weights/a is a name")
-    assert "DATA/checkpoints/weights/" in said
+def test_in_an_image_without_the_program_a_tinker_path_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    path = "tinker://run:train:0/weights/a"
+    command = [sys.executable, "-m", "tinsmith_trainer.cli", "export", path, "--base-model", "any"]
+    done = subprocess.run(
+        [*command, "--to", str(tmp_path / "out"), "--layout", "peft"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tinsmith export: {path} is a name that only its server can resolve")
+    assert "DATA/checkpoints/weights/" in done.stderr
+
+
+def test_files_without_their_base_model_are_a_misuse(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("export", checkpoint, "--to", tmp_path / "out", "--layout", "peft") == 2
+    assert "--base-model" in capsys.readouterr().err
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path, base_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,3 +155,9 @@ def test_the_commands_run_without_the_tinsmith_program(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tinsmith_trainer.cli", "make-tiny-model", str(tmp_path / "tiny")]
     subprocess.run(command, check=True, timeout=60)
     assert (tmp_path / "tiny" / "config.json").is_file()
+
+
+def test_the_trainer_exports_without_the_tinsmith_program(tmp_path: Path, base_model: Path, checkpoint: Path) -> None:
+    command = [sys.executable, "-m", "tinsmith_trainer.cli", "export", checkpoint, "--base-model", base_model]
+    subprocess.run([*command, "--to", tmp_path / "out", "--layout", "peft"], check=True, timeout=60)
+    assert (tmp_path / "out" / "adapter_config.json").is_file()

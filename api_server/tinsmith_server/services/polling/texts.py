@@ -6,6 +6,7 @@ The worker has the model's files, so it renders prompts and reads answers; here 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,10 +111,11 @@ class Texts:
         return reply
 
     async def stop(self, tenant: str, sample: SampleId, *, is_over: bool) -> None:
-        """Nobody reads it any more."""
+        """Nobody reads it any more. Where its sampler cannot be told, it ends by itself."""
         self._sampling.note_ended(tenant, sample)
         if not is_over:
-            await self._dispatch.cancel(sample)
+            with contextlib.suppress(WorkerUnavailable):
+                await self._dispatch.cancel(sample)
 
     async def _rendered(self, sampler: Sampler, prompt: Prompt) -> worker_pb2.RenderPromptReply:
         """Of tokens the text is empty, which tells what ends a sequence."""

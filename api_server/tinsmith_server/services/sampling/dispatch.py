@@ -22,6 +22,8 @@ from tinsmith_server.wire.ids import SampleId, sampler_token
 CONNECT_SECONDS = 20.0
 # One that hangs leaves time to ask others. A worker beside its training may be slow, and is the last to be asked.
 POOL_SAMPLE_SECONDS = 5.0
+# A request that waits as long as a submission would hold up a program that only wants to leave.
+CANCEL_SECONDS = 5.0
 # Another server may hear a moment earlier of a new replica, and give it a sample that is asked for here.
 UNSEEN_SECONDS = 2.0
 
@@ -123,11 +125,17 @@ class Dispatch:
         raise await self._refusal(need, trouble)
 
     async def cancel(self, sample: SampleId) -> None:
-        """A sampler that is not there has no sample to stop."""
-        holder = self._find(sample)
-        client = holder.running() if holder is not None else None
-        if client is not None:
-            await client.cancel_sample(str(sample))
+        """Returns when its sampler knows; one that is no more has no sample to stop.
+
+        Raises WorkerUnavailable where it cannot be reached: a server that has just started may not have connected yet,
+        and the sampler goes on with what the last one gave it.
+        """
+        try:
+            holder = await self._holder(sample)
+        except Gone:
+            return
+        client = await holder.connection(CANCEL_SECONDS)
+        await client.cancel_sample(str(sample))
 
     def _in_order(
         self, samplers: Sequence[SamplerHandle], need: Need, request: worker_pb2.SampleRequest

@@ -22,7 +22,7 @@ from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.server_states import ServerStates
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.checkpoints.trainer_state import TrainerState, read_trainer_state
-from tinsmith.training.errors import CheckpointDamaged, CheckpointError, NoCheckpoint
+from tinsmith.training.errors import CheckpointDamaged, NoCheckpoint, TrainingError
 
 checkpoints = typer.Typer(
     help="List, verify, prune and export the checkpoints of a run, and say how it goes on.",
@@ -191,7 +191,7 @@ def errors_as_sentences() -> Iterator[None]:
     except ValueError as error:
         _tell(str(error))
         raise typer.Exit(2) from error
-    except (CheckpointError, tinker.TinkerError, OSError, ImportError) as error:
+    except (TrainingError, tinker.TinkerError, OSError, ImportError) as error:
         _tell(str(error) or type(error).__name__)
         raise typer.Exit(1) from error
 

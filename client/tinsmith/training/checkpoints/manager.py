@@ -151,6 +151,15 @@ class CheckpointManager:
         )
         self._saves.start(step, partial(self._write, _Save(step, started, training_client, copied, scores)))
 
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What was measured after a save, such as an evaluator's scores, among the metrics of the checkpoint of `step`.
+
+        The next save's `retention` counts them. Waits for a save that is under way. Raises SaveFailed for that one,
+        NoCheckpoint where `retention` has removed it meanwhile, and CheckpointDamaged.
+        """
+        self._saves.wait()
+        self._store.add_metrics(step, metrics)
+
     def resume(self, step: int | None = None) -> Resumed | None:
         """The newest whole checkpoint with a training client that goes on from it, or that of `step`; None without any.
 

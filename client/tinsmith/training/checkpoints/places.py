@@ -49,6 +49,10 @@ class Place(Protocol):
         """Makes a whole checkpoint of a staged folder, in one moment. Nothing is at that step."""
         ...
 
+    def replace(self, name: str, file: str, content: bytes) -> None:
+        """A file that is there, in one moment: whoever reads it has the old or the new one."""
+        ...
+
     def retire(self, name: str) -> str:
         """Makes a whole one not whole, in one moment. Returns under which name the rest is to be removed."""
         ...
@@ -106,6 +110,13 @@ class Directory:
         folder.rename(self._root / directory_name(step))
         _sync(self._root)
 
+    def replace(self, name: str, file: str, content: bytes) -> None:
+        written = self._root / name / f"{WRITING}{file}"
+        written.write_bytes(content)
+        _sync(written)
+        written.rename(self._root / name / file)
+        _sync(self._root / name)
+
     def retire(self, name: str) -> str:
         retired = f"{DELETED}{name}"
         self.remove(retired)
@@ -153,6 +164,9 @@ class Bucket:
             self._filesystem.makedirs(self._path(name), exist_ok=True)
         for path in sorted(folder.iterdir(), key=_turn):
             self._filesystem.put_file(str(path), self._path(name, path.name))
+
+    def replace(self, name: str, file: str, content: bytes) -> None:
+        self._filesystem.pipe_file(self._path(name, file), content)
 
     def retire(self, name: str) -> str:
         self._filesystem.rm_file(self._path(name, METADATA_FILE))

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import secrets
-import shutil
-import tarfile
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-import httpx
 import tinker
-from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 from tinsmith.training.errors import NotOffered, StateGone
+from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE, fetch_export, fetch_from_archive
 
 EXPORT_TTL_SECONDS = 3600
 """The shortest that the protocol has; an export is deleted as soon as it is here."""
-DOWNLOAD_TIMEOUT_SECONDS = 60.0
-"""Without a byte, not in all."""
-ARCHIVE_TIMEOUT_SECONDS = 600.0
-NO_SUCH_CALL = (tinker.NotFoundError, tinker.UnprocessableEntityError, tinker.BadRequestError)
-CONFIG_IN_EXPORT, WEIGHTS_IN_EXPORT = "adapter_config.json", "adapter_model.safetensors"
 OPTIMIZER_IN_ARCHIVE = "optimizer.safetensors"
 
 
@@ -78,53 +68,25 @@ class ServerStates:
 
         Raises NotOffered where the export has no such files.
         """
+        config = target.with_name(CONFIG_FILE)
         try:
-            urls = self._rest.get_external_weights_urls(export_path).result().urls
-            missing = [name for name in (CONFIG_IN_EXPORT, WEIGHTS_IN_EXPORT) if name not in urls]
-            if missing:
-                raise NotOffered(f"the server's export has no {missing[0]}; save with adapter=False")
-            _download(urls[WEIGHTS_IN_EXPORT], target)
-            answer = httpx.get(urls[CONFIG_IN_EXPORT], timeout=DOWNLOAD_TIMEOUT_SECONDS).raise_for_status()
-            return cast(dict[str, Any], json.loads(answer.content))
+            fetch_export(self._rest, export_path, {CONFIG_FILE: config, WEIGHTS_FILE: target})
+            return cast(dict[str, Any], json.loads(config.read_bytes()))
+        except NotOffered as error:
+            raise NotOffered(f"{error}; save with adapter=False") from error
         finally:
+            config.unlink(missing_ok=True)
             self.delete(export_path)
 
     def fetch_optimizer(self, state_path: str, target: Path) -> None:
-        """Writes the optimizer's tensors to `target`, as safetensors. The archive is in memory meanwhile.
+        """Writes the optimizer's tensors to `target`, as safetensors.
 
         Raises NotOffered: no call of the protocol is for them, and a server's archive of a state may have them or not.
         """
         try:
-            with tarfile.open(fileobj=io.BytesIO(self._archive(state_path))) as opened:
-                members = {member.name: member for member in opened}
-                content = opened.extractfile(members[OPTIMIZER_IN_ARCHIVE])
-                assert content is not None, "an archive of files alone"
-                with target.open("wb") as copy:
-                    shutil.copyfileobj(content, copy)
-        except (KeyError, tarfile.ReadError, *NO_SUCH_CALL) as error:
+            fetch_from_archive(self._rest, state_path, {OPTIMIZER_IN_ARCHIVE: target})
+        except NotOffered as error:
             raise NotOffered(
                 f"this server does not give an optimizer away. Save with optimizer=False: {state_path} holds it, "
                 "and a resumed run has it"
             ) from error
-
-    def _archive(self, state_path: str) -> bytes:
-        """The SDK has no function for it any more; its layer of HTTP makes the call, and follows to the file."""
-        parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(state_path)
-        address = f"/api/v1/training_runs/{parsed.training_run_id}/checkpoints/{parsed.checkpoint_id}/archive"
-        holder = self._rest.holder
-
-        async def ask() -> bytes:
-            with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
-                answer = await client.get(address, cast_to=httpx.Response, options={"timeout": ARCHIVE_TIMEOUT_SECONDS})
-                return bytes(answer.content)
-
-        asked: Future[bytes] = holder.run_coroutine_threadsafe(ask()).future()
-        return asked.result()
-
-
-def _download(url: str, target: Path) -> None:
-    """A link is a permission by itself: it is asked without a key."""
-    with httpx.stream("GET", url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as answer, target.open("wb") as file:
-        answer.raise_for_status()
-        for part in answer.iter_bytes():
-            file.write(part)

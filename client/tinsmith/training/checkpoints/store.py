@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO
 
 from tinsmith.training.checkpoints.metadata import (
@@ -38,6 +39,8 @@ class CheckpointStore:
 
     def __init__(self, url: str, **storage_options: Any) -> None:
         self._place: Place = place_at(url, **storage_options)
+        # On an object store metrics that are written during a removal would make a checkpoint of what is left.
+        self._one_at_a_time = Lock()
 
     @property
     def url(self) -> str:
@@ -132,12 +135,25 @@ class CheckpointStore:
             self._place.publish(folder, step)
         return metadata
 
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Metadata:
+        """Beside those that a whole checkpoint has; of one name the new value stays. All are there, or none.
+
+        Raises NoCheckpoint and CheckpointDamaged.
+        """
+        with self._one_at_a_time:
+            before = self.metadata(step)
+            scores = {name: float(value) for name, value in metrics.items()}
+            metadata = replace(before, metrics={**before.metrics, **scores})
+            self._place.replace(directory_name(step), METADATA_FILE, to_json(metadata))
+        return metadata
+
     def remove(self, step: int, then: Callable[[], None] = lambda: None) -> None:
         """From its first moment on there is no checkpoint of that step. `then` runs before its files are gone.
 
         What of it is left when this or `then` fails is among the `leftovers`.
         """
-        rest = self._place.retire(directory_name(step))
+        with self._one_at_a_time:
+            rest = self._place.retire(directory_name(step))
         then()
         self._place.remove(rest)
 

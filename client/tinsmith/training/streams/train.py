@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from functools import partial
 
 import tinker
@@ -24,7 +24,7 @@ async def stream_minibatch_train(
     loss_fn_config: Mapping[str, float | str] | None = None,
     first_step: int = 0,
     progress: Progress | None = None,
-) -> AsyncIterator[StepReport]:
+) -> AsyncGenerator[StepReport, None]:
     """An optimizer step for every `plan.groups_per_step` groups; yields its report, and goes on when it is asked to.
 
     Losses are sums over data, so the steps are those of whole batches, to the order in which float32 numbers are

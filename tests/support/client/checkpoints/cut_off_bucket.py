@@ -31,6 +31,10 @@ class CutOffBucket(MemoryFileSystem):  # type: ignore[misc]
         self._count()
         return super().put_file(*arguments, **options)
 
+    def pipe_file(self, *arguments: Any, **options: Any) -> Any:
+        self._count()
+        return super().pipe_file(*arguments, **options)
+
     def rm_file(self, path: str) -> None:
         self._count()
         super().rm_file(path)

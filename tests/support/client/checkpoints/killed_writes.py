@@ -1,4 +1,4 @@
-"""A program: processes that are killed before the first, second, … operation on files of a save and a removal.
+"""A program: processes that are killed before the first, second, … operation on files of all that a store changes.
 
 Prints for each what is there afterwards, as a line of JSON; the last process ends by itself. It is a program because it
 forks, which a process with threads must not.
@@ -19,8 +19,9 @@ KILLED, DONE = 9, 0
 ON_FILES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
 
 
-def save_and_remove(store: CheckpointStore) -> None:
+def change_all(store: CheckpointStore) -> None:
     write(store, 3)
+    store.add_metrics(2, {"reward": 1.0})
     store.remove(1)
 
 
@@ -39,7 +40,7 @@ def killed_before(operation: int, root: Path) -> bool:
 
     store = CheckpointStore(str(root))
     sys.addaudithook(count)
-    save_and_remove(store)
+    change_all(store)
     os._exit(DONE)
 
 

@@ -167,6 +167,16 @@ def test_the_best_by_a_metric_stays(manage: Manage, model: Any) -> None:
     assert manager.store.steps() == [1, 3]
 
 
+def test_what_is_measured_after_a_save_counts_for_which_ones_stay(manage: Manage, model: Any) -> None:
+    with manage(retention=Retention(keep_last=2, keep_best=1, metric="eval/reward", mode="max")) as manager:
+        for step, reward in ((1, 0.2), (2, 0.9), (3, 0.1), (4, 0.5)):
+            manager.save(model, step, loop_state={}, metrics={"loss": 1.0})
+            manager.add_metrics(step, {"eval/reward": reward})
+        train(manager, model, range(5, 6))
+    assert manager.store.steps() == [2, 4, 5]
+    assert manager.store.verify(2).metrics == {"loss": 1.0, "eval/reward": 0.9}
+
+
 def test_what_a_killed_run_left_goes_at_the_next_runs_first_save_and_its_state_too(
     manage: Manage, server: FakeServer, model: Any, tmp_path: Path
 ) -> None:

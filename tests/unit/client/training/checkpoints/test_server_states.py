@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tinker
 from tinsmith.training.checkpoints.server_states import ServerStates
-from tinsmith.training.errors import NotOffered, StateGone
+from tinsmith.training.errors import DownloadDamaged, NotOffered, StateGone
 
 STATE = "tinker://run:train:0/weights/step-000001"
 EXPORT = "tinker://run:train:0/external_weights/step-000001"
@@ -113,6 +113,24 @@ def test_an_optimizer_is_taken_from_the_archive_of_a_state(
     server.bodies["/files"] = archive_of({"adapter_model.safetensors": b"a", "optimizer.safetensors": b"moments"})
     states.fetch_optimizer(STATE, tmp_path / "moments")
     assert (tmp_path / "moments").read_bytes() == b"moments"
+
+
+def test_an_archive_that_does_not_come_whole_is_said_to(server: Server, states: ServerStates, tmp_path: Path) -> None:
+    archive = archive_of({"optimizer.safetensors": bytes(3000)})
+    flipped = bytearray(archive)
+    flipped[-8] ^= 1  # of the digest
+    for damaged in (archive[:-4], bytes(flipped)):
+        server.bodies[ARCHIVE] = damaged
+        with pytest.raises(DownloadDamaged, match="did not come whole"):
+            states.fetch_optimizer(STATE, tmp_path / "moments")
+
+
+def test_a_link_that_leads_nowhere_is_said_to(server: Server, states: ServerStates, tmp_path: Path) -> None:
+    urls = {name: f"{server.url}/{name}" for name in ("adapter_config.json", "adapter_model.safetensors")}
+    server.bodies[LINKS] = json.dumps({"urls": urls, "expires": "2030-01-01T00:00:00Z"}).encode()
+    with pytest.raises(DownloadDamaged, match="404"):
+        states.fetch_adapter(EXPORT, tmp_path / "adapter")
+    assert server.deleted == [f"{BELOW}/external_weights/step-000001"]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,32 @@ def test_a_changed_metric_is_damage_too(store: CheckpointStore, url: str) -> Non
     assert store.readable() == []
 
 
+def test_metrics_come_beside_those_that_are_there(store: CheckpointStore) -> None:
+    write(store, 1, loss=0.5, reward=1.0)
+    store.add_metrics(1, {"reward": 2.0, "eval/accuracy": float("nan")})
+    metadata = store.verify(1)
+    assert str(metadata.metrics) == str({"loss": 0.5, "reward": 2.0, "eval/accuracy": float("nan")})
+    assert store.leftovers() == []
+
+
+def test_metrics_make_no_checkpoint_of_one_that_is_being_removed(store: CheckpointStore) -> None:
+    write(store, 1)
+
+    def measure() -> None:
+        with pytest.raises(NoCheckpoint):
+            store.add_metrics(1, {"reward": 1.0})
+
+    store.remove(1, measure)
+    assert (store.steps(), store.leftovers()) == ([], [])
+
+
+def test_metrics_do_not_cover_damage_up(store: CheckpointStore, url: str) -> None:
+    write(store, 1)
+    change(url, "step-000001/metadata.json", b"{}")
+    with pytest.raises(CheckpointDamaged):
+        store.add_metrics(1, {"reward": 1.0})
+
+
 def test_the_directory_of_another_step_is_damage(store: CheckpointStore, url: str) -> None:
     write(store, 1)
     filesystem, root = fsspec.core.url_to_fs(url)
@@ -188,7 +214,7 @@ def test_a_kill_between_any_two_operations_on_an_object_store_leaves_whole_check
         write(store, 2)
         CutOffBucket.left = operations
         try:
-            killed_writes.save_and_remove(store)
+            killed_writes.change_all(store)
             killed = False
         except Killed:
             pass

@@ -1,0 +1,88 @@
+"""`tinsmith export`: a checkpoint leaves as a PEFT adapter or a whole model, from a server or from its files."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from tinsmith.discovery import naming_extras
+
+if TYPE_CHECKING:
+    import tinker
+
+TINKER = "tinker://"
+FROM_FILES = "tinsmith.exports_from_files"
+"""The group of the one entry point that reads a checkpoint's own files: the trainer's."""
+
+
+class Layout(StrEnum):
+    PEFT = "peft"
+    MERGED = "merged"
+
+
+def export(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(help="tinker://RUN/weights/NAME, or beside the server a checkpoint's directory or its URL."),
+    ],
+    to: Annotated[Path, typer.Option(help="Where to write; made if it is not there.")],
+    layout: Annotated[Layout, typer.Option(help="A PEFT adapter, or the model with the adapter merged in.")],
+    base_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory or hub id of the model it was trained on. Default for tinker://: the server's name."
+        ),
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="The server, for tinker://; default: TINKER_BASE_URL.")] = None,
+) -> None:
+    """Turn a saved checkpoint into a PEFT adapter or a merged Hugging Face model.
+
+    A tinker:// path is asked of its server, over HTTP. The directory of a checkpoint, the one with manifest.json, or
+    its URL, such as s3://…, is read where it lies.
+    """
+    if checkpoint.startswith(TINKER):
+        _from_server(checkpoint, to, layout, base_model, base_url)
+    else:
+        if base_model is None:
+            raise typer.BadParameter("a checkpoint's files do not say where their model is", param_hint="--base-model")
+        [from_files] = entry_points(group=FROM_FILES)
+        with naming_extras(from_files):
+            from_files.load()(checkpoint, base_model, to, layout.value)
+    print(to)
+
+
+def _from_server(path: str, to: Path, layout: Layout, base_model: str | None, base_url: str | None) -> None:
+    import tinker
+    from transformers.utils import logging
+
+    from tinsmith.training.errors import TrainingError
+    from tinsmith.training.exports.export import export_lora_weights
+
+    logging.disable_progress_bar()
+    try:
+        service = _service(base_url)
+        try:
+            weights = export_lora_weights(path, layout is Layout.MERGED, base_model=base_model, service=service)
+        finally:
+            service.close("success").result()
+        weights.save_pretrained(to)
+    except (TrainingError, tinker.TinkerError, OSError) as error:
+        _fail(str(error) or type(error).__name__)
+
+
+def _service(base_url: str | None) -> tinker.ServiceClient:
+    import tinker
+
+    from tinsmith.api import api_key_from_environment, base_url_from_environment
+
+    return tinker.ServiceClient(base_url=base_url or base_url_from_environment(), api_key=api_key_from_environment())
+
+
+def _fail(sentence: str) -> NoReturn:
+    Console(stderr=True, highlight=False).print(f"tinsmith export: {sentence}", markup=False, soft_wrap=True)
+    raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Environments for groups: of functions, of `verifiers`, and two worked ones."""

@@ -1,0 +1,127 @@
+"""Environments of plain functions: a prompt and a reward, or a game as a generator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import tinker
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, Observation, StepResult
+from typing_extensions import override
+
+from tinsmith.training.environments.conversations import Conversation, Said, conversation
+
+Example = TypeVar("Example")
+Answer: TypeAlias = Any
+"""A string where there is a renderer, and a list of tokens where there is none."""
+Outcome: TypeAlias = float | tuple[float, Mapping[str, float]]
+"""A reward, or a reward and metrics beside it, which are logged as `env/all/<name>`."""
+Play: TypeAlias = Callable[[Example], Generator[Said, Answer, Outcome | Awaitable[Outcome]]]
+"""Yields what the model is told, is given what it answers, and returns the outcome."""
+
+
+def from_functions(
+    examples: Sequence[Example],
+    prompt: Callable[[Example], Said],
+    reward: Callable[[Example, Answer], Outcome | Awaitable[Outcome]],
+    *,
+    group_size: int,
+    renderer: Renderer | None = None,
+    tags: Sequence[str] = (),
+) -> list[EnvGroupBuilder]:
+    """A group of `group_size` answers for each example. `reward` may be a coroutine function.
+
+    With a renderer prompts are strings or lists of messages, and answers the text of the model's message; without,
+    both are lists of tokens.
+    """
+    return from_games(examples, OneAnswer(prompt, reward), group_size=group_size, renderer=renderer, tags=tags)
+
+
+def from_games(
+    examples: Sequence[Example],
+    play: Play[Example],
+    *,
+    group_size: int,
+    renderer: Renderer | None = None,
+    tags: Sequence[str] = (),
+) -> list[EnvGroupBuilder]:
+    """As `from_functions`, with as many turns as the generator has: `answer = yield prompt`, and `return reward`."""
+    if group_size < 2:
+        raise ValueError(
+            f"group_size is {group_size}: an answer is compared with others of its group, so give 2 or more"
+        )
+    return [PlayGroupBuilder(play, example, group_size, renderer, tuple(tags)) for example in examples]
+
+
+@dataclass(frozen=True, slots=True)
+class OneAnswer(Generic[Example]):
+    """A game of one turn."""
+
+    prompt: Callable[[Example], Said]
+    reward: Callable[[Example, Answer], Outcome | Awaitable[Outcome]]
+
+    def __call__(self, example: Example) -> Generator[Said, Answer, Outcome | Awaitable[Outcome]]:
+        answer = yield self.prompt(example)
+        return self.reward(example, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayGroupBuilder(EnvGroupBuilder, Generic[Example]):
+    """The same example, played `group_size` times."""
+
+    play: Play[Example]
+    example: Example
+    group_size: int
+    renderer: Renderer | None
+    tags: tuple[str, ...]
+
+    @override
+    async def make_envs(self) -> Sequence[Env]:
+        return [PlayEnv(self.play(self.example), conversation(self.renderer)) for _ in range(self.group_size)]
+
+    @override
+    def logging_tags(self) -> list[str]:
+        return list(self.tags)
+
+
+class PlayEnv(Env):
+    """One run of the generator."""
+
+    def __init__(self, play: Generator[Said, Answer, Outcome | Awaitable[Outcome]], conversation: Conversation) -> None:
+        self._play = play
+        self._conversation = conversation
+
+    @override
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        self._conversation.hear(next(self._play))
+        return self._conversation.observation()
+
+    @override
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        try:
+            said = self._play.send(self._conversation.answer(action))
+        except StopIteration as end:
+            return _end_of_episode(*await _outcome(end.value))
+        self._conversation.hear(said)
+        observation, stop = self._conversation.observation()
+        return StepResult(reward=0.0, episode_done=False, next_observation=observation, next_stop_condition=stop)
+
+
+async def _outcome(returned: Outcome | Awaitable[Outcome]) -> tuple[float, Mapping[str, float]]:
+    outcome = await returned if inspect.isawaitable(returned) else returned
+    reward, metrics = outcome if isinstance(outcome, tuple) else (outcome, {})
+    return float(reward), metrics
+
+
+def _end_of_episode(reward: float, metrics: Mapping[str, float]) -> StepResult:
+    return StepResult(
+        reward=reward,
+        episode_done=True,
+        next_observation=tinker.ModelInput.empty(),
+        next_stop_condition=[],
+        metrics=dict(metrics),
+    )

@@ -1,0 +1,188 @@
+"""Groups of an environment of `verifiers`, which is loaded as it is and speaks to what it takes for OpenAI's client.
+
+The environment asks, and the loop that trains it answers: each request of a rollout is an observation, and each answer
+goes back to it as a completion. So whatever rolls out groups of the cookbook rolls these out, with its own weights,
+temperature and limits; what the environment asks for itself, as a temperature, is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import tinker
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
+    Env,
+    EnvGroupBuilder,
+    Metrics,
+    Observation,
+    StepResult,
+    Trajectory,
+)
+from typing_extensions import override
+
+from tinsmith.training.errors import EnvironmentFailed
+
+OF_A_ROLLOUT = ("prompt", "answer", "task", "info", "example_id")
+"""Columns of a data set of verifiers that its rollouts are given."""
+_envs_of_group: ContextVar[tuple[VerifiersEnv, ...]] = ContextVar("envs_of_group", default=())
+"""A builder may have several groups under way, and a clean-up is to be of one."""
+
+
+def from_verifiers(
+    environment: Any, renderer: Renderer, *, group_size: int, examples: int = -1, seed: int | None = None
+) -> list[EnvGroupBuilder]:
+    """A group of `group_size` rollouts for each example of its training data, or for so many of them.
+
+    `environment`: what `verifiers.load_environment` of 0.1.9 returns. `seed` shuffles the examples. Its prompts become
+    tokens by `renderer`, whose tokenizer reads completions that are no chats.
+    """
+    data = environment.get_dataset(n=examples, seed=seed)
+    columns = [name for name in OF_A_ROLLOUT if name in data.column_names]
+    rows = [{name: row[name] for name in columns} for row in data]
+    return [VerifiersGroupBuilder(environment, renderer, row, group_size) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiersGroupBuilder(EnvGroupBuilder):
+    """`row`: of the data, with the columns of OF_A_ROLLOUT that it has."""
+
+    environment: Any
+    renderer: Renderer
+    row: Mapping[str, Any]
+    group_size: int
+
+    @override
+    async def make_envs(self) -> Sequence[Env]:
+        envs = [VerifiersEnv(self.environment, self.renderer, self.row) for _ in range(self.group_size)]
+        _envs_of_group.set((*_envs_of_group.get(), *envs))
+        return envs
+
+    @override
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """By the environment's rubric, which may compare rollouts of the group."""
+        states = [env.final_state() for env in env_group if isinstance(env, VerifiersEnv)]
+        if self.environment.score_rollouts:
+            await self.environment.rubric.score_group(states, score_sem=nullcontext())
+        else:
+            await self.environment.rubric.dummy_score_group(states)
+        return [(float(state["reward"]), dict(state["metrics"] or {})) for state in states]
+
+    @override
+    def logging_tags(self) -> list[str]:
+        return [str(self.row["task"])] if self.row.get("task") else []
+
+    @override
+    async def cleanup(self) -> None:
+        """Ends rollouts that nobody answers any more; after the others verifiers cleans up by itself."""
+        for env in _envs_of_group.get():
+            env.cancel()
+        _envs_of_group.set(())
+
+
+class VerifiersEnv(Env):
+    """One rollout, under way in a task of its own between requests."""
+
+    def __init__(self, environment: Any, renderer: Renderer, row: Mapping[str, Any]) -> None:
+        self._environment = environment
+        self._renderer = renderer
+        self._row = row
+        self._requests = _Requests()
+        self._rollout: asyncio.Task[Any] | None = None
+
+    def final_state(self) -> Any:
+        """What verifiers keeps of the rollout. Raises EnvironmentFailed where it did not come to its end."""
+        if self._rollout is None or not self._rollout.done():
+            raise EnvironmentFailed("a rollout of verifiers was stopped before its end, and cannot be scored")
+        return self._rollout.result()
+
+    def cancel(self) -> None:
+        """Unless it has ended."""
+        if self._rollout is not None:
+            self._rollout.cancel()
+
+    @override
+    async def initial_observation(self) -> tuple[Observation, StopCondition]:
+        self._rollout = asyncio.create_task(self._rolled_out())
+        request = await self._next_request()
+        if request is None:
+            raise EnvironmentFailed("the environment of verifiers ended a rollout before it asked for anything")
+        return request.prompt, request.stop
+
+    @override
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        self._requests.answer(action)
+        request = await self._next_request()
+        return StepResult(
+            reward=0.0,
+            episode_done=request is None,
+            next_observation=tinker.ModelInput.empty() if request is None else request.prompt,
+            next_stop_condition=[] if request is None else request.stop,
+        )
+
+    async def _rolled_out(self) -> Any:
+        from tinker_cookbook.recipes.verifiers_rl.tinker_openai import TinkerAsyncOpenAIClient
+
+        client = TinkerAsyncOpenAIClient(self._requests, self._renderer, self._renderer.tokenizer)  # type: ignore[arg-type]
+        return await self._environment.rollout(dict(self._row), client, "tinker", {})
+
+    async def _next_request(self) -> _Request | None:
+        """None at the end of the rollout. Raises what the rollout raises, or has as its error."""
+        assert self._rollout is not None, "initial_observation comes first"
+        asked = asyncio.ensure_future(self._requests.next())
+        try:
+            await asyncio.wait([asked, self._rollout], return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+        finally:
+            asked.cancel()
+        error = self.final_state().get("error")
+        if error is not None:
+            raise error
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    prompt: tinker.ModelInput
+    stop: StopCondition
+    answered: asyncio.Future[list[int]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class _Requests:
+    """Stands where the cookbook's client has a sampling client, and hands its requests on, one at a time."""
+
+    def __init__(self) -> None:
+        self._asked: asyncio.Queue[_Request] = asyncio.Queue()
+        self._current: _Request | None = None
+
+    async def sample_async(
+        self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
+    ) -> SimpleNamespace:
+        """As the SDK's, without logprobs: those of the training loop are what counts."""
+        stop: Any = sampling_params.stop
+        request = _Request(prompt, [stop] if isinstance(stop, str) else list(stop or []))
+        await self._asked.put(request)
+        tokens = await request.answered
+        return SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, logprobs=None)])
+
+    async def next(self) -> _Request:
+        self._current = await self._asked.get()
+        return self._current
+
+    def answer(self, tokens: list[int]) -> None:
+        """To the last request; one that was given up meanwhile does not hear it."""
+        assert self._current is not None, "a request comes first"
+        if not self._current.answered.done():
+            self._current.answered.set_result(tokens)

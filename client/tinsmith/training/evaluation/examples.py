@@ -1,0 +1,102 @@
+"""What is asked, what a model answers, and what the answer is worth."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tinsmith.training.errors import EvaluationError, GradeFailed
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, tokens, or a conversation of messages with `role` and `content`."""
+Scores = Mapping[str, float]
+SCORE = "score"
+"""The metric of a grader that gives a number alone."""
+DEFAULT_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """`answer` is what a grader compares with. `id` tells it from the others of its task; its place, if empty."""
+
+    prompt: Prompt
+    answer: Any = None
+    id: str = ""
+    choices: Sequence[str] = ()
+
+    @property
+    def digest(self) -> str:
+        """Of its content: 64 hexadecimal digits."""
+        return digest_of(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`logprob` is the sum over its tokens, in nats; None where the server gave none. `text` is empty without a
+    tokenizer."""
+
+    text: str
+    tokens: Sequence[int] = ()
+    stop_reason: str = ""
+    logprob: float | None = None
+    scores: Scores = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleResult:
+    """`scores` are means over its answers."""
+
+    example: str
+    scores: Scores
+    answers: Sequence[Answer]
+
+
+Grade = Callable[[Example, Answer], float | Scores | Awaitable[float | Scores]]
+
+
+def numbered(examples: Iterable[Example]) -> tuple[Example, ...]:
+    """With an id each. Raises EvaluationError where two have the same, or there are none."""
+    given = [Example(one.prompt, one.answer, one.id or str(place), one.choices) for place, one in enumerate(examples)]
+    if not given:
+        raise EvaluationError("a task without examples")
+    seen: set[str] = set()
+    for one in given:
+        if one.id in seen:
+            raise EvaluationError(f"two examples have the id {one.id}")
+        seen.add(one.id)
+    return tuple(given)
+
+
+def scores_of(graded: Any, example: str) -> dict[str, float]:
+    """Raises GradeFailed for what is neither a number nor numbers by name: NaN would spoil a mean."""
+    named = graded if isinstance(graded, Mapping) else {SCORE: graded}
+    try:
+        scores = {str(name): float(value) for name, value in named.items()}
+    except (TypeError, ValueError):
+        raise GradeFailed(f"example {example}: the grader gave {graded!r}, which is no number") from None
+    unfit = [name for name, value in scores.items() if not math.isfinite(value)]
+    if unfit or not scores:
+        raise GradeFailed(f"example {example}: the grader gave {graded!r}, which has no mean")
+    return scores
+
+
+def mean_scores(answers: Sequence[Answer]) -> dict[str, float]:
+    """Raises GradeFailed where the answers to one example have other metrics."""
+    names = answers[0].scores.keys()
+    if any(answer.scores.keys() != names for answer in answers):
+        raise GradeFailed("a grader gave other metrics for one answer than for the next")
+    return {name: math.fsum(answer.scores[name] for answer in answers) / len(answers) for name in names}
+
+
+def seed_for(seed: int, example: Example) -> int:
+    """Of its own for each example, and the same at every checkpoint: differences between those are theirs."""
+    return int(digest_of([seed, example.id])[:7], 16)
+
+
+def digest_of(content: Any) -> str:
+    """Of anything that JSON can hold, or `str`; the order of keys does not count."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,266 @@
+"""Evaluations of a run that goes on meanwhile: weights are saved in their turn, and sampled from beside the steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import tinker
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
+
+from tinsmith.training.errors import EvaluationError
+from tinsmith.training.evaluation.examples import ExampleResult
+from tinsmith.training.evaluation.intervals import Estimate
+from tinsmith.training.evaluation.offline import plain_metrics
+from tinsmith.training.evaluation.results import Results, Row, described
+from tinsmith.training.evaluation.tasks import DEFAULT_CONCURRENCY, ExampleTask, by_name, estimates_of, metrics_of
+
+if TYPE_CHECKING:
+    # It imports wandb, where that is installed.
+    from tinker_cookbook.utils import ml_log
+
+logger = logging.getLogger(__name__)
+
+Evaluator = SamplingClientEvaluator | TrainingClientEvaluator
+STEP_METRIC = "eval/step"
+Returned = TypeVar("Returned")
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """The weights after `step`. `metrics` are what is logged; `estimates` have the intervals, by the same names.
+
+    `failures` say why a task has no metrics. `results` are by task, where its examples are scored one by one.
+    """
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    results: dict[str, list[ExampleResult]] = field(default_factory=dict)
+
+
+class InlineEvaluator:
+    """Evaluates every so many steps, and lets the steps go on.
+
+    `maybe_evaluate` saves the weights by a call that has its place among the training client's, and returns. All else
+    is done in a thread: samples, graders too. At most `at_once` evaluations are under way and `waiting` more wait, each
+    with weights saved at the server; one that is due beyond that is left out, logged, and in `skipped`. What has come
+    to its end is logged, to the step it belongs to, in the thread of the caller: at the next call, and in `wait`.
+
+    A TrainingClientEvaluator's calls are the training client's own, between those of two steps: it is waited for, and
+    steps with it. In a program of asyncio, call `await asyncio.to_thread(evaluator.maybe_evaluate, …)` with one.
+
+    `directory` takes each example's answers and scores, as an OfflineEvaluator writes them. `on_result` is called after
+    the logger. As a context, of `with` or `async with`, it waits for what is under way; an error in it cancels that.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Evaluator],
+        *,
+        every: int,
+        logger: ml_log.Logger | None = None,
+        directory: str | Path | None = None,
+        at_once: int = 1,
+        waiting: int = 0,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        on_result: Callable[[Evaluated], None] | None = None,
+    ) -> None:
+        if every < 1 or at_once < 1 or waiting < 0:
+            raise EvaluationError(f"every is {every}, at_once {at_once}, waiting {waiting}: they count from 1, 1 and 0")
+        self._tasks: Mapping[str, Evaluator] = by_name(tasks)
+        self._every = every
+        self._logger = logger
+        self._directory = Path(directory) if directory is not None else None
+        self._most = at_once + waiting
+        self._on_result = on_result
+        self._thread = _LoopThread()
+        self._places = asyncio.Semaphore(at_once)
+        self._limit = asyncio.Semaphore(concurrency)
+        self._under_way: list[Future[Evaluated]] = []
+        self.skipped: list[int] = []
+        self.finished: list[Evaluated] = []
+        # W&B takes no step that is behind another, unless it is told before the first that some will be.
+        getattr(logger, "enable_event_steps", lambda: None)()
+
+    def maybe_evaluate(self, training_client: tinker.TrainingClient, step: int) -> bool:
+        """Evaluates what the calls made so far come to, if `every` divides `step`; whether it does. Step 0 counts.
+
+        No failure of an evaluation is raised here: it is logged, and in `finished`. Raises what the logger and
+        `on_result` raise.
+        """
+        self.report()
+        if step % self._every:
+            return False
+        if len(self._under_way) >= self._most:
+            logger.warning("the evaluation of step %d is left out: %d are under way", step, len(self._under_way))
+            self.skipped.append(step)
+            return False
+        evaluated = Evaluated(step)
+        self._follow(evaluated, training_client)
+        sampling = {name: task for name, task in self._tasks.items() if isinstance(task, SamplingClientEvaluator)}
+        saved = training_client.save_weights_and_get_sampling_client() if sampling else None
+        self._under_way.append(self._thread.start(self._evaluate(evaluated, saved, sampling)))
+        return True
+
+    def report(self) -> None:
+        """Logs what has come to its end since the last call. Waits for nothing."""
+        ended = [future for future in self._under_way if future.done()]
+        self._under_way = [future for future in self._under_way if future not in ended]
+        for future in ended:
+            self._log(future.result())
+
+    def wait(self) -> None:
+        """Returns when nothing is under way, and all is logged."""
+        for future in list(self._under_way):
+            future.exception()
+        self.report()
+
+    async def drain(self) -> None:
+        """`wait`, for programs of asyncio."""
+        await asyncio.gather(*map(asyncio.wrap_future, self._under_way), return_exceptions=True)
+        self.report()
+
+    def close(self) -> None:
+        """`wait`, and the last call."""
+        try:
+            self.wait()
+        finally:
+            self._thread.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._thread.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.drain()
+        finally:
+            self._thread.end()
+
+    def _follow(self, evaluated: Evaluated, training_client: tinker.TrainingClient) -> None:
+        """Those whose calls must come before the next step's."""
+        for name, task in self._tasks.items():
+            if isinstance(task, TrainingClientEvaluator):
+                work = self._plain(evaluated, name, task(training_client))
+                self._thread.start(_noting(evaluated, name, work)).result()
+
+    async def _evaluate(
+        self, evaluated: Evaluated, saved: Any, tasks: Mapping[str, SamplingClientEvaluator]
+    ) -> Evaluated:
+        if saved is None:
+            return evaluated
+        async with self._places:
+            try:
+                client = await saved
+            except Exception as error:
+                evaluated.failures |= dict.fromkeys(tasks, f"its weights were not saved: {error}")
+                return evaluated
+            await asyncio.gather(*(self._task(evaluated, name, task, client) for name, task in tasks.items()))
+            self._keep(evaluated)
+        return evaluated
+
+    async def _task(
+        self, evaluated: Evaluated, name: str, task: SamplingClientEvaluator, client: tinker.SamplingClient
+    ) -> None:
+        if not isinstance(task, ExampleTask):
+            await _noting(evaluated, name, self._plain(evaluated, name, task(client)))
+        else:
+            await _noting(evaluated, name, self._scored(evaluated, name, task.results(client, self._limit)))
+
+    async def _scored(self, evaluated: Evaluated, name: str, asked: Coroutine[Any, Any, list[ExampleResult]]) -> None:
+        evaluated.results[name] = await asked
+        estimates = estimates_of(evaluated.results[name])
+        evaluated.metrics |= metrics_of(name, estimates)
+        evaluated.estimates |= {f"eval/{name}/{metric}": one for metric, one in estimates.items()}
+
+    async def _plain(self, evaluated: Evaluated, name: str, asked: Coroutine[Any, Any, dict[str, float]]) -> None:
+        evaluated.metrics |= {f"eval/{name}/{metric}": value for metric, value in plain_metrics(await asked).items()}
+
+    def _keep(self, evaluated: Evaluated) -> None:
+        if self._directory is None:
+            return
+        label = f"step {evaluated.step}"
+        tasks = {name: task for name, task in self._tasks.items() if isinstance(task, ExampleTask)}
+        try:
+            with Results(self._directory, {name: task.fingerprint for name, task in tasks.items()}) as kept:
+                for name, results in evaluated.results.items():
+                    for one in results:
+                        row = Row(label, label, evaluated.step, name, one.example, one.scores, described(one))
+                        kept.add(row)
+        except (EvaluationError, OSError) as error:
+            evaluated.failures["answers"] = f"they were not written: {error}"
+
+    def _log(self, evaluated: Evaluated) -> None:
+        for name, reason in evaluated.failures.items():
+            logger.warning("the evaluation of step %d by %s failed: %s", evaluated.step, name, reason)
+        self.finished.append(evaluated)
+        if self._logger is not None and evaluated.metrics:
+            _log_late(self._logger, evaluated)
+        if self._on_result is not None:
+            self._on_result(evaluated)
+
+
+def _log_late(log: ml_log.Logger, evaluated: Evaluated) -> None:
+    """Steps have gone on: loggers of newer cookbooks have a call for metrics of an earlier one."""
+    if hasattr(log, "log_metrics_event"):
+        log.log_metrics_event(evaluated.metrics, evaluated.step, STEP_METRIC)
+    else:
+        log.log_metrics(evaluated.metrics, step=evaluated.step)
+
+
+async def _noting(evaluated: Evaluated, name: str, work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except Exception as error:
+        evaluated.failures[name] = f"{type(error).__name__}: {error}"
+
+
+class _LoopThread:
+    """An event loop beside the caller's, or in place of one. It ends with the program, whatever it does."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, work: Coroutine[Any, Any, Returned]) -> Future[Returned]:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._run, args=(self._loop,), name="tinsmith-evaluation", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def end(self) -> None:
+        """Cancels what is under way."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.close()

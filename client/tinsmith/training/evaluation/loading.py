@@ -1,0 +1,136 @@
+"""Tasks from files of examples, one JSON object a line, and by the names of things in modules."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tinker import types
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+
+from tinsmith.training.errors import EvaluationError, TaskFileError
+from tinsmith.training.evaluation.examples import Example
+from tinsmith.training.evaluation.graders import CHOICE, GRADERS, exact, require_fit
+from tinsmith.training.evaluation.tasks import ChoiceTask, ExampleTask, Task, right_choice
+
+KNOWN = {"id", "prompt", "messages", "answer", "choices"}
+GRADER_NAMES = (*GRADERS, CHOICE)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What a file of examples leaves open; see Task. `grader` of None: "choice" for examples with choices, else
+    "exact". `limit` takes the first so many examples."""
+
+    grader: str | None = None
+    params: types.SamplingParams | None = None
+    num_samples: int = 1
+    limit: int | None = None
+    renderer: str | None = None
+    tokenizer: Any | Literal[False] | None = None
+
+
+def load_task(path: str | Path, options: TaskOptions | None = None) -> ExampleTask:
+    """Of a file with `{"prompt" or "messages": …, "answer": …}` a line; its name is the file's, without the suffix.
+
+    `prompt` is a text or tokens, `choices` are texts, `id` tells an example from the others. Raises TaskFileError,
+    which names file and line.
+    """
+    path, options = Path(path), options or TaskOptions()
+    examples = list(_examples(path))[: options.limit]
+    grader = options.grader or (CHOICE if any(example.choices for _, example in examples) else exact.__name__)
+    if grader not in GRADER_NAMES:
+        raise TaskFileError(f"there is no grader {grader}: {', '.join(GRADER_NAMES)}")
+    for line, example in examples:
+        try:
+            right_choice(example) if grader == CHOICE else require_fit(grader, example)
+        except EvaluationError as error:
+            raise TaskFileError(f"{path}:{line}: {error}") from error
+    try:
+        return _task(path.stem, [example for _, example in examples], grader, options)
+    except EvaluationError as error:
+        raise TaskFileError(f"{path}: {error}") from error
+
+
+def find_tasks(name: str, options: TaskOptions | None = None) -> list[SamplingClientEvaluator]:
+    """`module:name` of an evaluator, several, or a function that makes them; anything else is a file of examples.
+
+    Modules are looked for in the working directory, too. Raises TaskFileError.
+    """
+    if name.endswith(".jsonl") or ":" not in name:
+        return [load_task(name, options)]
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise TaskFileError(f"{name}: {error}") from error
+    if not isinstance(found, SamplingClientEvaluator) and callable(found):
+        found = found()
+    several = [found] if isinstance(found, SamplingClientEvaluator) else found
+    if not isinstance(several, Sequence) or not all(isinstance(one, SamplingClientEvaluator) for one in several):
+        raise TaskFileError(f"{name} is {type(found).__name__}: no task, and no evaluator that samples")
+    return list(several)
+
+
+def _task(name: str, examples: Sequence[Example], grader: str, options: TaskOptions) -> ExampleTask:
+    rendered: dict[str, Any] = {"renderer": options.renderer, "tokenizer": options.tokenizer}
+    if grader == CHOICE:
+        return ChoiceTask(name, examples, **rendered)
+    return Task(name, examples, GRADERS[grader], params=options.params, num_samples=options.num_samples, **rendered)
+
+
+def _examples(path: Path) -> Iterator[tuple[int, Example]]:
+    """With the number of its line. Empty lines are none."""
+    try:
+        content = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskFileError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            try:
+                yield number, _example(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise TaskFileError(f"{path}:{number}: no JSON: {error}") from error
+            except TaskFileError as error:
+                raise TaskFileError(f"{path}:{number}: {error}") from error
+
+
+def _example(row: Any) -> Example:
+    if not isinstance(row, Mapping):
+        raise TaskFileError("a line is to be an object with prompt (or messages) and answer")
+    if unknown := sorted(row.keys() - KNOWN):
+        raise TaskFileError(f"{unknown[0]} is nothing that an example has: {', '.join(sorted(KNOWN))}")
+    if ("prompt" in row) == ("messages" in row):
+        raise TaskFileError("an example has either prompt or messages")
+    if "answer" not in row:
+        raise TaskFileError("answer is missing")
+    prompt = _messages(row["messages"]) if "messages" in row else _prompt(row["prompt"])
+    choices = row.get("choices", [])
+    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
+        raise TaskFileError("choices is to be a list of texts")
+    return Example(prompt, row["answer"], str(row.get("id", "")), tuple(choices))
+
+
+def _prompt(prompt: Any) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+        return prompt
+    raise TaskFileError("prompt is to be a text or a list of tokens; a conversation is in messages")
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise TaskFileError("messages is to be a list of objects with role and content")
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise TaskFileError("messages is to be a list of objects with role and content")
+    return messages

@@ -1,0 +1,191 @@
+"""A sweep over saved weights: each example once at each checkpoint, however often the sweep is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tinker
+from rich.progress import Progress
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+
+from tinsmith.training.errors import EvaluationError, StateGone
+from tinsmith.training.evaluation.curves import draw_curves
+from tinsmith.training.evaluation.examples import Example, digest_of
+from tinsmith.training.evaluation.results import Results, Row, described
+from tinsmith.training.evaluation.sources import Checkpoint, Connect, require_different, sampler_of
+from tinsmith.training.evaluation.summary import Summary, csv_of, summaries_of
+from tinsmith.training.evaluation.tasks import DEFAULT_CONCURRENCY, ExampleTask, by_name
+
+logger = logging.getLogger(__name__)
+
+CSV_FILE, CURVES_FILE = "results.csv", "curves.png"
+Failure = (EvaluationError, tinker.TinkerError)
+
+
+@dataclass(slots=True)
+class Sweep:
+    """What came of it. `gone` are checkpoints that the server has not any more; `failures` say task, example and why.
+
+    What failed is asked again by the next sweep of the same directory.
+    """
+
+    summaries: Sequence[Summary] = ()
+    gone: dict[str, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def failed(self, checkpoint: Checkpoint, what: str, error: BaseException) -> None:
+        said = f"{checkpoint.label}, {what}: {str(error) or type(error).__name__}"
+        logger.warning("%s", said)
+        self.failures.append(said)
+
+
+class OfflineEvaluator:
+    """Evaluates checkpoints into `directory`: `results.jsonl`, `results.csv` and `curves.png`.
+
+    `tasks` are ours or any SamplingClientEvaluator of tinker-cookbook, which is asked once a checkpoint. `connect`
+    makes a session at the server for each checkpoint. At most `concurrency` examples are under way, of at most
+    `checkpoints_at_once` checkpoints. Started again over the same directory, it asks what is not there yet.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[SamplingClientEvaluator],
+        directory: str | Path,
+        *,
+        connect: Connect = tinker.ServiceClient,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        checkpoints_at_once: int = 2,
+        progress: Progress | None = None,
+    ) -> None:
+        self._tasks: Mapping[str, SamplingClientEvaluator] = by_name(tasks)
+        self._directory = Path(directory)
+        self._connect = connect
+        self._concurrency = concurrency
+        self._checkpoints_at_once = checkpoints_at_once
+        self._progress = progress
+
+    def run(self, checkpoints: Sequence[Checkpoint]) -> Sweep:
+        """`sweep`, for programs without an event loop."""
+        return asyncio.run(self.sweep(checkpoints))
+
+    async def sweep(self, checkpoints: Sequence[Checkpoint]) -> Sweep:
+        """Raises ResultsUnfit; what fails of a checkpoint, task or example costs that alone, and is in the Sweep."""
+        chosen = require_different(checkpoints)
+        fingerprints = {name: fingerprint_of(task) for name, task in self._tasks.items()}
+        sweep = Sweep()
+        with Results(self._directory, fingerprints) as results:
+            limit = asyncio.Semaphore(self._concurrency)
+            places = asyncio.Semaphore(self._checkpoints_at_once)
+            bar = _Bar(self._progress, len(chosen) * sum(map(len, map(units_of, self._tasks.values()))))
+            async with asyncio.TaskGroup() as group:
+                for checkpoint in chosen:
+                    under_way = _AtCheckpoint(checkpoint, self._tasks, results, sweep, limit, bar)
+                    group.create_task(_in_turn(places, under_way.run(self._connect)))
+            asked = {checkpoint.path for checkpoint in chosen}
+            rows = [row for row in results.rows if row.task in self._tasks and row.checkpoint in asked]
+            every = summaries_of(results.rows)
+        sweep.summaries = summaries_of(rows)
+        (self._directory / CSV_FILE).write_text(csv_of(every))
+        if every:
+            draw_curves({"": every}, self._directory / CURVES_FILE)
+        return sweep
+
+
+def units_of(task: SamplingClientEvaluator) -> Sequence[Example | None]:
+    """What is asked on its own: examples, or None for an evaluator that has none to see."""
+    return task.examples if isinstance(task, ExampleTask) else [None]
+
+
+def fingerprint_of(task: SamplingClientEvaluator) -> str:
+    """Of an evaluator of others no more than its class is known."""
+    return task.fingerprint if isinstance(task, ExampleTask) else digest_of(type(task).__qualname__)
+
+
+async def _in_turn(places: asyncio.Semaphore, work: Any) -> None:
+    async with places:
+        await work
+
+
+class _AtCheckpoint:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tasks: Mapping[str, SamplingClientEvaluator],
+        results: Results,
+        sweep: Sweep,
+        limit: asyncio.Semaphore,
+        bar: _Bar,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._tasks = tasks
+        self._results = results
+        self._sweep = sweep
+        self._limit = limit
+        self._bar = bar
+
+    async def run(self, connect: Connect) -> None:
+        missing = [
+            (name, unit)
+            for name, task in self._tasks.items()
+            for unit in units_of(task)
+            if (self._checkpoint.path, name, unit and unit.id) not in self._results.done
+        ]
+        everything = sum(len(units_of(task)) for task in self._tasks.values())
+        self._bar.advance(everything - len(missing))
+        if not missing:
+            return
+        try:
+            async with sampler_of(connect, self._checkpoint) as client, asyncio.TaskGroup() as group:
+                for name, unit in missing:
+                    group.create_task(self._one(client, name, unit))
+        except StateGone as error:
+            logger.warning("%s is passed over: %s", self._checkpoint.label, error)
+            self._sweep.gone[self._checkpoint.path] = str(error)
+            self._bar.advance(len(missing))
+        except Failure as error:
+            self._sweep.failed(self._checkpoint, "no sampler", error)
+            self._bar.advance(len(missing))
+
+    async def _one(self, client: tinker.SamplingClient, name: str, unit: Example | None) -> None:
+        try:
+            async with self._limit:
+                row = await self._row(client, name, unit)
+            self._results.add(row)
+        except Exception as error:
+            if not isinstance(error, Failure):
+                logger.exception("task %s", name)
+            what = f"task {name}" if unit is None else f"task {name}, example {unit.id}"
+            self._sweep.failed(self._checkpoint, what, error)
+        finally:
+            self._bar.advance(1)
+
+    async def _row(self, client: tinker.SamplingClient, name: str, unit: Example | None) -> Row:
+        place, task = self._checkpoint, self._tasks[name]
+        if unit is None or not isinstance(task, ExampleTask):
+            return Row(place.path, place.label, place.step, name, None, plain_metrics(await task(client)))
+        result = await task.result(client, unit)
+        return Row(place.path, place.label, place.step, name, unit.id, result.scores, described(result))
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those of another's evaluator that are numbers, without the word that loops put before them."""
+    return {
+        name.removeprefix("eval/").removeprefix("test/"): float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float)
+    }
+
+
+class _Bar:
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("examples", total=total) if progress is not None else None
+
+    def advance(self, number: int) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task, number)

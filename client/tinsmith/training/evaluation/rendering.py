@@ -1,0 +1,164 @@
+"""How prompts become tokens, and tokens texts: by a renderer, by the model's own chat template, as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tinker import types
+from typing_extensions import override
+
+from tinsmith.training.errors import EvaluationError
+from tinsmith.training.evaluation.examples import Prompt
+
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers import Renderer
+
+RAW = "raw"
+
+
+class Rendering(Protocol):
+    @property
+    def stop(self) -> list[str] | list[int] | None:
+        """None leaves the end of an answer to the server."""
+        ...
+
+    def prompt(self, prompt: Prompt) -> types.ModelInput:
+        """Raises EvaluationError for a prompt that it cannot render."""
+        ...
+
+    def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
+        """The prompt with `text` as the answer, and how many of its last tokens are the answer's."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str: ...
+
+
+def rendering_by(renderer: Renderer | str | None, tokenizer: Any) -> Rendering:
+    """`renderer`: one of the cookbook's or its name, "raw", or None for the model's chat template, raw without one.
+
+    `tokenizer`: False where the prompts are tokens and texts are of no interest.
+    """
+    if tokenizer is False:
+        return TokensAlone()
+    if renderer == RAW:
+        return RawTexts(tokenizer)
+    if renderer is not None:
+        return ByRenderer(_renderer(renderer, tokenizer), tokenizer)
+    if getattr(tokenizer, "chat_template", None):
+        return ByChatTemplate(tokenizer)
+    return RawTexts(tokenizer)
+
+
+def is_tokens(prompt: Prompt) -> bool:
+    return not isinstance(prompt, str) and all(isinstance(one, int) for one in prompt)
+
+
+class TokensAlone:
+    stop: list[int] | None = None
+
+    def prompt(self, prompt: Prompt) -> types.ModelInput:
+        if not is_tokens(prompt):
+            raise EvaluationError("a prompt of words needs a tokenizer: this task has tokenizer=False")
+        return types.ModelInput.from_ints(list(cast(Sequence[int], prompt)))
+
+    def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
+        raise EvaluationError("choices are words, and need a tokenizer: this task has tokenizer=False")
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return ""
+
+
+class RawTexts:
+    """A text is gone on with as it is."""
+
+    stop: list[str] | list[int] | None = None
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def prompt(self, prompt: Prompt) -> types.ModelInput:
+        return types.ModelInput.from_ints(self._tokens(prompt))
+
+    def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
+        """Where a token would span the border, it is the answer's, as lm-evaluation-harness has it."""
+        context = self._tokens(prompt)
+        whole = self._tokens(prompt + text) if isinstance(prompt, str) else context + self._encoded(text)
+        return types.ModelInput.from_ints(whole), max(1, len(whole) - len(context))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return [int(token) for token in self._tokenizer.encode(prompt)]
+        if is_tokens(prompt):
+            return list(cast(Sequence[int], prompt))
+        raise EvaluationError("a conversation needs a chat template or a renderer, and this model has no template")
+
+    def _encoded(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+
+class ByChatTemplate(RawTexts):
+    """The one among the model's own files; a text is what the user says."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        end = tokenizer.eos_token_id
+        self.stop = None if end is None else [int(end)]
+
+    @override
+    def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
+        answer = self._encoded(text)
+        return types.ModelInput.from_ints(self._tokens(prompt) + answer), len(answer)
+
+    @override
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if is_tokens(prompt):
+            return list(cast(Sequence[int], prompt))
+        messages = [dict(message) for message in _messages(prompt)]
+        rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self._encoded(rendered)
+
+
+class ByRenderer:
+    """The cookbook's; a text is what the user says, and what a model thought is no part of its answer's text."""
+
+    def __init__(self, renderer: Renderer, tokenizer: Any) -> None:
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self.stop = renderer.get_stop_sequences()
+
+    def prompt(self, prompt: Prompt) -> types.ModelInput:
+        if is_tokens(prompt):
+            return types.ModelInput.from_ints(list(cast(Sequence[int], prompt)))
+        return self._renderer.build_generation_prompt(cast(Any, [dict(message) for message in _messages(prompt)]))
+
+    def continued(self, prompt: Prompt, text: str) -> tuple[types.ModelInput, int]:
+        answer = [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+        chunks = [*self.prompt(prompt).chunks, types.EncodedTextChunk(tokens=answer)]
+        return types.ModelInput(chunks=chunks), len(answer)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        from tinker_cookbook.renderers import get_text_content
+
+        message, _ = self._renderer.parse_response(list(tokens))
+        return get_text_content(message)
+
+
+def _messages(prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return cast(Sequence[Mapping[str, Any]], prompt)
+
+
+def _renderer(renderer: Renderer | str, tokenizer: Any) -> Renderer:
+    if not isinstance(renderer, str):
+        return renderer
+    from tinker_cookbook import renderers
+
+    try:
+        return renderers.get_renderer(renderer, tokenizer)
+    except Exception as error:
+        raise EvaluationError(f"tinker-cookbook has no renderer {renderer}: {error}") from error

@@ -1,0 +1,128 @@
+"""What a sweep has found, a line of JSON for each example at each checkpoint, from which it goes on after a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tinsmith.training.errors import ResultsUnfit
+from tinsmith.training.evaluation.examples import ExampleResult, Scores
+
+RESULTS_FILE, TASKS_FILE = "results.jsonl", "tasks.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`example` is None for an evaluator that gives metrics alone, of all its examples together.
+
+    `checkpoint` is the `tinker://` path of the weights, or a base model's name; `label` is for people.
+    """
+
+    checkpoint: str
+    label: str
+    step: int | None
+    task: str
+    example: str | None
+    scores: Scores
+    answers: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        return self.checkpoint, self.task, self.example
+
+
+class Results:
+    """Of one directory; a context that one process at a time has. Raises ResultsUnfit at its start.
+
+    A line is written with one call when its example is done: what a kill leaves is whole lines, and perhaps one that
+    is cut off, which counts for nothing and is taken away. A crash of the machine may lose the last lines.
+    """
+
+    def __init__(self, directory: Path, fingerprints: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._fingerprints = dict(fingerprints)
+        self._file = -1
+        self.rows: list[Row] = []
+        self.done: set[tuple[str, str, str | None]] = set()
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._directory / RESULTS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self._take()
+            _cut_to_whole_lines(self._file)
+            self._require_same_tasks()
+            self.rows = list(read_rows(self._directory))
+            self.done = {row.key for row in self.rows}
+        except BaseException:
+            os.close(self._file)
+            raise
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def add(self, row: Row) -> None:
+        os.write(self._file, (json.dumps(asdict(row), allow_nan=False) + "\n").encode())
+        self.rows.append(row)
+        self.done.add(row.key)
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResultsUnfit(f"another evaluation is writing to {self._directory}") from None
+
+    def _require_same_tasks(self) -> None:
+        """Scores of other examples under the same name would be taken for these."""
+        path = self._directory / TASKS_FILE
+        known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+        for name, fingerprint in self._fingerprints.items():
+            if known.get(name, fingerprint) != fingerprint:
+                raise ResultsUnfit(
+                    f"{self._directory} has results of another task {name}: its examples, sampling or rendering were "
+                    "others. Give this evaluation a directory of its own"
+                )
+        merged = known | self._fingerprints
+        if merged != known:
+            written = path.with_suffix(".writing")
+            written.write_text(json.dumps(merged, indent=2))
+            written.rename(path)
+
+
+def read_rows(directory: Path) -> Iterator[Row]:
+    """A line that is cut off at the end is passed over. Raises ResultsUnfit for other damage, or no results at all."""
+    path = directory / RESULTS_FILE
+    if not path.exists():
+        raise ResultsUnfit(f"there are no results in {directory}")
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            yield Row(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ResultsUnfit(f"{path}:{number}: no result of an example: {error}") from error
+
+
+def fingerprints_in(directory: Path) -> dict[str, str]:
+    path = directory / TASKS_FILE
+    found: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def described(result: ExampleResult) -> list[dict[str, Any]]:
+    """Its answers, for a row."""
+    return [asdict(answer) for answer in result.answers]
+
+
+def _cut_to_whole_lines(file: int) -> None:
+    content = os.pread(file, os.fstat(file).st_size, 0)
+    if content and not content.endswith(b"\n"):
+        os.ftruncate(file, content.rfind(b"\n") + 1)

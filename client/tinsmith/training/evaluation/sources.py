@@ -1,0 +1,114 @@
+"""Which weights a sweep is over, and how a server samples from each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import tinker
+
+from tinsmith.training.checkpoints.server_states import ServerStates
+from tinsmith.training.checkpoints.store import CheckpointStore
+from tinsmith.training.errors import EvaluationError, StateGone
+
+Kind = Literal["sampler", "training", "base"]
+NUMBER_AT_END = re.compile(r"(\d+)\D*$")
+
+Connect = Callable[[], tinker.ServiceClient]
+"""A session at the server; each checkpoint has one, and what it holds there ends with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`path` is a `tinker://` path, or the name of a base model. `step` is None where no number says it."""
+
+    path: str
+    label: str
+    step: int | None
+    kind: Kind
+
+
+def at_path(path: str) -> Checkpoint:
+    """The step is the last number of the checkpoint's name. Raises EvaluationError for a path of no weights."""
+    try:
+        parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
+    except ValueError as error:
+        raise EvaluationError(str(error)) from error
+    if parsed.checkpoint_type == "external":
+        raise EvaluationError(f"{path} is an export, and no server samples from it: `tinsmith import` takes its files")
+    name = path.rpartition("/")[2]
+    return Checkpoint(path, name, _number_in(name), parsed.checkpoint_type)
+
+
+def of_base_model(name: str) -> Checkpoint:
+    """Without an adapter: what training is to be better than."""
+    return Checkpoint(name, name, None, "base")
+
+
+def in_root(url: str) -> list[Checkpoint]:
+    """Those of a CheckpointManager, by step. Raises EvaluationError where there are none."""
+    found = [
+        Checkpoint(metadata.state_path, f"step {metadata.step}", metadata.step, "training")
+        for metadata in CheckpointStore(url).readable()
+    ]
+    if not found:
+        raise EvaluationError(f"there are no checkpoints in {url}")
+    return found
+
+
+def of_run(rest: tinker.RestClient, run_id: str) -> list[Checkpoint]:
+    """All that a server has of a run, oldest first; of a state and a sampler by the same name the sampler.
+
+    Raises EvaluationError where it has none.
+    """
+    try:
+        listed = sorted(rest.list_checkpoints(run_id).result().checkpoints, key=lambda one: one.time)
+    except tinker.NotFoundError as error:
+        raise EvaluationError(f"the server has no run {run_id}") from error
+    found = [at_path(one.tinker_path) for one in listed if one.checkpoint_type != "external"]
+    samplers = {one.label for one in found if one.kind == "sampler"}
+    chosen = [one for one in found if one.kind == "sampler" or one.label not in samplers]
+    if not chosen:
+        raise EvaluationError(f"the server has no checkpoints of run {run_id}")
+    return chosen
+
+
+def require_different(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Each once, in the order given."""
+    return list({checkpoint.path: checkpoint for checkpoint in checkpoints}.values())
+
+
+@asynccontextmanager
+async def sampler_of(connect: Connect, checkpoint: Checkpoint) -> AsyncIterator[tinker.SamplingClient]:
+    """Raises StateGone, and the SDK's errors.
+
+    A training state has no sampler: a training client is made from it, and its weights are saved without a name. Both
+    end with the session, which is this context's own.
+    """
+    service = await asyncio.to_thread(connect)
+    try:
+        yield await _sampling_client(service, checkpoint)
+    finally:
+        await service.close("success")
+
+
+async def _sampling_client(service: tinker.ServiceClient, checkpoint: Checkpoint) -> tinker.SamplingClient:
+    if checkpoint.kind == "base":
+        return cast(tinker.SamplingClient, await service.create_sampling_client(base_model=checkpoint.path))
+    if checkpoint.kind == "training":
+        await asyncio.to_thread(ServerStates.of(service).require, checkpoint.path)
+        training_client = await service.create_training_client_from_state(checkpoint.path)
+        return cast(tinker.SamplingClient, await training_client.save_weights_and_get_sampling_client())
+    try:
+        return cast(tinker.SamplingClient, await service.create_sampling_client(model_path=checkpoint.path))
+    except tinker.NotFoundError as error:
+        raise StateGone(f"the server has no {checkpoint.path}: it was deleted, or its time has passed") from error
+
+
+def _number_in(name: str) -> int | None:
+    matched = NUMBER_AT_END.search(name)
+    return int(matched[1]) if matched else None

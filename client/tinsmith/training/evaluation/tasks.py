@@ -1,0 +1,245 @@
+"""Tasks: examples with a way to score their answers, which are evaluators of tinker-cookbook as well."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import tinker
+from tinker import types
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from typing_extensions import override
+
+from tinsmith.training.errors import EvaluationError, GradeFailed
+from tinsmith.training.evaluation.examples import (
+    DEFAULT_SEED,
+    Answer,
+    Example,
+    ExampleResult,
+    Grade,
+    digest_of,
+    mean_scores,
+    numbered,
+    scores_of,
+    seed_for,
+)
+from tinsmith.training.evaluation.intervals import Estimate, estimate
+from tinsmith.training.evaluation.rendering import Rendering, rendering_by
+
+if TYPE_CHECKING:
+    from tinker_cookbook.renderers import Renderer
+
+DEFAULT_MAX_TOKENS = 256
+DEFAULT_CONCURRENCY = 32
+"""Examples under way at a time: a server refuses floods, and the SDK waits then."""
+
+
+class ExampleTask(SamplingClientEvaluator, ABC):
+    """Examples that are scored one by one, so that intervals can be computed and a sweep can go on where it was.
+
+    `renderer` and `tokenizer`: see `rendering_by`; a tokenizer of None is the sampling client's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        examples: Iterable[Example],
+        *,
+        renderer: Renderer | str | None = None,
+        tokenizer: Any | Literal[False] | None = None,
+    ) -> None:
+        self.name = name
+        self.examples = numbered(examples)
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self._renderings: dict[str, Rendering] = {}
+
+    @abstractmethod
+    async def result(self, sampling_client: tinker.SamplingClient, example: Example) -> ExampleResult:
+        """Asks and scores. Raises GradeFailed, EvaluationError, and the SDK's errors."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that results depend on beside the weights and the grader's code: 64 hexadecimal digits."""
+        renderer = self._renderer if isinstance(self._renderer, str | None) else type(self._renderer).__name__
+        return digest_of([[example.digest for example in self.examples], renderer, self._settings()])
+
+    @override
+    async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
+        """`eval/<task>/<metric>`, as loops of tinker-cookbook log it."""
+        return metrics_of(self.name, estimates_of(await self.results(sampling_client)))
+
+    async def results(
+        self, sampling_client: tinker.SamplingClient, limit: asyncio.Semaphore | None = None
+    ) -> list[ExampleResult]:
+        """Of all examples, in their order; at most so many under way as `limit` lets through."""
+        limit = limit or asyncio.Semaphore(DEFAULT_CONCURRENCY)
+
+        async def one(example: Example) -> ExampleResult:
+            async with limit:
+                return await self.result(sampling_client, example)
+
+        tasks = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(example)) for example in self.examples]
+        except BaseExceptionGroup as several:
+            # The others were cancelled for it.
+            raise several.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def rendering(self, sampling_client: tinker.SamplingClient) -> Rendering:
+        """For the base model of this client; a tokenizer is read once."""
+        if self._tokenizer is not None:
+            return self._renderings.setdefault("", rendering_by(self._renderer, self._tokenizer))
+        base_model = sampling_client.get_base_model()
+        if base_model not in self._renderings:
+            # It may be read from a disk, or a hub.
+            tokenizer = await asyncio.to_thread(self._find_tokenizer, sampling_client)
+            self._renderings[base_model] = rendering_by(self._renderer, tokenizer)
+        return self._renderings[base_model]
+
+    def _find_tokenizer(self, sampling_client: tinker.SamplingClient) -> Any:
+        try:
+            return sampling_client.get_tokenizer()
+        except (OSError, ValueError) as error:
+            needed = "give the task a tokenizer, or tokenizer=False if its prompts are tokens"
+            raise EvaluationError(
+                f"the tokenizer of {sampling_client.get_base_model()} is not found ({error}): {needed}"
+            ) from error
+
+    def _settings(self) -> Any:
+        return None
+
+
+class Task(ExampleTask):
+    """Samples answers, and scores each by `grade(example, answer)`: a number, or several by name; it may be async.
+
+    `params` are those of sampling, by default 256 tokens at temperature 0; without `stop` answers end as the renderer
+    or the chat template says. Each example draws from a seed of its own, made of `params.seed`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        examples: Iterable[Example],
+        grade: Grade,
+        *,
+        params: types.SamplingParams | None = None,
+        num_samples: int = 1,
+        renderer: Renderer | str | None = None,
+        tokenizer: Any | Literal[False] | None = None,
+    ) -> None:
+        super().__init__(name, examples, renderer=renderer, tokenizer=tokenizer)
+        if num_samples < 1:
+            raise EvaluationError(f"task {name} asks for {num_samples} samples")
+        self._grade = grade
+        self._params = params or types.SamplingParams(max_tokens=DEFAULT_MAX_TOKENS, temperature=0.0)
+        self._num_samples = num_samples
+
+    @override
+    async def result(self, sampling_client: tinker.SamplingClient, example: Example) -> ExampleResult:
+        rendering = await self.rendering(sampling_client)
+        response = await sampling_client.sample(
+            rendering.prompt(example.prompt), self._num_samples, self._params_for(example, rendering)
+        )
+        answers = [await self._scored(example, rendering, sequence) for sequence in response.sequences]
+        return ExampleResult(example.id, mean_scores(answers), answers)
+
+    def _params_for(self, example: Example, rendering: Rendering) -> types.SamplingParams:
+        seed = seed_for(DEFAULT_SEED if self._params.seed is None else self._params.seed, example)
+        stop = rendering.stop if self._params.stop is None else self._params.stop
+        return self._params.model_copy(update={"seed": seed, "stop": stop})
+
+    async def _scored(self, example: Example, rendering: Rendering, sequence: types.SampledSequence) -> Answer:
+        logprobs = sequence.logprobs
+        answer = Answer(
+            text=rendering.text(sequence.tokens),
+            tokens=sequence.tokens,
+            stop_reason=str(sequence.stop_reason),
+            logprob=None if logprobs is None else sum(logprobs),
+        )
+        try:
+            graded = self._grade(example, answer)
+            graded = await graded if inspect.isawaitable(graded) else graded
+        except Exception as error:
+            raise GradeFailed(f"example {example.id}: the grader raised {type(error).__name__}: {error}") from error
+        scores = scores_of(graded, example.id)
+        return Answer(answer.text, answer.tokens, answer.stop_reason, answer.logprob, scores)
+
+    @override
+    def _settings(self) -> Any:
+        return [self._params.model_dump(), self._num_samples]
+
+
+class ChoiceTask(ExampleTask):
+    """Which of an example's `choices` the model finds most probable; nothing is sampled.
+
+    `answer` is the right one's place or text. `acc` takes the sum of the logprobs of a choice's tokens, `acc_norm`
+    that sum for each of its characters: what lm-evaluation-harness calls by these names.
+    """
+
+    @override
+    async def result(self, sampling_client: tinker.SamplingClient, example: Example) -> ExampleResult:
+        rendering = await self.rendering(sampling_client)
+        right = right_choice(example)
+        logprobs = await asyncio.gather(
+            *(self._logprob(sampling_client, rendering, example, choice) for choice in example.choices)
+        )
+        by_length = [logprob / max(1, len(choice)) for logprob, choice in zip(logprobs, example.choices, strict=True)]
+        scores = {
+            "acc": float(logprobs.index(max(logprobs)) == right),
+            "acc_norm": float(by_length.index(max(by_length)) == right),
+        }
+        answers = [Answer(choice, logprob=logprob) for choice, logprob in zip(example.choices, logprobs, strict=True)]
+        return ExampleResult(example.id, scores, answers)
+
+    async def _logprob(
+        self, sampling_client: tinker.SamplingClient, rendering: Rendering, example: Example, choice: str
+    ) -> float:
+        whole, answer_tokens = rendering.continued(example.prompt, choice)
+        logprobs = (await sampling_client.compute_logprobs(whole))[-answer_tokens:]
+        if any(logprob is None for logprob in logprobs):
+            raise EvaluationError(f"example {example.id}: the server gave no logprobs of choice {choice!r}")
+        return float(sum(logprob for logprob in logprobs if logprob is not None))
+
+
+def right_choice(example: Example) -> int:
+    """Raises EvaluationError where there is nothing to choose from, or the answer is none of the choices."""
+    if len(example.choices) < 2:
+        raise EvaluationError(f"example {example.id} has {len(example.choices)} choices, and two are the fewest")
+    if isinstance(example.answer, int) and 0 <= example.answer < len(example.choices):
+        return example.answer
+    if example.answer in example.choices:
+        return list(example.choices).index(example.answer)
+    raise EvaluationError(f"example {example.id}: the answer {example.answer!r} is none of its choices")
+
+
+def estimates_of(results: Sequence[ExampleResult]) -> dict[str, Estimate]:
+    """Each metric's mean over the examples that have it, with its interval."""
+    names = dict.fromkeys(name for result in results for name in result.scores)
+    return {name: estimate([one.scores[name] for one in results if name in one.scores]) for name in names}
+
+
+def metrics_of(task: str, estimates: Mapping[str, Estimate]) -> dict[str, float]:
+    return {f"eval/{task}/{name}": one.mean for name, one in estimates.items()}
+
+
+def name_of(evaluator: SamplingClientEvaluator) -> str:
+    """Its `name`, or its class's."""
+    return str(getattr(evaluator, "name", "") or type(evaluator).__name__)
+
+
+def by_name(evaluators: Iterable[Any]) -> dict[str, Any]:
+    """Raises EvaluationError where two have the same, or there are none."""
+    named: dict[str, Any] = {}
+    for evaluator in evaluators:
+        if (name := name_of(evaluator)) in named:
+            raise EvaluationError(f"two tasks are called {name}: give one another name")
+        named[name] = evaluator
+    if not named:
+        raise EvaluationError("there are no tasks")
+    return named

@@ -1,0 +1,94 @@
+"""The files of a base model on this machine, and the model that transformers makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    FineGrainedFP8Config,
+    Mxfp4Config,
+)
+
+from tinsmith.training.errors import BaseModelUnusable
+
+UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
+"""Other frameworks' copies of the weights, which can double a download."""
+MADE_DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
+GIVE = "Give base_model: a folder with config.json and weights, or the name of a repository at the hub"
+
+
+class BaseModel:
+    """Of a folder, or of a repository at the hub that is cached or can be reached. Raises BaseModelUnusable."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.directory = _directory(source)
+        try:
+            self._config = AutoConfig.from_pretrained(self.directory)
+        except (OSError, ValueError) as error:
+            raise _unusable(source, error) from error
+
+    def without_weights(self) -> Any:
+        """Its modules, in no memory."""
+        with torch.device("meta"):
+            return self._class().from_config(self._config)
+
+    def load(self) -> Any:
+        """On the CPU, in its own dtype, and dense. Raises BaseModelUnusable."""
+        options = self._dequantizing()
+        try:
+            model = self._class().from_pretrained(self.directory, config=self._config, dtype="auto", **options)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise _unusable(self.source, error) from error
+        return self._dense(model) if options else model
+
+    def _class(self) -> Any:
+        """With its vision tower where only that is a whole one, as `architectures` has it."""
+        is_text = type(self._config) in AutoModelForCausalLM._model_mapping
+        sees = type(self._config) in AutoModelForImageTextToText._model_mapping
+        return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
+
+    def _dequantizing(self) -> dict[str, Any]:
+        said = getattr(self._config, "quantization_config", None) or {}
+        said = dict(said if isinstance(said, dict) else said.to_dict())
+        method = said.pop("quant_method", "")
+        if not method:
+            return {}
+        if method not in MADE_DENSE:
+            raise BaseModelUnusable(
+                f"the weights of {self.source} are quantized by {method!r}, and only {' and '.join(MADE_DENSE)} are "
+                "made dense here; give the model's original weights"
+            )
+        return {"quantization_config": MADE_DENSE[method](**{**said, "dequantize": True})}
+
+    def _dense(self, model: Any) -> Any:
+        """Without a word of the format it was in: transformers would write it back in that, and can for some only."""
+        del self._config.quantization_config
+        with torch.device("meta"):
+            dense = self._class().from_config(self._config, dtype=model.dtype)
+        dense.load_state_dict(model.state_dict(), assign=True)
+        return dense
+
+
+def _directory(source: str) -> Path:
+    path = Path(source)
+    if path.is_dir():
+        return path
+    if path.is_absolute() or source.startswith("."):
+        raise BaseModelUnusable(f"the folder {source} is not there. {GIVE}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(source, ignore_patterns=UNUSED_FILES))
+    except Exception as error:  # the hub's client raises its own errors, its HTTP library's, OSError, ValueError
+        raise _unusable(source, error) from error
+
+
+def _unusable(source: str, error: Exception) -> BaseModelUnusable:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return BaseModelUnusable(f"the base model {source} cannot be had here: {reason}. {GIVE}")

@@ -1,0 +1,152 @@
+"""From a `tinker://` path to weights, over HTTP alone."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+import tinker
+
+from tinsmith.training.errors import ExportError, NoSuchWeights, NotOffered
+from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE, fetch_export, fetch_from_archive
+
+if TYPE_CHECKING:
+    from tinsmith.training.exports.merging import MergedWeights
+    from tinsmith.training.exports.peft_adapter import AdapterWeights
+    from tinsmith.training.exports.stored import StoredAdapter
+
+EXPORT_TTL_SECONDS = 3600
+"""The shortest that the protocol has; an export is deleted as soon as it is here."""
+
+
+@overload
+def export_lora_weights(
+    path: str,
+    merged: Literal[False] = False,
+    *,
+    base_model: str | Path | None = None,
+    service: tinker.ServiceClient | None = None,
+) -> AdapterWeights: ...
+@overload
+def export_lora_weights(
+    path: str,
+    merged: Literal[True],
+    *,
+    base_model: str | Path | None = None,
+    service: tinker.ServiceClient | None = None,
+) -> MergedWeights: ...
+@overload
+def export_lora_weights(
+    path: str,
+    merged: bool,
+    *,
+    base_model: str | Path | None = None,
+    service: tinker.ServiceClient | None = None,
+) -> AdapterWeights | MergedWeights: ...
+def export_lora_weights(
+    path: str,
+    merged: bool = False,
+    *,
+    base_model: str | Path | None = None,
+    service: tinker.ServiceClient | None = None,
+) -> AdapterWeights | MergedWeights:
+    """The weights of a checkpoint of any kind, such as `tinker://RUN/weights/NAME`; `.tensors` has them by name.
+
+    An adapter is as PEFT reads it, in float32. `merged` is the whole model with the adapter added to its weights, in
+    the base's own dtype. `base_model` is a folder or a name at the hub, by default the server's name for it; it is
+    needed where `merged`, and for a mixture's experts, whose layout is their model's. `service` is by default a session
+    of its own, with the server and the key of the environment.
+
+    The server's disk is not needed: its archive of the checkpoint is fetched, or where it has none, a state
+    (`/weights/`) is loaded and exported, and the export deleted. Raises NoSuchWeights, NotOffered, DownloadDamaged,
+    BaseModelUnusable, and ExportError.
+    """
+    from tinsmith.training.exports.base_model import BaseModel
+    from tinsmith.training.exports.merging import merged_into
+    from tinsmith.training.exports.peft_adapter import for_peft
+
+    with _session(service) as session:
+        adapter = _fetched(session, path)
+    name = str(base_model or adapter.base_model)
+    if merged:
+        return merged_into(adapter, BaseModel(name))
+    return for_peft(adapter, BaseModel(name) if adapter.experts else None, name)
+
+
+@contextmanager
+def _session(service: tinker.ServiceClient | None) -> Iterator[tinker.ServiceClient]:
+    if service is not None:
+        yield service
+        return
+    own = tinker.ServiceClient()
+    try:
+        yield own
+    finally:
+        own.close("success").result()
+
+
+def _fetched(service: tinker.ServiceClient, path: str) -> StoredAdapter:
+    from tinsmith.training.exports.stored import read_adapter
+
+    kind = _kind_of(path)
+    rest = tinker.RestClient(service.holder)
+    base_model = _base_model_of(rest, path)
+    with tempfile.TemporaryDirectory(prefix="tinsmith-export-") as folder:
+        wanted = {name: Path(folder) / name for name in (CONFIG_FILE, WEIGHTS_FILE)}
+        if kind == "external":
+            fetch_export(rest, path, wanted)
+        else:
+            _fetch_saved(service, rest, path, kind, wanted)
+        return read_adapter(Path(folder), base_model)
+
+
+def _fetch_saved(
+    service: tinker.ServiceClient, rest: tinker.RestClient, path: str, kind: str, wanted: dict[str, Path]
+) -> None:
+    try:
+        fetch_from_archive(rest, path, wanted)
+    except NotOffered as error:
+        if kind == "sampler":
+            raise NotOffered(
+                f"{error}, and without one there is no way to a sampler's weights: save with save_state or "
+                "save_weights_external, and export that"
+            ) from error
+        _fetch_through_export(service, rest, path, wanted)
+
+
+def _fetch_through_export(
+    service: tinker.ServiceClient, rest: tinker.RestClient, path: str, wanted: dict[str, Path]
+) -> None:
+    """As the protocol has it: a training client takes the state up, and saves it for others."""
+    try:
+        training_client = service.create_training_client_from_state(path).result()
+        exported = training_client.save_weights_external("export", ttl_seconds=EXPORT_TTL_SECONDS).result().path
+    except tinker.TinkerError as error:
+        raise NotOffered(
+            f"this server gives neither an archive nor an export of {path}: {error}. Sample from it there, or ask "
+            "whoever runs the server for its files and use `tinsmith export` on them"
+        ) from error
+    try:
+        fetch_export(rest, exported, wanted)
+    finally:
+        rest.delete_checkpoint_from_tinker_path(exported).result()
+
+
+def _kind_of(path: str) -> str:
+    try:
+        return str(tinker.ParsedCheckpointTinkerPath.from_tinker_path(path).checkpoint_type)
+    except ValueError as error:
+        raise ExportError(f"{path} is no path of a checkpoint, such as tinker://RUN/weights/NAME: {error}") from error
+
+
+def _base_model_of(rest: tinker.RestClient, path: str) -> str:
+    try:
+        return rest.get_weights_info_by_tinker_path(path).result().base_model
+    except tinker.NotFoundError as error:
+        raise NoSuchWeights(
+            f"the server shows no {path} to this key: it was never saved or was deleted, its time has passed, or it is "
+            "somebody else's and not published"
+        ) from error

@@ -1,0 +1,99 @@
+"""A base model with an adapter in its weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from tinsmith.training.errors import BaseModelUnusable
+from tinsmith.training.exports.base_model import BaseModel
+from tinsmith.training.exports.experts import add_to_experts, experts_of, shapes_of
+from tinsmith.training.exports.stored import UNEMBED, StoredAdapter
+
+IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class MergedWeights:
+    """`model` is of transformers, on the CPU, in the base's dtype, with the adapter in its weights."""
+
+    base: BaseModel
+    model: Any
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The model's `state_dict`: its own memory, not a copy."""
+        state: Mapping[str, Tensor] = self.model.state_dict()
+        return state
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Into a folder, which is made if it is not there; with the tokenizer, and what prepares images."""
+        self.model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(self.base.directory).save_pretrained(folder)
+        if (processor := self.base.directory / IMAGE_PROCESSOR_FILE).is_file():
+            shutil.copyfile(processor, Path(folder) / IMAGE_PROCESSOR_FILE)
+
+
+def merged_into(adapter: StoredAdapter, base: BaseModel) -> MergedWeights:
+    """Adds in float32 to each weight, which stays in its dtype.
+
+    PEFT's `merge_and_unload` would move a tied embedding along with the output projection, and refuses state spaces.
+    Raises BaseModelUnusable where the adapter is not of this model.
+    """
+    model = base.load()
+    experts = experts_of(model)
+    _check_fit(adapter, model, experts, base.source)
+    if getattr(model.config, "tie_word_embeddings", False) and UNEMBED in adapter.modules:
+        _untie(model)
+    for layer in adapter.experts:
+        add_to_experts(experts[layer], {part: adapter.delta(f"{layer}.{part}") for part in shapes_of(experts[layer])})
+    for module in adapter.modules:
+        if module.rpartition(".")[0] not in adapter.experts:
+            weight = model.get_submodule(module).weight.data
+            weight.copy_(weight.float() + adapter.delta(module))
+    return MergedWeights(base, model)
+
+
+def _check_fit(adapter: StoredAdapter, model: nn.Module, experts: Mapping[str, Any], source: str) -> None:
+    expected = {
+        f"{layer}.{part}": shape
+        for layer in adapter.experts
+        if layer in experts
+        for part, shape in shapes_of(experts[layer]).items()
+    }
+    linears = {
+        name: tuple(module.weight.shape) for name, module in model.named_modules() if isinstance(module, nn.Linear)
+    }
+    missing = [module for module in expected if module not in adapter.modules]
+    for module in [*adapter.modules, *missing]:
+        has = expected.get(module) or linears.get(module)
+        wants = None if module in missing else _weight_shape(adapter, module)
+        if has != wants:
+            raise BaseModelUnusable(
+                f"the adapter is not of {source}: {module} is {_said(has)} there, and {_said(wants)} in the adapter, "
+                f"which was trained on {adapter.base_model}"
+            )
+
+
+def _weight_shape(adapter: StoredAdapter, module: str) -> tuple[int, ...]:
+    """Of the weight that it is for."""
+    lora_A, lora_B = adapter.pair(module)
+    experts = (max(len(lora_A), len(lora_B)),) if lora_A.ndim == 3 else ()
+    return (*experts, lora_B.shape[-2], lora_A.shape[-1])
+
+
+def _said(shape: tuple[int, ...] | None) -> str:
+    return "not" if shape is None else " by ".join(map(str, shape))
+
+
+def _untie(model: Any) -> None:
+    """Gives the output projection a weight of its own: the adapter moved it and left the embedding alone."""
+    model.config.tie_word_embeddings = False
+    head = model.get_submodule(UNEMBED)
+    head.weight = nn.Parameter(head.weight.detach().clone())

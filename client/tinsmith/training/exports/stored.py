@@ -1,0 +1,93 @@
+"""An adapter as a server gives it away: PEFT's two files, in which a mixture's experts have Tinker's own layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tinsmith.training.errors import DownloadDamaged, ExportError
+from tinsmith.training.server_files import CONFIG_FILE, WEIGHTS_FILE
+
+KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
+TINKER_UNEMBED, UNEMBED = "model.unembed_tokens", "lm_head"
+OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "target_parameters", "modules_to_save")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAdapter:
+    """`base_model` is the server's name for it, `config` PEFT's, and `factors` are by `<module>.lora_A` and `.lora_B`.
+
+    A is `[rank, d_in]`, B `[d_out, rank]`. Of a mixture's experts there is a dimension before these, for the experts;
+    it is 1 where all of a layer have the same: A of `w1` (gate) and `w3` (up), B of `w2` (down).
+    """
+
+    base_model: str
+    config: Mapping[str, Any]
+    factors: Mapping[str, Tensor]
+
+    @property
+    def rank(self) -> int:
+        return int(self.config["r"])
+
+    @property
+    def alpha(self) -> float:
+        return float(self.config["lora_alpha"])
+
+    @property
+    def modules(self) -> list[str]:
+        return sorted({name.rpartition(".")[0] for name in self.factors})
+
+    @property
+    def experts(self) -> list[str]:
+        """Names of the layers' experts."""
+        return sorted({name.rsplit(".", 2)[0] for name, factor in self.factors.items() if factor.ndim == 3})
+
+    def pair(self, module: str) -> tuple[Tensor, Tensor]:
+        """A and B. Raises KeyError."""
+        return self.factors[f"{module}.lora_A"], self.factors[f"{module}.lora_B"]
+
+    def delta(self, module: str) -> Tensor:
+        """What it adds to a weight, in float32: `[d_out, d_in]`, or `[experts, d_out, d_in]`."""
+        lora_A, lora_B = (factor.float() for factor in self.pair(module))
+        return (self.alpha / self.rank) * torch.matmul(lora_B, lora_A)
+
+
+def read_adapter(folder: Path, base_model: str) -> StoredAdapter:
+    """Raises DownloadDamaged, and ExportError for an adapter that is no plain LoRA."""
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_bytes())
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except (ValueError, SafetensorError) as error:
+        raise DownloadDamaged(f"the adapter that came from the server cannot be read: {error}") from error
+    odd = [kind for kind in OTHER_KINDS if config.get(kind)]
+    factors = {_name(key): tensor for key, tensor in tensors.items()}
+    unpaired = [name for name in factors if _other(name) not in factors]
+    if odd or unpaired:
+        raise ExportError(
+            f"the adapter is no plain LoRA, as Tinker has it: {(odd or unpaired)[0]}. Fetch it by "
+            "tinker_cookbook.weights.download, and use what made it to go on"
+        )
+    return StoredAdapter(base_model, config, factors)
+
+
+def peft_key(name: str) -> str:
+    return f"{KEY_PREFIX}{name}{KEY_SUFFIX}"
+
+
+def _name(key: str) -> str:
+    module, _, factor = key.removeprefix(KEY_PREFIX).removesuffix(KEY_SUFFIX).rpartition(".")
+    return f"{UNEMBED if module == TINKER_UNEMBED else module}.{factor}"
+
+
+def _other(name: str) -> str:
+    """Of A it is B. A name that is neither's has none."""
+    module, _, factor = name.rpartition(".")
+    return f"{module}.{ {'lora_A': 'lora_B', 'lora_B': 'lora_A'}.get(factor, '') }"

@@ -1,0 +1,1 @@
+"""Reinforcement learning from groups of environments, above a stream of rollouts."""

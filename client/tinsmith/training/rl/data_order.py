@@ -1,0 +1,83 @@
+"""Which group comes next, over and over the data, from wherever a run was."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
+from typing_extensions import override
+
+
+class GroupPlace(NamedTuple):
+    """`number` counts groups over the whole run, `epoch` how often the data was gone through before."""
+
+    number: int = 0
+    epoch: int = 0
+    batch: int = 0
+    item: int = 0
+
+
+class SequenceOfGroups(RLDataset):
+    """A batch for each builder."""
+
+    def __init__(self, builders: Sequence[EnvGroupBuilder]) -> None:
+        self._builders = builders
+
+    @override
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        return [self._builders[index]]
+
+    @override
+    def __len__(self) -> int:
+        return len(self._builders)
+
+
+class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
+    """Never ends. Groups that were begun and not `finished` are the first ones of a run that resumes.
+
+    Raises ValueError for data without any group, and what a dataset raises.
+    """
+
+    def __init__(self, groups: RLDataset | Sequence[EnvGroupBuilder], state: Mapping[str, Any] | None = None) -> None:
+        self._dataset = groups if isinstance(groups, RLDataset) else SequenceOfGroups(groups)
+        begun = [GroupPlace(*place) for place in (state or {}).get("begun", [])]
+        self._again = deque(sorted(begun))
+        self._begun: set[GroupPlace] = set(begun)
+        self._next = GroupPlace(*(state or {}).get("next", ()))
+        self._batch: tuple[int, Sequence[EnvGroupBuilder]] | None = None
+
+    @override
+    def __next__(self) -> tuple[GroupPlace, EnvGroupBuilder]:
+        if self._again:
+            place = self._again.popleft()
+            return place, self._batch_of(place.batch)[place.item]
+        place = self._next = self._found(self._next)
+        self._begun.add(place)
+        self._next = place._replace(number=place.number + 1, item=place.item + 1)
+        return place, self._batch_of(place.batch)[place.item]
+
+    def finished(self, place: GroupPlace) -> None:
+        """Nothing comes of it any more: it was trained on, or dropped."""
+        self._begun.discard(place)
+
+    def state(self) -> dict[str, Any]:
+        """For `loop_state`."""
+        return {"next": list(self._next), "begun": [list(place) for place in sorted(self._begun)]}
+
+    def _found(self, place: GroupPlace) -> GroupPlace:
+        """The first one from there on that is there."""
+        for _ in range(2 + len(self._dataset)):
+            if place.batch >= len(self._dataset):
+                place = place._replace(epoch=place.epoch + 1, batch=0, item=0)
+            elif place.item >= len(self._batch_of(place.batch)):
+                place = place._replace(batch=place.batch + 1, item=0)
+            else:
+                return place
+        raise ValueError(f"there is no group in the {len(self._dataset)} batches of the data")
+
+    def _batch_of(self, number: int) -> Sequence[EnvGroupBuilder]:
+        if self._batch is None or self._batch[0] != number:
+            self._batch = (number, self._dataset.get_batch(number))
+        return self._batch[1]

@@ -1,0 +1,113 @@
+"""Groups on their way: as many are sampled at once as may be, and no more than the bound on staleness has use for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tinker_cookbook.rl.types import EnvGroupBuilder
+
+from tinsmith.training.rl.data_order import DataOrder, GroupPlace
+from tinsmith.training.rl.rollouts import RolledOutGroup
+from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer
+from tinsmith.training.streams.step import MinibatchPlan
+
+RollOut: TypeAlias = Callable[[GroupPlace, EnvGroupBuilder], Awaitable[RolledOutGroup]]
+
+
+@dataclass(slots=True)
+class Window:
+    """How many groups may be begun: those of the step that is under way and of as many later ones as its bound has.
+
+    On-policy that is one step's, so that no group is sampled from weights that are too old for it.
+    """
+
+    plan: MinibatchPlan
+    begun: int = 0
+    steps: int = 0
+    dropped: int = 0
+
+    @property
+    def size(self) -> int:
+        """The most groups that may be under way or wait."""
+        return (1 + self.plan.most_stale_steps) * self.plan.groups_per_step
+
+    @property
+    def is_open(self) -> bool:
+        return self.begun < self.size + self.steps * self.plan.groups_per_step + self.dropped
+
+
+class RolloutPump:
+    """Rolls out the groups of `order`, `most_in_flight` at once; `groups` has what they came to.
+
+    On-policy they come in the order of the data, so that a run is the same one each time; off-policy as they arrive.
+    What `roll_out` or the data raises comes out of `groups`. As a context, for one event loop.
+    """
+
+    def __init__(self, order: DataOrder, plan: MinibatchPlan, roll_out: RollOut, most_in_flight: int) -> None:
+        self.window = Window(plan)
+        self.groups = RolloutBuffer(self.window.size)
+        self._order = order
+        self._roll_out = roll_out
+        self._in_turn = plan.most_stale_steps == 0
+        self._slots = asyncio.Semaphore(most_in_flight)
+        self._changed = asyncio.Condition()
+        self._turn = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def step_done(self) -> None:
+        """Or as many groups as are one, without any data."""
+        async with self._changed:
+            self.window.steps += 1
+            self._changed.notify_all()
+
+    async def group_dropped(self) -> None:
+        async with self._changed:
+            self.window.dropped += 1
+            self._changed.notify_all()
+
+    async def __aenter__(self) -> RolloutPump:
+        self._start(self._begin_groups())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.groups.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _begin_groups(self) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self.window.is_open)
+            await self._slots.acquire()
+            place, builder = next(self._order)
+            self._start(self._group(self.window.begun, place, builder))
+            self.window.begun += 1
+
+    async def _group(self, turn: int, place: GroupPlace, builder: EnvGroupBuilder) -> None:
+        try:
+            group = await self._roll_out(place, builder)
+        finally:
+            self._slots.release()
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._in_turn or self._turn == turn)
+        with suppress(BufferClosed):
+            await self.groups.put(group)
+        async with self._changed:
+            self._turn += 1
+            self._changed.notify_all()
+
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(self._reported(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reported(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            await self.groups.close(error)

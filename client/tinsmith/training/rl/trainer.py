@@ -1,0 +1,187 @@
+"""Reinforcement learning: groups of environments in, optimizer steps out, sampling and training at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import tinker
+from rich.progress import Progress
+from tinker import types
+from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
+from tinker_cookbook.utils.ml_log import Logger
+
+from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
+from tinsmith.training.rl.data_order import DataOrder, GroupPlace
+from tinsmith.training.rl.policy import AllOrNone, GroupPolicy
+from tinsmith.training.rl.pump import RolloutPump
+from tinsmith.training.rl.rollouts import RolledOutGroup, roll_out
+from tinsmith.training.rl.shadow import ShadowClient
+from tinsmith.training.rl.tally import Tally, metrics_of_training
+from tinsmith.training.streams.step import MinibatchPlan, StepReport
+from tinsmith.training.streams.train import stream_minibatch_train
+
+OnStep: TypeAlias = Callable[[StepReport, tinker.SamplingClient], Awaitable[None]]
+"""What follows a step: its report, with the metrics that are logged, and a client of the weights after it."""
+SHADOW_SECONDS = 60.0
+"""After the last step, for what shadows have left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Those that groups are sampled from, and how many steps they had."""
+
+    sampling_client: tinker.SamplingClient
+    step: int
+
+
+class RLTrainer:
+    """Trains `training_client` on groups of environments, over and over `groups`.
+
+    `plan`: groups of a step, and its bound on staleness. With `most_stale_steps=0` and a `seed` a run is the same one
+    each time, bit for bit, on a server that computes deterministically: also one that goes on from a checkpoint.
+    `adam`: of every step, or by the step's number from 0. `max_tokens` and `temperature`: of each answer.
+    `groups_in_flight` are sampled at once, at most; as many as the plan has use for without it.
+    `strategy`: of the cookbook, as to retry what fails or to do with a part of a group. It samples without seeds.
+    `most_fruitless_groups` in a row without data, of failures or equal rewards, end the run; eight steps' without it.
+    `checkpoints` saves as often as its `save_every` says, and `resumed` is what its `resume()` returned.
+    `shadows` train beside. `on_step` is awaited after each step, in order, while groups are sampled already.
+    """
+
+    def __init__(
+        self,
+        training_client: tinker.TrainingClient,
+        groups: RLDataset | Sequence[EnvGroupBuilder],
+        plan: MinibatchPlan,
+        adam: types.AdamParams | Callable[[int], types.AdamParams],
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        loss_fn: types.LossFnType = "importance_sampling",
+        loss_fn_config: Mapping[str, float | str] | None = None,
+        seed: int | None = None,
+        groups_in_flight: int | None = None,
+        strategy: RolloutStrategy | None = None,
+        most_fruitless_groups: int | None = None,
+        checkpoints: CheckpointManager | None = None,
+        resumed: Resumed | None = None,
+        shadows: Sequence[ShadowClient] = (),
+        on_step: Sequence[OnStep] = (),
+        logger: Logger | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if seed is not None and strategy is not None:
+            raise ValueError("a strategy samples in an order of its own, without seeds: give a seed or a strategy")
+        self.training_client = training_client
+        self.step = resumed.step if resumed else 0
+        self._order = DataOrder(groups, resumed.loop_state["groups"] if resumed else None)
+        self._plan = plan
+        self._adam: Callable[[int], types.AdamParams] = adam if callable(adam) else lambda _: adam
+        self._loss_fn: types.LossFnType = loss_fn
+        self._loss_fn_config = loss_fn_config
+        self._max_tokens = max_tokens
+        self._temperature = temperature
+        self._seed = seed
+        self._groups_in_flight = groups_in_flight or (1 + plan.most_stale_steps) * plan.groups_per_step
+        self._strategy = strategy or AllOrNone()
+        self._tally = Tally(8 * plan.groups_per_step if most_fruitless_groups is None else most_fruitless_groups)
+        self._checkpoints = checkpoints
+        self._shadows = shadows
+        self._on_step = on_step
+        self._logger = logger
+        self._progress = progress
+
+    def train(self, steps: int) -> None:
+        """As `run`, for a program without an event loop; in a notebook, await `run`."""
+        asyncio.run(self.run(steps))
+
+    async def run(self, steps: int) -> None:
+        """Returns when `steps` optimizer steps are done in all, those before a resume included.
+
+        Raises NothingToTrainOn, MinibatchFailed, SaveFailed, what the SDK raises where the server fails, and what
+        `on_step` raises. Groups in flight are cancelled then.
+        """
+        if self.step >= steps:
+            return
+        self._weights = await self._saved_weights()
+        self._last_step_at = time.monotonic()
+        sampling = RolloutPump(self._order, self._plan, self._roll_out, self._groups_in_flight)
+        async with sampling as pump, aclosing(self._steps(pump)) as reports:
+            async for report in reports:
+                await self._after(report, pump, is_last=report.step + 1 >= steps)
+                if self.step >= steps:
+                    break
+        for shadow in self._shadows:
+            await shadow.finish(SHADOW_SECONDS)
+
+    def _steps(self, pump: RolloutPump) -> AsyncGenerator[StepReport, None]:
+        return stream_minibatch_train(
+            self.training_client,
+            self._taken(pump),
+            self._plan,
+            self._adam,
+            loss_fn=self._loss_fn,
+            loss_fn_config=self._loss_fn_config,
+            first_step=self.step,
+            progress=self._progress,
+        )
+
+    async def _taken(self, pump: RolloutPump) -> AsyncIterator[RolledOutGroup]:
+        """Each group, as the step takes or drops it. As many as a step has, all without data, leave its number free."""
+        taken, fruitful = 0, False
+        async for group in pump.groups:
+            assert isinstance(group, RolledOutGroup), "the pump puts no others"
+            self._order.finished(group.place)
+            self._tally.add(group, self.step)
+            if not self._plan.takes(group, self.step):
+                await pump.group_dropped()
+            else:
+                taken, fruitful = taken + 1, fruitful or len(group.data) > 0
+                if taken == self._plan.groups_per_step:
+                    if not fruitful:
+                        await pump.step_done()
+                    taken, fruitful = 0, False
+            yield group
+
+    async def _roll_out(self, place: GroupPlace, builder: EnvGroupBuilder) -> RolledOutGroup:
+        weights = self._weights
+        seeds = None if self._seed is None else (self._seed, place.number)
+        policy = GroupPolicy(weights.sampling_client, self._max_tokens, self._temperature, seeds=seeds)
+        return await roll_out(builder, place, policy, weights.step, self._strategy)
+
+    async def _saved_weights(self) -> _Weights:
+        return _Weights(await self.training_client.save_weights_and_get_sampling_client(), self.step)
+
+    async def _after(self, report: StepReport, pump: RolloutPump, *, is_last: bool) -> None:
+        self.step = report.step + 1
+        state = self._order.state()
+        for shadow in self._shadows:
+            shadow.offer(report.step, report.data)
+        self._weights = weights = await self._saved_weights()
+        if not is_last:
+            await pump.step_done()
+        report = replace(report, metrics=self._metrics(report))
+        if self._logger is not None:
+            self._logger.log_metrics(dict(report.metrics), step=report.step)
+        if self._checkpoints is not None:
+            await asyncio.to_thread(
+                self._checkpoints.maybe_save,
+                self.training_client,
+                self.step,
+                loop_state={"groups": state},
+                metrics=report.metrics,
+            )
+        for follow in self._on_step:
+            await follow(report, weights.sampling_client)
+
+    def _metrics(self, report: StepReport) -> Mapping[str, float]:
+        now = time.monotonic()
+        seconds, self._last_step_at = now - self._last_step_at, now
+        of_shadows = {name: value for shadow in self._shadows for name, value in shadow.metrics().items()}
+        trained = metrics_of_training(report, self._adam(report.step).learning_rate, seconds)
+        return {**self._tally.metrics_of_step(), **trained, **of_shadows}

@@ -1,0 +1,80 @@
+"""Programs of docs/training.md as a reader runs them: each a process of its own, which a test may kill."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.numpy import load_file
+from support.server.serve_process import API_KEY, ServedInstallation
+from tinsmith.training.checkpoints.store import CheckpointStore
+
+PAGE = Path(__file__).parents[3] / "docs" / "training.md"
+PLACE_OF_MODEL = '"tiny"'
+"""What the programs call the model."""
+LIMIT_SECONDS = 200.0
+
+
+def page_program(containing: str) -> str:
+    """The source of the one program of the page that has this in it."""
+    programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [source] = [program for program in programs if containing in program]
+    assert PLACE_OF_MODEL in source
+    return str(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process of the program, to its end or to a kill. `values`: what it printed for each step."""
+
+    killed: bool
+    values: dict[int, str]
+
+
+class PageProgram:
+    """Runs in `folder`, where `model` is a relative path, too: there the SDK finds the tokenizer without a hub."""
+
+    def __init__(self, server: ServedInstallation, folder: Path, source: str, model: str) -> None:
+        self.folder = folder
+        (folder / model).parent.mkdir(parents=True)
+        (folder / model).symlink_to(server.models[model])
+        (folder / "program.py").write_text(source.replace(PLACE_OF_MODEL, f'"{model}"'))
+        self._environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
+
+    def run(self, kill_after: tuple[int, float] | None = None) -> Life:
+        """`kill_after` is a number of steps in this life, and seconds after the last of them."""
+        command = [sys.executable, "program.py"]
+        process = subprocess.Popen(
+            command, cwd=self.folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        values: dict[int, str] = {}
+        assert process.stdout is not None
+        while line := process.stdout.readline():
+            values |= _of_line(line)
+            if kill_after is not None and len(values) == kill_after[0]:
+                time.sleep(kill_after[1])
+                process.kill()
+                break
+        rest, complaints = process.communicate(timeout=LIMIT_SECONDS)
+        for line in rest.splitlines():
+            values |= _of_line(line)
+        assert process.returncode in (0, -9), complaints
+        return Life(process.returncode != 0, values)
+
+    @property
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(str(self.folder / "checkpoints"))
+
+    def adapter(self, step: int) -> dict[str, bytes]:
+        tensors = load_file(self.folder / "checkpoints" / f"step-{step:06d}" / "adapter.safetensors")
+        return {name: tensor.tobytes() for name, tensor in tensors.items()}
+
+
+def _of_line(line: str) -> dict[int, str]:
+    step, value, *_ = line.split()
+    return {int(step): value}
