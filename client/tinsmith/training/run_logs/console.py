@@ -28,7 +28,7 @@ HEADLINES = {
     "time/tokens_per_second": "tokens/s",
 }
 """What a line has of a step, by the names of this library's loops, the cookbook's, and those that people give."""
-TOKENS = ("train/tokens", "num_tokens")
+TOKENS = ("train/tokens", "num_tokens", "env/all/total_ac_tokens")
 """Of one step, from which tokens per second are reckoned where a loop does not say them."""
 EVALUATIONS = ("eval/", "test/")
 MOST_OTHERS = 3

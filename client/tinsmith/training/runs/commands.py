@@ -1,4 +1,4 @@
-"""`tinsmith train`: examples in JSONL in, a trained and evaluated adapter out."""
+"""`tinsmith train`: examples or an environment in, a trained and evaluated adapter out."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pydantic_core import PydanticUndefined
 from rich.console import Console
 
 from tinsmith.training.errors import TrainingError
-from tinsmith.training.runs.config import DpoConfig, RunConfig, SftConfig, load_config, to_yaml
+from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig, load_config, to_yaml
 
 if TYPE_CHECKING:
     from tinsmith.training.runs.outcome import Outcome
 
 train = typer.Typer(
-    help="Train an adapter from a file of examples, without a program: settings in YAML, flags above them.",
+    help="Train an adapter on examples or in an environment, without a program: settings in YAML, flags above them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -60,12 +60,15 @@ def _run(config: RunConfig) -> None:
 def _outcome(config: RunConfig) -> Outcome:
     from tinsmith.training.runs.dpo import DPO
     from tinsmith.training.runs.loop import run
+    from tinsmith.training.runs.rl import run_rl
     from tinsmith.training.runs.sft import SFT
 
     if isinstance(config, SftConfig):
         return run(SFT, config)
-    assert isinstance(config, DpoConfig)
-    return run(DPO, config)
+    if isinstance(config, DpoConfig):
+        return run(DPO, config)
+    assert isinstance(config, RlConfig)
+    return run_rl(config)
 
 
 def _command(kind: type[RunConfig]) -> Callable[..., None]:
@@ -150,5 +153,5 @@ def _tell(kind: str, sentence: str) -> None:
         console.print(f"tinsmith train {kind}: {line}", markup=False)
 
 
-for _kind in (SftConfig, DpoConfig):
+for _kind in (SftConfig, DpoConfig, RlConfig):
     train.command(_kind.kind)(_command(_kind))

@@ -50,7 +50,6 @@ class RunConfig(BaseModel):
     adam_eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     grad_clip_norm: float = Field(0.0, ge=0, description="0: gradients are not clipped.")
-    max_steps: Positive | None = Field(None, description="The run ends there, whatever the data has.")
     eval_every: NotNegative = Field(20, description="Steps; 0: only before the first and after the last.")
     save_every: Positive = Field(20, description="Steps. A run that was killed goes on from the newest checkpoint.")
     keep_last: Positive = Field(2, description="Checkpoints that stay.")
@@ -70,6 +69,7 @@ class DataConfig(RunConfig):
     eval_examples: Positive = Field(100, description="Held out at most.")
     batch_size: Positive = Field(8, description="Examples of one optimizer step.")
     epochs: Positive = Field(3, description="How often the data is gone through.")
+    max_steps: Positive | None = Field(None, description="The run ends there, whatever the data has.")
     max_length: Annotated[int, Field(ge=2)] = Field(2048, description="The longest example, in tokens.")
     too_long: Literal["drop", "truncate", "refuse"] = Field("drop", description="What becomes of longer ones.")
 
@@ -91,6 +91,38 @@ class DpoConfig(DataConfig):
 
     learning_rate: float = Field(1e-4, gt=0, description="The highest that the schedule comes to.")
     beta: float = Field(0.1, gt=0, description="How dear it is to go away from the reference.")
+
+
+class RlConfig(RunConfig):
+    """Reinforcement learning on policy, in an environment that is there, or one of your own."""
+
+    kind: ClassVar[str] = "rl"
+
+    environment: str = Field(
+        "guessing",
+        description="guessing, forecaster, jsonl (prompts with answers that a grader knows), or module:function, which "
+        "is called with renderer, group_size, count and seed and returns the cookbook's EnvGroupBuilders.",
+    )
+    data: Path | None = Field(None, description='Of jsonl: {"prompt": …, "answer": …} a line.')
+    eval_data: Path | None = Field(None, description="Of jsonl, held out; by default eval_groups of data are.")
+    grader: str = Field(
+        "exact",
+        description="Of jsonl: exact, contains, number (the last one said), or module:function, which is called with "
+        "what was said and the answer, and returns the reward.",
+    )
+    renderer: str = Field(
+        "auto",
+        description="How conversations become tokens: a renderer of tinker-cookbook by its name, auto (the cookbook's "
+        "for models that it knows, else role_colon), or none: guessing and forecaster are played in tokens then.",
+    )
+    steps: Positive = Field(30, description="Optimizer steps.")
+    groups: Positive = Field(64, description="Different ones, of guessing, forecaster and module:function.")
+    groups_per_step: Positive = 8
+    group_size: Annotated[int, Field(ge=2)] = Field(8, description="Answers that are compared with each other.")
+    eval_groups: NotNegative = Field(16, description="Held out.")
+    max_tokens: Positive = Field(64, description="Of an answer.")
+    temperature: float = Field(1.0, gt=0)
+    loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
 
 
 Config = TypeVar("Config", bound=RunConfig)

@@ -52,6 +52,14 @@ class Preference:
     rejected: Conversation | Completion
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredPrompt:
+    """What a model is asked, and the answer that a grader compares."""
+
+    prompt: str | list[Message]
+    answer: str
+
+
 Example = TypeVar("Example")
 
 
@@ -112,6 +120,19 @@ def parse_dpo(record: Mapping[str, Any]) -> Preference:
     if chosen == rejected:
         raise BadExample("chosen and rejected are the same")
     return Preference(chosen, rejected)
+
+
+def parse_answered(record: Mapping[str, Any]) -> AnsweredPrompt:
+    """Raises BadExample."""
+    missing = [name for name in ("prompt", "answer") if name not in record]
+    if missing:
+        raise BadExample(f"no {missing[0]}; it has {_names(record)}")
+    _only(record, "prompt", "answer")
+    answer = record["answer"]
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise BadExample("answer is to be a string or a number")
+    prompt = record["prompt"]
+    return AnsweredPrompt(prompt if isinstance(prompt, str) else _messages(prompt, "prompt"), str(answer))
 
 
 def _answered(record: Mapping[str, Any], name: str) -> Conversation | Completion:

@@ -13,7 +13,6 @@ from typing import Any
 
 from tinker import types
 
-from tinsmith.training.checkpoints.manager import CheckpointManager
 from tinsmith.training.run_logs.run_log import RunLog, run_log
 from tinsmith.training.runs.config import Config, DataConfig, RunConfig
 from tinsmith.training.runs.opening import OpenRun, opened
@@ -66,10 +65,10 @@ def run(kind: Kind[Config, Example], config: Config) -> Outcome:
         work = kind.begin(config, examples, rendering, open_run.client, state)
         total = min(len(work.batches), config.max_steps or len(work.batches))
         with logged(config, total) as log, StopRequest.listening() as stop:
-            steps = _Steps(config, open_run, work, log, total, examples.digest)
+            steps = _Steps(config, open_run, work, log, total)
             steps.go_on(stop)
         counted = {**work.data.described(), "renderer": rendering.name}
-        return finish(config, open_run.manager, total, counted, steps.first, steps.last, work.panels)
+        return finish(config, open_run.manager, total, counted, steps.last, work.panels)
 
 
 def logged(config: RunConfig, total_steps: int) -> RunLog:
@@ -95,53 +94,49 @@ def adam_at(config: RunConfig, total_steps: int, step: int) -> types.AdamParams:
     )
 
 
-class _Steps:
-    """From where the run is. `first` and `last` are evaluations, before the first step and after the last."""
+def is_every(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
 
-    def __init__(self, config: DataConfig, open_run: OpenRun, work: Work, log: RunLog, total: int, digest: str) -> None:
+
+class _Steps:
+    """From where the run is. `last` is the evaluation after the last step."""
+
+    def __init__(self, config: DataConfig, open_run: OpenRun, work: Work, log: RunLog, total: int) -> None:
         self._config = config
-        self._manager: CheckpointManager = open_run.manager
+        self._manager = open_run.manager
         self._work = work
         self._log = log
         self._total = total
-        self._digest = digest
         self._adam = partial(adam_at, config, total)
         self.step = open_run.step
-        resumed = open_run.resumed
-        self.first: Mapping[str, float] = {} if resumed is None else resumed.loop_state["first_evaluation"]
         self.last: Mapping[str, float] = {}
 
     def go_on(self, stop: StopRequest) -> None:
         """Raises Stopped."""
+        self._manager.is_due = lambda step: step == self._total or stop.asked
         if self.step == 0:
-            self.first = self._work.evaluate()
-            self._log.log_metrics(dict(self.first), 0)
+            self._log.log_metrics(self._work.evaluate(), 0)
         elif self.step == self._total:
             self.last = self._work.evaluate()
-        while self.step < self._total and not stop.asked:
-            self._one(stop)
+        while self.step < self._total and not (stop.asked and self._manager.asked_step == self.step):
+            self._one()
         self._manager.wait()
         if self.step < self._total:
             raise Stopped(self.step, self._total)
 
-    def _one(self, stop: StopRequest) -> None:
+    def _one(self) -> None:
         """Logged before it is saved: what a kill repeats is logged again, and nothing is left out."""
         began = time.monotonic()
         adam = self._adam(self.step)
         metrics = self._work.step(self.step, adam)
         metrics |= self._progress(adam, metrics["train/tokens"], time.monotonic() - began)
         self.step += 1
-        is_last = self.step == self._total
-        if is_last or (self._config.eval_every and self.step % self._config.eval_every == 0):
+        if self.step == self._total or is_every(self._config.eval_every, self.step):
             self.last = self._work.evaluate()
             metrics |= self.last
         self._log.log_metrics(metrics, self.step)
-        if is_last or stop.asked or self.step % self._config.save_every == 0:
-            self._save(metrics)
-
-    def _save(self, metrics: Mapping[str, float]) -> None:
-        state = {"data": self._digest, "work": self._work.state(), "first_evaluation": dict(self.first)}
-        self._manager.save(self._work.client, self.step, loop_state=state, metrics=metrics)
+        state = {"work": self._work.state()}
+        self._manager.maybe_save(self._work.client, self.step, loop_state=state, metrics=metrics)
 
     def _progress(self, adam: types.AdamParams, tokens: float, seconds: float) -> dict[str, float]:
         return {

@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tinker
+from typing_extensions import override
 
 from tinsmith.api import Api, ApiError, Unreachable, api_key_from_environment, base_url_from_environment
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
+from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
 from tinsmith.training.runs.config import CONFIG_FILE, RunConfig, require_same, to_yaml
 
 CHECKPOINTS = "checkpoints"
+DATA_DIGEST_FILE = "data.sha256"
+
+
+class RunCheckpoints(CheckpointManager):
+    """Saves also where `is_due` says so: at the last step, and where somebody asked the run to stop."""
+
+    is_due: Callable[[int], bool] = staticmethod(lambda _: False)
+    asked_step: int | None = None
+    """The last for which a save was asked."""
+
+    @override
+    def maybe_save(
+        self,
+        training_client: tinker.TrainingClient,
+        step: int,
+        *,
+        loop_state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> bool:
+        if self.is_due(step):
+            self.save(training_client, step, loop_state=loop_state, metrics=metrics)
+        elif not super().maybe_save(training_client, step, loop_state=loop_state, metrics=metrics):
+            return False
+        self.asked_step = step
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
     """`resumed` is None for a run that begins."""
 
-    manager: CheckpointManager
+    manager: RunCheckpoints
     client: tinker.TrainingClient
     tokenizer: Any
-    service: tinker.ServiceClient
     resumed: Resumed | None
 
     @property
@@ -37,42 +63,42 @@ class OpenRun:
 
 @contextmanager
 def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
-    """At the end everything is saved, and the session over.
+    """At the end everything is saved, and the session over. `digest` is of the data.
 
     Raises BadConfig and BadData where settings or data are others than those that the run began with,
     ServerNotReady, and what the SDK raises.
     """
-    claim_folder(config)
+    claim_folder(config, digest)
     require_server(config.model)
     tokenizer = None if config.tokenizer is None else _tokenizer_at(config.tokenizer)
-    retention = Retention(keep_last=config.keep_last)
-    settings = config.model_dump(mode="json")
     with tinker.ServiceClient() as service:
-        manager = CheckpointManager(
+        manager = RunCheckpoints(
             config.out / CHECKPOINTS,
             service,
-            config=settings,
+            config=config.model_dump(mode="json"),
             save_every=config.save_every,
-            retention=retention,
+            retention=Retention(keep_last=config.keep_last),
             tokenizer=tokenizer,
         )
         with manager:
             resumed = manager.resume()
-            if resumed is not None and resumed.loop_state["data"] != digest:
-                raise BadData(
-                    f"the data is not that which the run in {config.out} began with: give this run another out"
-                )
             client = _new_client(service, config) if resumed is None else resumed.training_client
-            yield OpenRun(manager, client, tokenizer or _tokenizer_of(client, config), service, resumed)
+            yield OpenRun(manager, client, tokenizer or _tokenizer_of(client, config), resumed)
 
 
-def claim_folder(config: RunConfig) -> None:
-    """Writes the settings there, or raises BadConfig where another run's are."""
-    file = config.out / CONFIG_FILE
-    if file.exists():
-        require_same(config, file.read_text(), file)
+def claim_folder(config: RunConfig, digest: str) -> None:
+    """Writes the settings and the digest of the data there.
+
+    Raises BadConfig and BadData where a run with others has a checkpoint.
+    """
+    settings, data = config.out / CONFIG_FILE, config.out / DATA_DIGEST_FILE
+    if settings.exists() and data.exists() and CheckpointStore(str(config.out / CHECKPOINTS)).steps():
+        require_same(config, settings.read_text(), settings)
+        if data.read_text() != digest:
+            raise BadData(f"the data is not that which the run in {config.out} began with: give this run another out")
     config.out.mkdir(parents=True, exist_ok=True)
-    write_whole(file, to_yaml(config))
+    write_whole(settings, to_yaml(config))
+    write_whole(data, digest)
 
 
 def require_server(model: str) -> None:

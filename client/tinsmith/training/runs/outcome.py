@@ -54,7 +54,6 @@ def finish(
     manager: CheckpointManager,
     steps: int,
     data: Mapping[str, Any],
-    before: Mapping[str, float],
     after: Mapping[str, float],
     panels: Sequence[Panel],
 ) -> Outcome:
@@ -68,7 +67,7 @@ def finish(
         model=config.model,
         steps=steps,
         data=data,
-        before=dict(before),
+        before=evaluation_before(config.out / METRICS_FILE),
         after=dict(after),
         state=manager.store.metadata(steps).state_path,
         adapter=str(adapter),
@@ -78,15 +77,21 @@ def finish(
     return outcome
 
 
-def curves_of(metrics_file: Path, names: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
-    """Points of each metric that was logged, by its step."""
-    points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+def evaluation_before(metrics_file: Path) -> dict[str, float]:
+    """The first step's; empty where somebody has removed it."""
+    curves = curves_of(metrics_file, None)
+    return {name: points[0][1] for name, points in curves.items() if name.startswith("eval/") and points[0][0] == 0}
+
+
+def curves_of(metrics_file: Path, names: Sequence[str] | None) -> dict[str, list[tuple[int, float]]]:
+    """Points of each metric that was logged, by its step; of all for None."""
+    points: dict[str, list[tuple[int, float]]] = {}
     for line in metrics_file.read_text().splitlines():
         record = json.loads(line)
-        for name in names:
-            if name in record and "step" in record:
-                points[name].append((record["step"], record[name]))
-    return {name: found for name, found in points.items() if found}
+        for name in record.keys() - {"step"} if "step" in record else ():
+            if names is None or name in names:
+                points.setdefault(name, []).append((record["step"], record[name]))
+    return points
 
 
 def draw(metrics_file: Path, panels: Sequence[Panel], file: Path) -> None:
@@ -97,10 +102,13 @@ def draw(metrics_file: Path, panels: Sequence[Panel], file: Path) -> None:
 
     figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 4), layout="constrained", squeeze=False)
     for panel, axis in zip(panels, axes[0], strict=True):
-        for name, points in curves_of(metrics_file, panel.metrics).items():
+        curves = curves_of(metrics_file, panel.metrics)
+        for name in (name for name in panel.metrics if name in curves):
             is_evaluation = name.startswith("eval/")
             label = name.removeprefix("eval/").replace("_", " ")
-            axis.plot(*zip(*points, strict=True), label=label, marker="o" if is_evaluation else None, linewidth=1.5)
+            axis.plot(
+                *zip(*curves[name], strict=True), label=label, marker="o" if is_evaluation else None, linewidth=1.5
+            )
         axis.set(title=panel.title, xlabel="step")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)

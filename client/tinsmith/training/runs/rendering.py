@@ -17,6 +17,7 @@ from tinsmith.training.runs.json_lines import BadExample, Completion, Conversati
 
 TrainOn: TypeAlias = Literal["all_assistant", "last_assistant"]
 PLAIN, CHAT_TEMPLATE, AUTO = "plain", "chat_template", "auto"
+ROLE_COLON = "role_colon"
 OF_COOKBOOK = {
     "all_assistant": renderers.TrainOnWhat.ALL_ASSISTANT_MESSAGES,
     "last_assistant": renderers.TrainOnWhat.LAST_ASSISTANT_MESSAGE,
@@ -66,9 +67,9 @@ class Rendering(ABC):
 class OfCookbook(Rendering):
     """By a renderer of tinker-cookbook."""
 
-    def __init__(self, name: str, tokenizer: Any) -> None:
+    def __init__(self, name: str, tokenizer: Any, renderer: renderers.Renderer) -> None:
         super().__init__(name, tokenizer)
-        self.renderer = renderers.get_renderer(name, tokenizer)
+        self.renderer = renderer
 
     @override
     def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> Tokens:
@@ -84,8 +85,7 @@ class Plain(OfCookbook):
     """Without a chat format: text is tokens, and a conversation has its roles written before each message."""
 
     def __init__(self, tokenizer: Any) -> None:
-        super().__init__("role_colon", tokenizer)
-        self.name = PLAIN
+        super().__init__(PLAIN, tokenizer, renderers.get_renderer(ROLE_COLON, tokenizer))
 
     @override
     def completion(self, example: Completion) -> Tokens:
@@ -144,8 +144,18 @@ def choose_rendering(wanted: str, tokenizer: Any, model: str) -> Rendering:
         if not getattr(tokenizer, "chat_template", None):
             raise BadConfig(f"renderer is chat_template, and the tokenizer of {model} has none: use plain")
         return ChatTemplate(tokenizer)
+    return OfCookbook(name, tokenizer, _of_cookbook(name, tokenizer, model))
+
+
+def choose_cookbook_renderer(wanted: str, tokenizer: Any, model: str) -> renderers.Renderer:
+    """For environments, which read answers as well. Raises BadConfig."""
+    name = (_known_to_cookbook(model) or ROLE_COLON) if wanted == AUTO else wanted
+    return _of_cookbook(name, tokenizer, model)
+
+
+def _of_cookbook(name: str, tokenizer: Any, model: str) -> renderers.Renderer:
     try:
-        return OfCookbook(name, tokenizer)
+        return renderers.get_renderer(name, tokenizer)
     except Exception as error:  # a tokenizer without the renderer's tokens fails in many ways
         raise BadConfig(f"renderer {name} does not go with the tokenizer of {model}: {error}") from error
 
