@@ -23,7 +23,9 @@ from tinsmith.training.checkpoints.store import CheckpointStore
 from .conftest import MODEL
 
 LIMIT_SECONDS = 200.0
-SHORT = ("--epochs", "2", "--save-every", "3", "--eval-every", "4")
+OF_DATA = ("--epochs", "2", "--save-every", "3", "--eval-every", "4")
+OF_GROUPS = ("--steps", "11", "--groups-per-step", "2", "--group-size", "4", "--eval-groups", "2", "--save-every", "3")
+SHORT = {"sft": OF_DATA, "dpo": OF_DATA, "rl": OF_GROUPS}
 """Eleven steps."""
 STEPS = 11
 Train = Callable[..., int]
@@ -91,13 +93,44 @@ def test_an_example_learns_and_leaves_what_it_says(
     assert "held_out/" in shown.splitlines()[-4]
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_forecaster_learns_from_rewards(train: Train, server: ServedInstallation, tmp_path: Path) -> None:
+    assert train("rl", "--example", ".") == 0
+    assert train("rl", *here(server), "--steps", 16, "--eval-every", 0) == 0
+    summary = json.loads((tmp_path / "rl-run" / "summary.json").read_text())
+    assert summary["after"]["eval/held_out/reward"] > summary["before"]["eval/held_out/reward"] + 0.05
+    assert (summary["steps"], summary["data"]["held_out"]) == (16, 16)
+    assert [line["step"] for line in logged(tmp_path / "rl-run")] == [*range(17), 16], "the evaluation after the last"
+    assert {file.name for file in (tmp_path / "rl-run" / "adapter").iterdir()} >= {"adapter_model.safetensors"}
+
+
+GRADED = """
+def first_letter(said, answer):
+    return 1.0 if answer in said else -len(said) / 100
+"""
+
+
+def test_prompts_in_a_file_are_answered_and_graded_by_a_function_of_ones_own(
+    train: Train, server: ServedInstallation, tmp_path: Path
+) -> None:
+    (tmp_path / "graded_here.py").write_text(GRADED)
+    lines = [json.dumps({"prompt": f"{number} and 1?", "answer": str(number + 1)}) for number in range(6)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(lines))
+    words = ["--model", MODEL, "--tokenizer", server.models[MODEL], "--environment", "jsonl", "--data", "sums.jsonl"]
+    words += ["--grader", "graded_here:first_letter", "--renderer", "role_colon", "--max-tokens", 4]
+    words += ["--steps", 2, "--groups-per-step", 2, "--group-size", 4, "--eval-groups", 2]
+    assert train("rl", *words) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["data"]["groups"], summary["data"]["held_out"]) == (4, 2)
+    assert summary["after"]["eval/held_out/reward"] < 0
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "rl"])
 def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undisturbed_one(
     train: Train, server: ServedInstallation, tmp_path: Path, kind: str
 ) -> None:
     """Once with SIGKILL, before or after a checkpoint, and once with Ctrl-C, which saves."""
     train(kind, "--example", ".")
-    words = [kind, *here(server), *SHORT, "--out", "disturbed"]
+    words = [kind, *here(server), *SHORT[kind], "--out", "disturbed"]
     seed = random.randrange(2**32)
     moments = random.Random(seed)
     killed = Life(words, server, tmp_path)
@@ -111,7 +144,8 @@ def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undistur
     assert train(*words[:-1], "undisturbed") == 0
     assert bits(tmp_path / "disturbed") == bits(tmp_path / "undisturbed"), f"seed {seed}"
     both = [[without_times(line) for line in logged(tmp_path / out)] for out in ("disturbed", "undisturbed")]
-    assert both[0] == both[1], f"seed {seed}"
+    # A trainer saves before its evaluation, which a kill in between leaves out.
+    assert kind == "rl" or both[0] == both[1], f"seed {seed}"
     summaries = [json.loads((tmp_path / out / "summary.json").read_text()) for out in ("disturbed", "undisturbed")]
     assert summaries[0]["after"] == summaries[1]["after"]
     assert summaries[0]["before"] == summaries[1]["before"]

@@ -78,6 +78,7 @@ WHY_SHORT = {
     "client/tinsmith/training/run_logs/history.py": "one file of a run and what a kill leaves of it, without a backend",
     "client/tinsmith/training/run_logs/scalars.py": SHARED,
     "client/tinsmith/training/run_logs/tensorboard.py": "a backend, as the others are",
+    "client/tinsmith/training/environments/scoring_rules.py": "proper rules by themselves, which a test proves to be",
     "client/tinsmith/version.py": COMMAND,
     "operator/tinsmith_operator/api/images.py": SHARED,
     "operator/tinsmith_operator/build/workload.py": SHARED,

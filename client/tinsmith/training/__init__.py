@@ -7,19 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
-from tinsmith.training.errors import CheckpointError, EvaluationError, MinibatchFailed, TrainingError
+from tinsmith.training.errors import (
+    CheckpointError,
+    EvaluationError,
+    MinibatchFailed,
+    NothingToTrainOn,
+    TrainingError,
+)
 from tinsmith.training.exports.export import export_lora_weights
-from tinsmith.training.run_logs.run_log import RunLog, run_log
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
 
 if TYPE_CHECKING:
+    from tinsmith.training.environments.functions import from_functions, from_games
+    from tinsmith.training.environments.verifiers_groups import from_verifiers
     from tinsmith.training.evaluation.examples import Answer, Example
     from tinsmith.training.evaluation.inline import Evaluated, InlineEvaluator
     from tinsmith.training.evaluation.loading import load_task
     from tinsmith.training.evaluation.offline import OfflineEvaluator, Sweep
     from tinsmith.training.evaluation.tasks import ChoiceTask, Task
+    from tinsmith.training.rl.shadow import ShadowClient
+    from tinsmith.training.rl.trainer import RLTrainer
+    from tinsmith.training.run_logs.run_log import RunLog, run_log
 
 # They import tinker-cookbook, which who saves checkpoints need not wait for, or have.
 _ON_DEMAND = {
@@ -27,7 +37,12 @@ _ON_DEMAND = {
     **dict.fromkeys(("Evaluated", "InlineEvaluator"), "evaluation.inline"),
     **dict.fromkeys(("OfflineEvaluator", "Sweep"), "evaluation.offline"),
     **dict.fromkeys(("ChoiceTask", "Task"), "evaluation.tasks"),
+    **dict.fromkeys(("RunLog", "run_log"), "run_logs.run_log"),
     "load_task": "evaluation.loading",
+    **dict.fromkeys(("from_functions", "from_games"), "environments.functions"),
+    "RLTrainer": "rl.trainer",
+    "ShadowClient": "rl.shadow",
+    "from_verifiers": "environments.verifiers_groups",
 }
 
 __all__ = [
@@ -42,17 +57,23 @@ __all__ = [
     "InlineEvaluator",
     "MinibatchFailed",
     "MinibatchPlan",
+    "NothingToTrainOn",
     "OfflineEvaluator",
+    "RLTrainer",
     "Resumed",
     "Retention",
     "RolloutBuffer",
     "RolloutGroup",
     "RunLog",
+    "ShadowClient",
     "StepReport",
     "Sweep",
     "Task",
     "TrainingError",
     "export_lora_weights",
+    "from_functions",
+    "from_games",
+    "from_verifiers",
     "load_task",
     "run_log",
     "stream_minibatch_train",

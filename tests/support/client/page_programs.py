@@ -30,7 +30,7 @@ def page_program(containing: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process of the program, to its end or to a kill. `values`: what it printed for each step."""
+    """One process of the program, to its end or to a kill. `values`: what it printed behind each step's number."""
 
     killed: bool
     values: dict[int, str]
@@ -76,5 +76,5 @@ class PageProgram:
 
 
 def _of_line(line: str) -> dict[int, str]:
-    step, value, *_ = line.split()
-    return {int(step): value}
+    step, _, rest = line.strip().partition(" ")
+    return {int(step): rest}

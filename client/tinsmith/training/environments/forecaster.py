@@ -17,6 +17,8 @@ from tinsmith.training.environments.functions import from_functions
 from tinsmith.training.environments.scoring_rules import ScoringRule, brier_score, expected_score, worst_score
 
 BALLS = 10
+LOPSIDED = 0.3
+"""Urns are drawn from a beta distribution with this for both parameters: were most balanced, 50 % would nearly do."""
 QUESTION_TOKEN = 10
 """Where prompts are tokens: before the number of red balls, which is a token itself."""
 SMALLEST_NUMBER_TOKEN = 20
@@ -39,7 +41,7 @@ class Question:
 def questions(seed: int, count: int) -> list[Question]:
     """The same ones for the same seed; the more of them, the nearer outcomes are to probabilities."""
     drawn = random.Random(seed)
-    urns = [drawn.randint(0, BALLS) for _ in range(count)]
+    urns = [round(BALLS * drawn.betavariate(LOPSIDED, LOPSIDED)) for _ in range(count)]
     return [Question(red, drawn.random() < red / BALLS) for red in urns]
 
 

@@ -38,9 +38,12 @@ class Wording:
 
 
 def secrets(seed: int, count: int, *, highest: int = 7, guesses: int = 3) -> list[Secret]:
-    """The same ones for the same seed. Who halves what is left needs `guesses` >= log2(highest + 1)."""
+    """The same ones for the same seed, the middle more often than the ends: that is learnt before what answers mean.
+
+    Who halves what is left needs `guesses` >= log2(highest + 1).
+    """
     drawn = random.Random(seed)
-    return [Secret(drawn.randint(1, highest), highest, guesses) for _ in range(count)]
+    return [Secret(1 + int(drawn.triangular(0, highest - 1e-9)), highest, guesses) for _ in range(count)]
 
 
 def guessing(hidden: Sequence[Secret], *, group_size: int, renderer: Renderer | None = None) -> list[EnvGroupBuilder]:

@@ -177,6 +177,9 @@ class _Requests:
         tokens = await request.answered
         return SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, logprobs=None)])
 
+    sample = sample_async
+    """As 0.6 of the cookbook calls it."""
+
     async def next(self) -> _Request:
         self._current = await self._asked.get()
         return self._current

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tinker
 from rich.progress import Progress
 from tinker import types
 from tinker_cookbook.rl.rollout_strategy import RolloutStrategy
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
-from tinker_cookbook.utils.ml_log import Logger
 
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
+from tinsmith.training.errors import NothingToTrainOn
 from tinsmith.training.rl.data_order import DataOrder, GroupPlace
 from tinsmith.training.rl.policy import AllOrNone, GroupPolicy
 from tinsmith.training.rl.pump import RolloutPump
-from tinsmith.training.rl.rollouts import RolledOutGroup, roll_out
+from tinsmith.training.rl.rollouts import EQUAL_REWARDS, RolledOutGroup, roll_out
 from tinsmith.training.rl.shadow import ShadowClient
 from tinsmith.training.rl.tally import Tally, metrics_of_training
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
 
+if TYPE_CHECKING:
+    from tinker_cookbook.utils.ml_log import Logger  # which imports W&B where it is
+
+log = logging.getLogger(__name__)
+
 OnStep: TypeAlias = Callable[[StepReport, tinker.SamplingClient], Awaitable[None]]
 """What follows a step: its report, with the metrics that are logged, and a client of the weights after it."""
+POSITION = "groups"
+"""In `loop_state`: where the run is in its data."""
 SHADOW_SECONDS = 60.0
 """After the last step, for what shadows have left."""
 
@@ -49,7 +58,7 @@ class RLTrainer:
     `groups_in_flight` are sampled at once, at most; as many as the plan has use for without it.
     `strategy`: of the cookbook, as to retry what fails or to do with a part of a group. It samples without seeds.
     `most_fruitless_groups` in a row without data, of failures or equal rewards, end the run; eight steps' without it.
-    `checkpoints` saves as often as its `save_every` says, and `resumed` is what its `resume()` returned.
+    `checkpoints` saves as often as its `save_every` says and at the end, and `resumed` is what its `resume()` returned.
     `shadows` train beside. `on_step` is awaited after each step, in order, while groups are sampled already.
     """
 
@@ -79,7 +88,8 @@ class RLTrainer:
             raise ValueError("a strategy samples in an order of its own, without seeds: give a seed or a strategy")
         self.training_client = training_client
         self.step = resumed.step if resumed else 0
-        self._order = DataOrder(groups, resumed.loop_state["groups"] if resumed else None)
+        self._groups = groups
+        self._order = DataOrder(groups, _position(resumed))
         self._plan = plan
         self._adam: Callable[[int], types.AdamParams] = adam if callable(adam) else lambda _: adam
         self._loss_fn: types.LossFnType = loss_fn
@@ -91,33 +101,51 @@ class RLTrainer:
         self._strategy = strategy or AllOrNone()
         self._tally = Tally(8 * plan.groups_per_step if most_fruitless_groups is None else most_fruitless_groups)
         self._checkpoints = checkpoints
+        self._is_saved = True  # as nothing was done yet
+        self._to_save: dict[str, Any] = {}
         self._shadows = shadows
         self._on_step = on_step
         self._logger = logger
         self._progress = progress
 
-    def train(self, steps: int) -> None:
+    def train(self, steps: int) -> int:
         """As `run`, for a program without an event loop; in a notebook, await `run`."""
-        asyncio.run(self.run(steps))
+        return asyncio.run(self.run(steps))
 
-    async def run(self, steps: int) -> None:
-        """Returns when `steps` optimizer steps are done in all, those before a resume included.
+    async def run(self, steps: int) -> int:
+        """Until `steps` optimizer steps are done in all, those before a resume included; returns how many are.
+
+        Those are fewer where `most_fruitless_groups` in a row had equal rewards, after steps that learnt from others:
+        the policy has nothing to learn from them any more, which is logged as a warning.
 
         Raises NothingToTrainOn, MinibatchFailed, SaveFailed, what the SDK raises where the server fails, and what
         `on_step` raises. Groups in flight are cancelled then.
         """
         if self.step >= steps:
-            return
-        self._weights = await self._saved_weights()
+            return self.step
         self._last_step_at = time.monotonic()
+        try:
+            await self._train(steps)
+        except NothingToTrainOn as error:
+            if self.step == 0 or error.causes.keys() != {EQUAL_REWARDS}:
+                raise
+            log.warning("the run ends after %d of %d steps: %s", self.step, steps, error)
+        if self._checkpoints is not None and not self._is_saved:
+            await asyncio.to_thread(partial(self._checkpoints.save, self.training_client, self.step, **self._to_save))
+            self._is_saved = True
+        for shadow in self._shadows:
+            await shadow.finish(SHADOW_SECONDS)
+        return self.step
+
+    async def _train(self, steps: int) -> None:
+        self._order = DataOrder(self._groups, self._order.state())  # what an earlier run left under way comes first
+        self._weights = await self._saved_weights()
         sampling = RolloutPump(self._order, self._plan, self._roll_out, self._groups_in_flight)
         async with sampling as pump, aclosing(self._steps(pump)) as reports:
             async for report in reports:
                 await self._after(report, pump, is_last=report.step + 1 >= steps)
                 if self.step >= steps:
                     break
-        for shadow in self._shadows:
-            await shadow.finish(SHADOW_SECONDS)
 
     def _steps(self, pump: RolloutPump) -> AsyncGenerator[StepReport, None]:
         return stream_minibatch_train(
@@ -159,7 +187,7 @@ class RLTrainer:
 
     async def _after(self, report: StepReport, pump: RolloutPump, *, is_last: bool) -> None:
         self.step = report.step + 1
-        state = self._order.state()
+        position = self._order.state()
         for shadow in self._shadows:
             shadow.offer(report.step, report.data)
         self._weights = weights = await self._saved_weights()
@@ -168,14 +196,10 @@ class RLTrainer:
         report = replace(report, metrics=self._metrics(report))
         if self._logger is not None:
             self._logger.log_metrics(dict(report.metrics), step=report.step)
+        self._to_save = {"loop_state": {POSITION: position}, "metrics": report.metrics}
         if self._checkpoints is not None:
-            await asyncio.to_thread(
-                self._checkpoints.maybe_save,
-                self.training_client,
-                self.step,
-                loop_state={"groups": state},
-                metrics=report.metrics,
-            )
+            save = partial(self._checkpoints.maybe_save, self.training_client, self.step, **self._to_save)
+            self._is_saved = await asyncio.to_thread(save)
         for follow in self._on_step:
             await follow(report, weights.sampling_client)
 
@@ -185,3 +209,13 @@ class RLTrainer:
         of_shadows = {name: value for shadow in self._shadows for name, value in shadow.metrics().items()}
         trained = metrics_of_training(report, self._adam(report.step).learning_rate, seconds)
         return {**self._tally.metrics_of_step(), **trained, **of_shadows}
+
+
+def _position(resumed: Resumed | None) -> Mapping[str, Any] | None:
+    """In the data. Raises ValueError for what another loop saved."""
+    if resumed is None:
+        return None
+    if POSITION not in resumed.loop_state:
+        raise ValueError(f"the checkpoint of step {resumed.step} is another loop's: its loop_state has no {POSITION!r}")
+    position: Mapping[str, Any] = resumed.loop_state[POSITION]
+    return position

@@ -45,9 +45,9 @@ def run_rl(config: RlConfig) -> Outcome:
         train, held_out = make_groups(config, prompts, renderer)
         with logged(config, config.steps) as log, StopRequest.listening() as stop:
             run = _Run(config, open_run, held_out, log, stop)
-            asyncio.run(run.go_on(train))
+            steps = asyncio.run(run.go_on(train))
         counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
-        return finish(config, open_run.manager, config.steps, counted, run.last, PANELS)
+        return finish(config, open_run.manager, steps, counted, run.last, PANELS)
 
 
 class _Run:
@@ -68,15 +68,14 @@ class _Run:
         self._stop = stop
         self.last: Mapping[str, float] = {}
 
-    async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> None:
-        """Raises Stopped."""
+    async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> int:
+        """Returns how many steps were done in all: less than all where there is nothing to learn. Raises Stopped."""
         config, manager, client = self._config, self._open_run.manager, self._open_run.client
         manager.is_due = lambda step: step == config.steps or self._stop.asked
         if self._open_run.step in (0, config.steps):
-            evaluated = await self._evaluate(await client.save_weights_and_get_sampling_client())
-            self.last = evaluated
-            if self._open_run.step == 0:
-                self._log.log_metrics(dict(evaluated), 0)
+            self.last = await self._evaluate(await client.save_weights_and_get_sampling_client())
+        if self._open_run.step == 0:
+            self._log.log_metrics(dict(self.last), 0)
         trainer = RLTrainer(
             client,
             groups,
@@ -91,8 +90,12 @@ class _Run:
             on_step=[self._after],
             logger=_StepsDone(self._log),
         )
-        await trainer.run(config.steps)
+        steps = await trainer.run(config.steps)
         await asyncio.to_thread(manager.wait)
+        if steps < config.steps:
+            self.last = await self._evaluate(await client.save_weights_and_get_sampling_client())
+            self._log.log_metrics(dict(self.last), steps)
+        return steps
 
     async def _after(self, report: StepReport, sampling_client: tinker.SamplingClient) -> None:
         step = report.step + 1

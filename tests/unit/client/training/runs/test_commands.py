@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tinsmith.cli import main
-from tinsmith.training.runs.config import DpoConfig, SftConfig
+from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig
 
 Run = Callable[..., tuple[int, str, str]]
 NOBODY = "http://127.0.0.1:9"
@@ -32,8 +32,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return run
 
 
-@pytest.mark.parametrize("kind", [SftConfig, DpoConfig])
-def test_help_tells_every_setting_as_a_flag(run: Run, kind: type[SftConfig]) -> None:
+@pytest.mark.parametrize("kind", [SftConfig, DpoConfig, RlConfig])
+def test_help_tells_every_setting_as_a_flag(run: Run, kind: type[RunConfig]) -> None:
     status, shown, _ = run(kind.kind, "--help")
     assert status == 0
     told = set(re.findall(r"--([a-z0-9-]+)", shown))
@@ -65,13 +65,14 @@ def test_where_no_server_answers_the_command_that_starts_one_is_told(run: Run) -
     assert said.endswith("; `tinsmith serve --model demo/tiny` starts one on this machine\n")
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
+@pytest.mark.parametrize("kind", ["sft", "dpo", "rl"])
 def test_an_example_has_settings_and_data_and_is_not_written_over_others(run: Run, tmp_path: Path, kind: str) -> None:
     status, shown, _ = run(kind, "--example", "here")
     assert status == 0
     assert f"tinsmith train {kind} --config run.yaml" in shown
-    [data] = (tmp_path / "here").glob("*.jsonl")
-    assert all(json.loads(line) for line in data.read_text().splitlines())
+    data = [*(tmp_path / "here").glob("*.jsonl")]
+    assert len(data) == (kind != "rl")
+    assert all(json.loads(line) for file in data for line in file.read_text().splitlines())
     status, _, said = run(kind, "--example", "here")
     assert status == 1
     assert "exists already" in said

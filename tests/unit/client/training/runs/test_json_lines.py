@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from tinsmith.training.errors import BadData
 from tinsmith.training.runs.json_lines import (
+    AnsweredPrompt,
     BadExample,
     Completion,
     Conversation,
     Preference,
     Text,
     digest_of_files,
+    parse_answered,
     parse_dpo,
     parse_sft,
     read_examples,
@@ -83,6 +85,14 @@ def test_preferences_are_strings_or_messages() -> None:
 def test_what_is_wrong_with_a_preference_is_told(record: dict[str, Any], told: str) -> None:
     with pytest.raises(BadExample, match=told):
         parse_dpo(record)
+
+
+def test_prompts_have_answers_that_are_words_or_numbers() -> None:
+    assert parse_answered({"prompt": "a", "answer": 4}) == AnsweredPrompt("a", "4")
+    assert parse_answered({"prompt": [USER], "answer": "b"}) == AnsweredPrompt([USER], "b")
+    for record, told in (({"prompt": "a"}, "no answer"), ({"prompt": "a", "answer": True}, "a string or a number")):
+        with pytest.raises(BadExample, match=told):
+            parse_answered(record)
 
 
 def test_every_bad_line_is_told_with_its_file_and_number(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""Reinforcement learning on the real server: the programs of docs/training.md, kills, shadows, verifiers."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import tinker
+from package_environment import THIRD_PARTY, environment_directory
+from support.client.page_programs import PageProgram, page_program
+from support.client.sdk import adam, exact_logprobs, next_token_datum
+from support.requirements import require
+from support.server.serve_process import API_KEY, ServedInstallation
+from tinsmith.training import MinibatchPlan, RLTrainer, ShadowClient, StepReport, from_functions
+from tinsmith.training.environments.forecaster import best_score, forecasting, questions
+
+MODEL = "tiny/other-name"
+FORECASTER, GAME = "forecasting(", "guessing("
+KILLS = 3
+SHORT_STEPS = 6
+PROGRAM_OF_VERIFIERS = Path(__file__).parents[1] / "support" / "client" / "verifiers_program.py"
+
+
+def steps_of(program: PageProgram) -> list[list[float]]:
+    """What it says of each: the reward first."""
+    return [[float(word) for word in said.split()] for _, said in sorted(program.run().values.items())]
+
+
+def short(source: str) -> str:
+    """The same program for as many steps as a kill needs."""
+    assert "30, 16" in source
+    return source.replace("30, 16", f"{SHORT_STEPS}, 4")
+
+
+def test_the_forecaster_of_the_page_learns_to_say_what_it_believes(server: ServedInstallation, tmp_path: Path) -> None:
+    """From what chance earns, most of the way to what the best forecaster does."""
+    steps = steps_of(PageProgram(server, tmp_path / "program", page_program(FORECASTER), MODEL))
+    rewards = [reward for [reward] in steps]
+    chance, best = mean(rewards[:3]), best_score(questions(seed=1, count=400))
+    assert mean(rewards[-5:]) > chance + 0.5 * (best - chance)
+
+
+def test_the_game_of_the_page_is_played_better_while_a_shadow_watches(
+    server: ServedInstallation, tmp_path: Path
+) -> None:
+    steps = steps_of(PageProgram(server, tmp_path / "program", page_program(GAME), MODEL))
+    rewards = [reward for reward, *_ in steps]
+    assert all(stale <= 1 for _, stale, _ in steps)
+    assert steps[-1][-1] > 0, "the shadow trains meanwhile"
+    assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.05
+
+
+def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undisturbed_one(
+    server: ServedInstallation, tmp_path: Path
+) -> None:
+    source = short(page_program(FORECASTER))
+    undisturbed = PageProgram(server, tmp_path / "undisturbed", source, MODEL)
+    disturbed = PageProgram(server, tmp_path / "disturbed", source, MODEL)
+    expected = undisturbed.run().values
+    assert sorted(expected) == list(range(1, SHORT_STEPS + 1))
+    seed = random.randrange(2**32)
+    moments = random.Random(seed)
+    lives = [disturbed.run((moments.randint(1, 3), moments.uniform(0, 0.5))) for _ in range(KILLS)]
+    lives.append(disturbed.run())
+    assert lives[0].killed
+    for life in lives:
+        assert life.values.items() <= expected.items(), f"seed {seed}"
+    assert disturbed.adapter(SHORT_STEPS) == undisturbed.adapter(SHORT_STEPS), f"seed {seed}"
+
+
+async def trained(client: tinker.ServiceClient, *, shadows: list[ShadowClient]) -> tuple[list[float], list[float]]:
+    """The losses and gradients of a run, and what its weights say of a sequence."""
+    model = await client.create_lora_training_client(MODEL, rank=8, seed=1)
+    numbers: list[float] = []
+
+    async def keep(report: StepReport, _: tinker.SamplingClient) -> None:
+        numbers.extend((report.metrics["optim/loss:sum"], report.metrics["optim/grad_norm"]))
+
+    groups = forecasting(questions(seed=2, count=20), group_size=4)
+    plan = MinibatchPlan(groups_per_step=4, groups_per_minibatch=2)
+    await RLTrainer(model, groups, plan, adam(), max_tokens=2, seed=3, shadows=shadows, on_step=[keep]).run(4)
+    probe = await model.forward([next_token_datum([10, 25, 7, 9])], "cross_entropy")
+    return numbers, exact_logprobs(probe)[0]
+
+
+async def test_a_shadow_changes_no_bit_of_the_run_whether_it_trains_or_fails(client: tinker.ServiceClient) -> None:
+    alone = await trained(client, shadows=[])
+    models = [await client.create_lora_training_client(MODEL, rank=4, seed=2) for _ in range(2)]
+    follows = ShadowClient("follows", models[0], adam(), loss_fn="ppo", most_steps_waiting=9)
+    fails = ShadowClient("fails", models[1], adam(), loss_fn="cross_entropy", most_steps_waiting=9)
+    assert await trained(client, shadows=[follows, fails]) == alone
+    assert [step.step for step in follows.steps] == [0, 1, 2, 3]
+    assert isinstance(fails.failure, tinker.TinkerError)
+    assert (fails.steps, fails.missed_steps) == ([], 4)
+
+
+async def test_a_prompt_that_is_too_long_costs_its_group(client: tinker.ServiceClient) -> None:
+    model = await client.create_lora_training_client(MODEL, rank=4)
+    reports: list[StepReport] = []
+
+    async def keep(report: StepReport, _: tinker.SamplingClient) -> None:
+        reports.append(report)
+
+    groups = from_functions([3, 5000], lambda length: [7] * length, lambda _, answer: answer[0], group_size=4)
+    plan = MinibatchPlan(groups_per_step=2, groups_per_minibatch=2)
+    await RLTrainer(model, groups, plan, adam(), max_tokens=1, on_step=[keep]).run(1)
+    [report] = reports
+    assert len(report.data) == 4
+    assert report.metrics["rollout_errors/groups_skipped"] == 1
+
+
+def test_an_environment_package_of_verifiers_trains_unmodified(server: ServedInstallation) -> None:
+    """Loaded by its name, as any package; verifiers comes from an environment of its own, after this one's packages."""
+    packages = environment_directory(THIRD_PARTY)
+    require((packages / "complete").exists(), "verifiers is not installed: scripts/package_environment.py third-party")
+    [site_packages] = packages.glob("lib/python3*/site-packages")
+    environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
+    command = [sys.executable, str(PROGRAM_OF_VERIFIERS), str(site_packages), MODEL, str(server.models[MODEL])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
+    assert [step for step, *_ in steps] == [1, 2, 3]
+    assert all(turns == 2 for _, turns, *_ in steps)
+    assert all(rewarded == pytest.approx(counted) for _, _, rewarded, counted in steps)

@@ -1,0 +1,69 @@
+"""Each group once a time through the data, and after a resume those first that nothing had come of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset
+from tinsmith.training.rl.data_order import DataOrder
+
+
+class Group(EnvGroupBuilder):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def make_envs(self) -> Sequence[Env]:
+        raise NotImplementedError
+
+
+class Batches(RLDataset):
+    def __init__(self, *batches: str) -> None:
+        self._batches = batches
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        return [Group(name) for name in self._batches[index]]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+DATA = Batches("ab", "", "c")
+
+
+def taken(order: DataOrder, count: int) -> list[tuple[int, str]]:
+    found = [next(order) for _ in range(count)]
+    return [(place.number, group.name) for place, group in found if isinstance(group, Group)]
+
+
+def test_a_run_goes_over_the_data_again_and_numbers_go_on() -> None:
+    assert taken(DataOrder(DATA), 5) == [(0, "a"), (1, "b"), (2, "c"), (3, "a"), (4, "b")]
+
+
+def test_a_sequence_of_groups_is_data_as_well() -> None:
+    assert taken(DataOrder([Group("a"), Group("b")]), 3) == [(0, "a"), (1, "b"), (2, "a")]
+
+
+def test_a_resumed_run_goes_on_after_what_was_trained_on() -> None:
+    order = DataOrder(DATA)
+    for _ in range(4):
+        place, _ = next(order)
+        order.finished(place)
+    assert taken(DataOrder(DATA, order.state()), 2) == taken(order, 2) == [(4, "b"), (5, "c")]
+
+
+def test_a_resumed_run_begins_with_what_was_under_way() -> None:
+    order = DataOrder(DATA)
+    places = [next(order)[0] for _ in range(4)]
+    order.finished(places[2])
+    order.finished(places[0])
+    again = DataOrder(DATA, order.state())
+    assert again.state() == order.state()
+    assert taken(again, 3) == [(1, "b"), (3, "a"), (4, "b")]
+
+
+def test_data_without_a_group_is_said_to_be_empty() -> None:
+    with pytest.raises(ValueError, match="no group in the 2 batches"):
+        next(DataOrder(Batches("", "")))
+    with pytest.raises(ValueError, match="no group in the 0 batches"):
+        next(DataOrder([]))

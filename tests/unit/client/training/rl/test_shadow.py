@@ -1,0 +1,55 @@
+"""A shadow keeps nobody waiting: what is too much for it passes by."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import tinker
+from support.client.simulated_training import SimulatedModel, SimulatedSampler
+from tinker import types
+from tinsmith.training.rl.shadow import ShadowClient
+
+DATUM = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={})
+
+
+class Held(SimulatedModel):
+    """Computes when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(SimulatedSampler(lambda prompt, seed: []))
+        self.may = asyncio.Event()
+
+    async def forward_backward(self, data: list[tinker.Datum], *_: Any) -> types.ForwardBackwardOutput:
+        await self.may.wait()
+        return await super().forward_backward(data)
+
+
+def shadow_of(model: Held, most_waiting: int) -> ShadowClient:
+    adam = types.AdamParams(learning_rate=1e-3)
+    return ShadowClient("beside", model, adam, most_steps_waiting=most_waiting)  # type: ignore[arg-type]
+
+
+async def test_what_is_too_much_passes_by_and_is_counted() -> None:
+    model = Held()
+    shadow = shadow_of(model, 2)
+    assert [shadow.offer(step, [DATUM]) for step in range(4)] == [True, True, False, False]
+    model.may.set()
+    await shadow.finish(within_seconds=60)
+    assert [step.step for step in shadow.steps] == [0, 1]
+    assert shadow.offer(4, [DATUM])
+    await shadow.finish(within_seconds=60)
+    assert ([step.step for step in shadow.steps], shadow.missed_steps) == ([0, 1, 4], 2)
+
+
+async def test_one_that_does_not_finish_is_left_behind() -> None:
+    shadow = shadow_of(Held(), 2)
+    shadow.offer(0, [DATUM])
+    await shadow.finish(within_seconds=0)
+    assert (shadow.steps, shadow.missed_steps) == ([], 1)
+
+
+def test_a_shadow_without_a_queue_is_none() -> None:
+    with pytest.raises(ValueError, match="1 or more"):
+        shadow_of(Held(), 0)
