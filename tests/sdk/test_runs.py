@@ -23,11 +23,14 @@ from tinsmith.training.checkpoints.store import CheckpointStore
 from .conftest import MODEL
 
 LIMIT_SECONDS = 200.0
-OF_DATA = ("--epochs", "2", "--save-every", "3", "--eval-every", "4")
-OF_GROUPS = ("--steps", "11", "--groups-per-step", "2", "--group-size", "4", "--eval-groups", "2", "--save-every", "3")
-SHORT = {"sft": OF_DATA, "dpo": OF_DATA, "rl": OF_GROUPS}
-"""Eleven steps."""
-STEPS = 11
+OF_DATA = ("--save-every", "3", "--eval-every", "4")
+OF_GROUPS = ("--groups-per-step", "2", "--group-size", "4", "--eval-groups", "2", "--save-every", "3")
+SHORT = {
+    "sft": (11, ("--epochs", "2", *OF_DATA)),
+    "dpo": (11, ("--epochs", "2", *OF_DATA)),
+    "rl": (8, ("--steps", "8", *OF_GROUPS)),
+}
+"""Steps, and the words for them."""
 Train = Callable[..., int]
 
 
@@ -95,17 +98,17 @@ def test_an_example_learns_and_leaves_what_it_says(
 
 def test_a_forecaster_learns_from_rewards(train: Train, server: ServedInstallation, tmp_path: Path) -> None:
     assert train("rl", "--example", ".") == 0
-    assert train("rl", *here(server), "--steps", 16, "--eval-every", 0) == 0
+    assert train("rl", *here(server), "--steps", 16, "--eval-groups", 8, "--eval-every", 0) == 0
     summary = json.loads((tmp_path / "rl-run" / "summary.json").read_text())
     assert summary["after"]["eval/held_out/reward"] > summary["before"]["eval/held_out/reward"] + 0.05
-    assert (summary["steps"], summary["data"]["held_out"]) == (16, 16)
+    assert (summary["steps"], summary["data"]["held_out"]) == (16, 8)
     assert [line["step"] for line in logged(tmp_path / "rl-run")] == [*range(17), 16], "the evaluation after the last"
     assert {file.name for file in (tmp_path / "rl-run" / "adapter").iterdir()} >= {"adapter_model.safetensors"}
 
 
 GRADED = """
-def first_letter(said, answer):
-    return 1.0 if answer in said else -len(said) / 100
+def shortest(said, answer):
+    return -float(len(said + answer))
 """
 
 
@@ -116,7 +119,7 @@ def test_prompts_in_a_file_are_answered_and_graded_by_a_function_of_ones_own(
     lines = [json.dumps({"prompt": f"{number} and 1?", "answer": str(number + 1)}) for number in range(6)]
     (tmp_path / "sums.jsonl").write_text("\n".join(lines))
     words = ["--model", MODEL, "--tokenizer", server.models[MODEL], "--environment", "jsonl", "--data", "sums.jsonl"]
-    words += ["--grader", "graded_here:first_letter", "--renderer", "role_colon", "--max-tokens", 4]
+    words += ["--grader", "graded_here:shortest", "--renderer", "role_colon", "--max-tokens", 4]
     words += ["--steps", 2, "--groups-per-step", 2, "--group-size", 4, "--eval-groups", 2]
     assert train("rl", *words) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -124,22 +127,25 @@ def test_prompts_in_a_file_are_answered_and_graded_by_a_function_of_ones_own(
     assert summary["after"]["eval/held_out/reward"] < 0
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo", "rl"])
-def test_a_run_that_is_killed_at_random_moments_comes_to_the_bits_of_an_undisturbed_one(
-    train: Train, server: ServedInstallation, tmp_path: Path, kind: str
+@pytest.mark.parametrize(("kind", "is_stopped"), [("sft", True), ("dpo", False), ("rl", True)])
+def test_a_run_that_is_stopped_and_killed_at_random_moments_comes_to_the_bits_of_an_undisturbed_one(
+    train: Train, server: ServedInstallation, tmp_path: Path, kind: str, is_stopped: bool
 ) -> None:
-    """Once with SIGKILL, before or after a checkpoint, and once with Ctrl-C, which saves."""
+    """Stopped by Ctrl-C, which saves; the loop of DPO is that of SFT."""
     train(kind, "--example", ".")
-    words = [kind, *here(server), *SHORT[kind], "--out", "disturbed"]
+    steps, short = SHORT[kind]
+    words = [kind, *here(server), *short, "--out", "disturbed"]
     seed = random.randrange(2**32)
     moments = random.Random(seed)
+    if is_stopped:
+        stopped = Life(words, server, tmp_path)
+        at = stopped.end_after(1, 0, signal.SIGINT)
+        assert stopped.status == 130, stopped.said
+        assert f"of {steps}, which is saved; the same command goes on from there" in stopped.said
+        assert CheckpointStore(str(tmp_path / "disturbed" / "checkpoints")).steps()[-1] >= at
     killed = Life(words, server, tmp_path)
-    killed.end_after(moments.randint(1, 5), moments.uniform(0, 0.3), signal.SIGKILL)
-    stopped = Life(words, server, tmp_path)
-    at = stopped.end_after(1, moments.uniform(0, 0.1), signal.SIGINT)
-    assert (killed.status, stopped.status) == (-signal.SIGKILL, 130), f"seed {seed}: {stopped.said}"
-    assert f"of {STEPS}, which is saved; the same command goes on from there" in stopped.said
-    assert CheckpointStore(str(tmp_path / "disturbed" / "checkpoints")).steps()[-1] >= at
+    killed.end_after(moments.randint(1, 4), moments.uniform(0, 0.3), signal.SIGKILL)
+    assert killed.status == -signal.SIGKILL, f"seed {seed}: {killed.said}"
     assert train(*words) == 0
     assert train(*words[:-1], "undisturbed") == 0
     assert bits(tmp_path / "disturbed") == bits(tmp_path / "undisturbed"), f"seed {seed}"
