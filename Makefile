@@ -39,11 +39,13 @@ WITH_AN_API := tests/faults tests/contract/fleet
 IMPORTS := tests/unit/test_imports.py
 WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client operator server testcluster)
 NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py \
+    tests/unit/client/training/environments tests/unit/client/training/rl \
     $(addprefix tests/unit/client/training/run_logs/,test_run_log.py test_services.py) \
     $(addprefix tests/unit/client/training/runs/,test_commands.py test_groups.py test_opening.py test_outcome.py) \
     $(addprefix tests/unit/client/training/runs/,test_rendering.py) \
     $(addprefix tests/unit/client/training/checkpoints/,test_commands.py test_manager.py) \
-    tests/unit/client/training/environments tests/unit/client/training/rl
+    $(addprefix tests/unit/client/training/evaluation/,test_commands.py test_inline.py test_loading.py test_offline.py \
+    test_tasks.py)
 
 OTHER_PYTHONS = $(filter-out $(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'), \
     $(foreach version,$(PYTHON_VERSIONS),$(if $(shell scripts/find-python $(version) 2>/dev/null),$(version))))
@@ -195,7 +197,7 @@ zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and 
 tutorials: venv ## run the notebooks of docs/tutorials and write what came out into them; ONLY=… if you like
 	TINSMITH_TUTORIALS=write $(BIN)/pytest tests/tutorials/test_tutorials.py tests/cluster/node/test_tutorial.py -k "test_runs_to_its_end and ($(ONLY))"
 
-recipes: venv ## the cookbook's programs and three that stand on OpenAI's client, with what was checked of each; writes docs/recipes.md; PROGRAMS="sl_loop …" runs some
+recipes: venv ## the cookbook's programs and four that stand on OpenAI's client, with what was checked of each; writes docs/recipes.md; PROGRAMS="sl_loop …" runs some
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py third-party
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py cookbook-extras
 	@PYTHONPATH=testcluster $(BIN)/python scripts/cookbook_sources.py

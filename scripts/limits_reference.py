@@ -5,6 +5,7 @@ from __future__ import annotations
 from tinsmith_server.cli import connections
 from tinsmith_server.routes import uploads
 from tinsmith_server.services.accounts import body_budget
+from tinsmith_server.services.checkpoints import promotions
 from tinsmith_server.settings import Settings
 from tinsmith_server.wire import json_training, requests
 from tinsmith_server.wire.json_bodies import PLAIN, PROMPT
@@ -61,6 +62,12 @@ def fixed_rows() -> list[tuple[str, ...]]:
         ),
         ("bytes of training data in JSON beside its lists", _size(json_training.BYTES_BESIDE_NUMBERS), "422"),
         ("depth of a body", str(PLAIN.depth), "422"),
+        ("promoted names of a tenant", str(promotions.NAMES_PER_TENANT), "422 at one more"),
+        (
+            "what a promoted name is remembered to have stood for",
+            f"{promotions.KEPT_PER_NAME} changes",
+            "the oldest is forgotten",
+        ),
         ("bytes of a sample beside its tokens and images", _size(PROMPT.bytes_beside_numbers or 0), "422"),
         (
             "how slowly a body may come",

@@ -1510,22 +1510,26 @@ class Reading(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     chat: _builtins.bool
     """an assistant's message: reasoning, content and tool calls apart, where the model says how"""
     tools: _builtins.str
     """JSON list, as the chat template was given them; empty: none"""
     logprobs: _builtins.bool
     """the text of each token with its logprob, and that of the likeliest ones asked for"""
+    echo: _builtins.bool
+    """the prompt's text comes before what is drawn, with its tokens if they have logprobs"""
     def __init__(
         self,
         *,
         chat: _builtins.bool = ...,
         tools: _builtins.str = ...,
         logprobs: _builtins.bool = ...,
+        echo: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "logprobs", b"logprobs", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "echo", b"echo", "logprobs", b"logprobs", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1896,20 +1900,23 @@ class TokenText(_message.Message):
     LIKELIEST_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     logprob: _builtins.float
+    """absent: nothing is before a prompt's first token"""
     @_builtins.property
     def likeliest(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenText]: ...
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
-        logprob: _builtins.float = ...,
+        logprob: _builtins.float | None = ...,
         likeliest: _abc.Iterable[Global___TokenText] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["likeliest", b"likeliest", "logprob", b"logprob", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "likeliest", b"likeliest", "logprob", b"logprob", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
+    _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
 
 Global___TokenText: _TypeAlias = TokenText  # noqa: Y015
 

@@ -43,6 +43,8 @@ WITHOUT_IDS |= {"/external_weights_upload_start", "/external_weights_upload_fini
 WITHOUT_IDS |= {"/auth/token", "/auth/apikey/me"}
 # Of a search, which refuses nobody.
 FOUND_NOTHING = '{"sessions":[]}'
+# Whose name it is says the key; tests/contract/http/test_promotions.py tries out that of another's there is no word.
+WITHOUT_IDS |= {"/promotions/{name}/rollback"}
 WITH_A_LINK = {"/downloads/{token}/{path}", "/archives/{token}", "/uploads/{token}/{name}", "/traces/{token}"}
 REPORTS = {"/audit", "/billing/usage/events", "/billing/usage/checkpoints/current"}
 
@@ -216,7 +218,9 @@ async def test_a_sample_of_another_tenant_is_as_unknown_as_one_that_never_was(se
         assert (await owner.post("/retrieve_future", {"request_id": request_id})).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/sessions", "/training_runs", "/checkpoints", "/waiting_models", "/audit"])
+@pytest.mark.parametrize(
+    "path", ["/sessions", "/training_runs", "/checkpoints", "/promotions", "/waiting_models", "/audit"]
+)
 async def test_no_list_holds_anything_of_another_tenants(server: AttackedServer, path: str) -> None:
     async with owner_and_stranger(server) as (session, stranger):
         listed = await stranger.tenant.client.get(path)
@@ -228,5 +232,12 @@ def test_endpoints_without_ids_are_known(tmp_path: Any) -> None:
     """A new one is looked at by a person: is there truly nothing of anybody's in it?"""
     api = document(tmp_path)
     with_ids = {case.path for case in cases(api)}
-    lists = {"/sessions", "/training_runs", "/checkpoints", "/get_server_capabilities", "/waiting_models"} | REPORTS
+    lists = {
+        "/sessions",
+        "/training_runs",
+        "/checkpoints",
+        "/get_server_capabilities",
+        "/waiting_models",
+        "/promotions",
+    } | REPORTS
     assert {path for _, path, _ in operations(api)} - with_ids - WITH_A_LINK - lists == WITHOUT_IDS

@@ -94,6 +94,38 @@ def test_a_completion_is_what_tinkers_own_sample_is(
             assert choice.finish_reason == "length"
 
 
+def test_an_echo_has_the_prompts_logprobs_as_tinkers_own_call_does(
+    oai: openai.OpenAI, client: tinker.ServiceClient, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """What lm-evaluation-harness asks of `local-completions` for the likelihood of a text, and how it reads it."""
+    tokens = tokenizer("Ada has a dog", add_special_tokens=False)["input_ids"]
+    sampler = client.create_sampling_client(base_model=MODEL).result()
+    expected = sampler.compute_logprobs(types.ModelInput.from_ints(tokens)).result()
+    for prompt in ("Ada has a dog", [tokens]):
+        asked = {"prompt": prompt, "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 1234}
+        (choice,) = oai.completions.create(model=MODEL, extra_body=GREEDY, **asked).choices  # type: ignore[call-overload]
+        logprobs: Any = choice.logprobs
+        assert choice.text.startswith("Ada has a dog")
+        assert "".join(logprobs.tokens[: len(tokens)]) == "Ada has a dog"
+        assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+        assert logprobs.token_logprobs[1:-1] == pytest.approx(expected[1:], abs=1e-5)
+        assert len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == len(tokens) + 1
+        pairs = zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:], strict=True)
+        assert all(logprob <= max(top.values()) for logprob, top in pairs)
+        assert logprobs.text_offset[1] == len(logprobs.tokens[0])
+
+
+def test_an_echo_is_streamed_as_it_is_told(oai: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Ada", "max_tokens": 4, "echo": True, "seed": 5, "n": 2}
+    whole = oai.completions.create(**asked)
+    texts = ["", ""]
+    for chunk in oai.completions.create(stream=True, **asked):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices]
+    assert all(text.startswith("Ada") for text in texts)
+
+
 def test_an_answer_comes_apart_and_its_stream_holds_the_same(oai: openai.OpenAI, taught: str) -> None:
     asked: dict[str, Any] = {"model": taught, "messages": QUESTION, "tools": TOOLS, "temperature": 0, "max_tokens": 80}
     whole: Any = oai.chat.completions.create(**asked)

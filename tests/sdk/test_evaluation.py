@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tinker
+from support.client.page_programs import PLACE_OF_MODEL, page_program
 from support.client.sdk import adam, next_token_datum
 from support.server.serve_process import API_KEY, ServedInstallation
+from support.waiting import until
 from tinker import types
-from tinsmith.training import Answer, CheckpointManager, Example, InlineEvaluator, OfflineEvaluator, Task, load_task
-from tinsmith.training.evaluation.loading import TaskOptions
-from tinsmith.training.evaluation.sources import in_root, of_base_model
+from tinker_cookbook.eval.evaluators import TrainingClientEvaluator
+from tinsmith.cli import main
+from tinsmith.training import (
+    Answer,
+    CheckpointManager,
+    Example,
+    InlineEvaluator,
+    OfflineEvaluator,
+    Retention,
+    Task,
+    load_task,
+)
+from tinsmith.training.evaluation.loading import TaskOptions, find_tasks
+from tinsmith.training.evaluation.results import read_rows
+from tinsmith.training.evaluation.sources import at_path, in_root, of_base_model
 
 from .conftest import MODEL
 
+TINY = "tiny/other-name"
 PROMPTS = ([5, 9, 2], [11, 3, 8, 1], [4, 4, 13], [2, 10])
 DRAWN = types.SamplingParams(max_tokens=6, temperature=1.0)
 
@@ -105,3 +125,149 @@ def test_a_file_of_examples_is_a_task(server: ServedInstallation, client: tinker
         ("choices/acc", 1),
         ("choices/acc_norm", 1),
     ]
+
+
+KILLED_TASKS = """
+import json, os, time
+from tinker import types
+from tinsmith.training import Example, Task
+
+def grade(example, answer):
+    with open("asked.jsonl", "a") as asked:
+        asked.write(json.dumps([example.id, list(answer.tokens)]) + "\\n")
+    time.sleep(float(os.environ.get("GRADE_SECONDS", "0")))
+    return sum(token < 100 for token in answer.tokens) / len(answer.tokens)
+
+drawn = types.SamplingParams(max_tokens=4, temperature=1.0)
+small = Task("small", [Example([number, 5]) for number in range(10)], grade, params=drawn, tokenizer=False)
+"""
+
+
+def test_a_sweep_that_is_killed_goes_on_where_it_was(
+    server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the results of one that was not, and nothing is sampled twice but what was under way."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "killed_tasks.py").write_text(KILLED_TASKS)
+    model, paths = new_model(client), []
+    for step in (1, 2):
+        train(model)
+        paths.append(model.save_weights_for_sampler(f"step-{step}").result().path)
+    words = [*("eval", "killed_tasks:small", "--concurrency", "2", "--out", "killed")]
+    kill_when_half_done(server, tmp_path, [*words, *(f"--path={path}" for path in paths)])
+    tasks, checkpoints = find_tasks("killed_tasks:small"), list(map(at_path, paths))
+    again = OfflineEvaluator(tasks, "killed", connect=lambda: session(server)).run(checkpoints)
+    assert 20 <= len((tmp_path / "asked.jsonl").read_text().splitlines()) <= 20 + 2
+    undisturbed = OfflineEvaluator(tasks, "undisturbed", connect=lambda: session(server)).run(checkpoints)
+    assert [one.estimate.examples for one in again.summaries] == [10, 10]
+    assert again.summaries == undisturbed.summaries
+    found = [sorted(map(repr, read_rows(tmp_path / name))) for name in ("undisturbed", "killed")]
+    assert found[0] == found[1]
+
+
+def kill_when_half_done(server: ServedInstallation, folder: Path, words: list[str]) -> None:
+    environment = {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY, "GRADE_SECONDS": "0.1"}
+    command = [sys.executable, "-m", "tinsmith", *words]
+    process = subprocess.Popen(command, cwd=folder, env=os.environ | environment, stderr=subprocess.DEVNULL)
+    results = folder / "killed" / "results.jsonl"
+    until(lambda: results.exists() and results.read_bytes().count(b"\n") >= 7)
+    process.kill()
+    process.wait()
+    assert results.read_bytes().count(b"\n") < 20
+
+
+def test_the_command_takes_all_that_a_server_has_of_a_run(
+    server: ServedInstallation,
+    client: tinker.ServiceClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A sampler in place of the state by its name, and a base model beside; what is gone is passed over."""
+    monkeypatch.setenv("TINKER_API_KEY", API_KEY)
+    (tmp_path / "few.jsonl").write_text('{"prompt": [5, 9, 2], "answer": 7}')
+    model = new_model(client)
+    train(model)
+    model.save_state("000001").result()
+    model.save_weights_for_sampler("000001").result()
+    train(model)
+    model.save_state("000002").result()
+    words = [*("eval", str(tmp_path / "few.jsonl"), "--run", model.model_id, "--model", MODEL)]
+    words += [*("--path", f"tinker://{model.model_id}/weights/gone", "--tokenizer", str(server.models[MODEL]))]
+    words += [*("--max-tokens", "2", "--out", str(tmp_path / "out"), "--base-url", server.url)]
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    said = capsys.readouterr()
+    assert end.value.code in (None, 0), said.err
+    assert [line.split()[:2] for line in said.out.splitlines()[1:]] == [
+        [MODEL, "few/score"],
+        ["000001", "1"],
+        ["000002", "2"],
+    ]
+    assert f"passed over: the server has no tinker://{model.model_id}/weights/gone" in said.err
+    rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
+    left = {one.tinker_path.rpartition("/")[2] for one in rest.list_checkpoints(model.model_id).result().checkpoints}
+    assert left == {"000001", "000002"}
+
+
+def test_the_best_checkpoint_by_an_evaluation_stays(client: tinker.ServiceClient, tmp_path: Path) -> None:
+    """And a loss on held-out data is of the step it is asked at, through the training client."""
+    worth = {1: 0.2, 2: 0.9, 3: 0.1}
+    steps = iter(worth)
+    graded = Task("worth", [Example([5])], lambda *_: worth[next(steps)], params=DRAWN, tokenizer=False)
+    model, held_out = new_model(client), HeldOutLoss()
+    rules = Retention(keep_last=1, keep_best=1, metric="eval/worth/score", mode="max")
+    with CheckpointManager(tmp_path, client, config={}, adapter=False, tokenizer=False, retention=rules) as manager:
+        evaluator = InlineEvaluator(
+            [graded, held_out], every=1, on_result=lambda one: manager.add_metrics(one.step, one.metrics)
+        )
+        with evaluator:
+            for step in worth:
+                train(model)
+                manager.save(model, step, loop_state={})
+                evaluator.maybe_evaluate(model, step)
+                evaluator.wait()
+        manager.save(model, 4, loop_state={})
+    assert manager.store.steps() == [2, 4]
+    losses = [one.metrics["eval/HeldOutLoss/nll"] for one in evaluator.finished]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > losses[-1]
+
+
+class HeldOutLoss(TrainingClientEvaluator):
+    async def __call__(self, training_client: tinker.TrainingClient) -> dict[str, float]:
+        done = await training_client.forward([next_token_datum([5, 9, 2, 14, 7])], "cross_entropy")
+        return {"nll": done.metrics["loss:sum"]}
+
+
+def output_of(server: ServedInstallation, folder: Path, source: str) -> list[str]:
+    """Where a relative path leads to the model, the SDK finds the tokenizer without a hub."""
+    source = source.replace(PLACE_OF_MODEL, f'"{TINY}"')
+    (folder / "tiny").mkdir()
+    (folder / TINY).symlink_to(server.models[TINY])
+    environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_task_of_the_page_is_asked_at_every_checkpoint(
+    server: ServedInstallation, client: tinker.ServiceClient, tmp_path: Path
+) -> None:
+    model = client.create_lora_training_client(TINY, rank=4).result()
+    with CheckpointManager(tmp_path / "checkpoints", client, config={}, adapter=False, tokenizer=False) as manager:
+        manager.save(model, 2, loop_state={})
+        manager.save(model, 4, loop_state={})
+    lines = output_of(server, tmp_path, page_program("OfflineEvaluator(", of_a_model=False))
+    assert [line.split()[:2] for line in lines] == [["2", "sums/score"], ["4", "sums/score"]]
+    assert len(list(read_rows(tmp_path / "evaluation"))) == 40
+
+
+def test_the_program_of_the_page_sees_its_model_learn(server: ServedInstallation, tmp_path: Path) -> None:
+    lines = output_of(server, tmp_path, page_program("InlineEvaluator("))
+    steps = [ast.literal_eval(line[line.index("{") : line.index("}") + 1]) for line in lines]
+    assert [line.split()[0] for line in lines] == ["0", "4", "8", "12"]
+    assert steps[0]["eval/learnt/score"] < 0.5 < steps[-1]["eval/learnt/score"]

@@ -56,6 +56,7 @@ BODY_BYTES: Mapping[str, int | str] = {
     "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl": SMALL_BYTES,
     "/copy_weights": SMALL_BYTES,
     "/weights_info": SMALL_BYTES,
+    "/promotions/{name}": SMALL_BYTES,
     "/external_weights_upload_start": SMALL_BYTES,
     "/external_weights_upload_finish": SMALL_BYTES,
     "/uploads/{token}/{name}": "max_upload_bytes",

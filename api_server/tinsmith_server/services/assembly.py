@@ -20,6 +20,7 @@ from tinsmith_server.services.checkpoints.copies import Copies
 from tinsmith_server.services.checkpoints.download_links import DownloadLinks
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
+from tinsmith_server.services.checkpoints.promotions import Promotions
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.checkpoints.upload_files import UploadFiles
 from tinsmith_server.services.checkpoints.worker_events import Events
@@ -113,6 +114,10 @@ class Services:
         return Checkpoints(self._store, self._lookup, self._retention, self._clock)
 
     @cached_property
+    def promotions(self) -> Promotions:
+        return Promotions(self._store, self._fleet, self._lookup, self._clock)
+
+    @cached_property
     def copies(self) -> Copies:
         return Copies(self._store, self._files, self._lookup, self._holdings.checkpoints, self._clock)
 
@@ -183,6 +188,7 @@ class Services:
             fleet=self._fleet,
             sessions=self.sessions,
             lookup=self._lookup,
+            promotions=self.promotions,
             dispatch=self.dispatch,
             hints=self._hints,
             in_flight=self._holdings.samples,
@@ -191,7 +197,7 @@ class Services:
 
     @cached_property
     def texts(self) -> Texts:
-        return Texts(self._fleet, self.checkpoints, self.sampling, self.dispatch, self.long_polls)
+        return Texts(self._fleet, self.checkpoints, self.promotions, self.sampling, self.dispatch, self.long_polls)
 
     @cached_property
     def futures(self) -> Futures:

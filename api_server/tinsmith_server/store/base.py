@@ -19,6 +19,7 @@ from tinsmith_server.store.records import (
     Model,
     ModelState,
     Page,
+    Promotion,
     SamplingSession,
     Session,
     StoredCheckpoints,
@@ -229,6 +230,27 @@ class Store(Protocol):
 
         The sampling sessions that unnamed saves had opened go with them: a run leaves one with each of its steps.
         """
+
+    # ---- names that stand for saved samplers
+    async def add_promotion(self, promotion: Promotion, most_kept: int, along: Along = ()) -> bool:
+        """False where the name has a row of this number, or none before it, and then nothing is changed.
+
+        The newest `most_kept` stay."""
+
+    async def promotion(self, tenant: str, name: str) -> Promotion | None:
+        """The one that counts."""
+
+    async def promotions_of(self, tenant: str, name: str) -> Sequence[Promotion]:
+        """Newest first."""
+
+    async def list_promotions(self, tenant: str) -> Sequence[Promotion]:
+        """The one that counts of each name, by name."""
+
+    async def names_promoted_to(self, tenant: str, tinker_path: str) -> Sequence[str]:
+        """Those that stand for it now."""
+
+    async def remove_promotions(self, tenant: str, name: str, along: Along = ()) -> bool:
+        """All of a name. False where there is none."""
 
     # ---- files that no name points to any more
     async def list_garbage(self) -> Sequence[str]: ...

@@ -208,6 +208,22 @@ class StoredCheckpoints:
 
 
 @dataclass(frozen=True, slots=True)
+class Promotion:
+    """What a tenant's name stands for from `at` on: a checkpoint's path. `number` counts from 1; the last one counts.
+
+    `before` is the number of what a rollback leads to, None where nothing is before it.
+    """
+
+    tenant: str
+    name: str
+    number: int
+    tinker_path: str
+    at: datetime
+    before: int | None = None
+    is_rollback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEntry:
     """What a tenant did, to which checkpoint. `entry_id` is the store's."""
 

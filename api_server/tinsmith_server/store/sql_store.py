@@ -13,6 +13,7 @@ from tinsmith_server.store.queries.installation import GarbageQueries, Installat
 from tinsmith_server.store.queries.leases import LeaseQueries
 from tinsmith_server.store.queries.models import ModelQueries
 from tinsmith_server.store.queries.placements import PlacementQueries
+from tinsmith_server.store.queries.promotions import PromotionQueries
 from tinsmith_server.store.queries.sessions import SamplingSessionQueries, SessionQueries
 from tinsmith_server.store.queries.workers import WorkerQueries
 from tinsmith_server.store.url import parse_store_url
@@ -31,6 +32,7 @@ class SqlStore(
     LeaseQueries,
     UsageQueries,
     AuditQueries,
+    PromotionQueries,
 ):
     """The store on SQLite or PostgreSQL: one base class of `store/queries` per area."""
 

@@ -209,6 +209,21 @@ audit = Table(
     Index(None, "at"),
 )
 
+promotions = Table(
+    "promotions",
+    metadata,
+    Column("tenant", PlainText, nullable=False),
+    Column("name", PlainText, nullable=False),
+    Column("number", Int64, nullable=False),
+    Column("tinker_path", PlainText, nullable=False),
+    Column("at", UtcTime, nullable=False),
+    Column("before", Int64),
+    Column("is_rollback", Boolean, nullable=False),
+    # Two that change a name at once, perhaps at two replicas: one of them was first, and the other looks again.
+    PrimaryKeyConstraint("tenant", "name", "number"),
+    Index(None, "tenant", "tinker_path"),
+)
+
 garbage = Table(
     "garbage",
     metadata,

@@ -272,6 +272,20 @@ class CopyWeightsResponse(Response):
     tinker_path: str
 
 
+class PromotionResponse(Response):
+    """What a name stands for from `time` on."""
+
+    name: str
+    model_path: str
+    time: datetime
+    number: int
+    is_rollback: bool
+
+
+class PromotionsResponse(Response):
+    promotions: list[PromotionResponse]
+
+
 class WeightsInfoResponse(Response):
     base_model: str
     is_lora: bool = True

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
 from tinsmith.training.checkpoints.retention import Retention
-from tinsmith.training.errors import (
-    CheckpointError,
-    EvaluationError,
-    MinibatchFailed,
-    NothingToTrainOn,
-    TrainingError,
-)
+from tinsmith.training.errors import CheckpointError, EvaluationError, MinibatchFailed, NothingToTrainOn, TrainingError
 from tinsmith.training.exports.export import export_lora_weights
+from tinsmith.training.promotion.names import (
+    Promotion,
+    promote,
+    promotion_history,
+    promotions,
+    remove_promotion,
+    rollback,
+)
 from tinsmith.training.streams.rollouts import BufferClosed, RolloutBuffer, RolloutGroup
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
 from tinsmith.training.streams.train import stream_minibatch_train
@@ -59,6 +61,7 @@ __all__ = [
     "MinibatchPlan",
     "NothingToTrainOn",
     "OfflineEvaluator",
+    "Promotion",
     "RLTrainer",
     "Resumed",
     "Retention",
@@ -75,6 +78,11 @@ __all__ = [
     "from_games",
     "from_verifiers",
     "load_task",
+    "promote",
+    "promotion_history",
+    "promotions",
+    "remove_promotion",
+    "rollback",
     "run_log",
     "stream_minibatch_train",
 ]

@@ -29,6 +29,10 @@ class BaseModelUnusable(ExportError):
     """Its files are not here, cannot be read, or are not those that the adapter was trained on."""
 
 
+class PromotionRefused(TrainingError):
+    """The server does not let a name stand for that, or has no such name."""
+
+
 class CheckpointError(TrainingError):
     """Of checkpoints."""
 

@@ -156,8 +156,10 @@ async def test_models_at_workers_that_counted_for_themselves_hold_places_after_a
         await store.add_model(a_model(model_seq_id=number, state=state))
     await store.bind_where_made("session-1:train:1", "worker-2", 8)
     await store.close()
-    made_later = ("DROP TABLE usage", "DROP TABLE audit", "ALTER TABLE sampling_sessions DROP COLUMN clients")
-    for statement in made_later:
+    for statement in (
+        *("DROP TABLE usage", "DROP TABLE audit", "DROP TABLE promotions"),
+        "ALTER TABLE sampling_sessions DROP COLUMN clients",
+    ):
         connection.execute(text(statement))
     connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))
     connection.commit()

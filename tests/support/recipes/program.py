@@ -23,8 +23,8 @@ OF_LAST_CHECKPOINT = ("state_path", "sampler_path")
 class Program:
     name: str
     command: Sequence[str]
-    """What Python is given. `{folder}` is one of its own, `{state_path}` and `{sampler_path}` are those of the last
-    checkpoint of the program that it comes after."""
+    """What Python is given. `{folder}` is one of its own, `{url}` the server's, `{state_path}` and `{sampler_path}` are
+    those of the last checkpoint of the program that it comes after."""
     checks: Sequence[Check]
     typed: str = ""
     every_run: bool = False
@@ -56,6 +56,7 @@ class Program:
 
     def _command(self, runner: Runner) -> list[str]:
         places = {"folder": str(runner.folder(self.name)), "third_party": str(environment_directory(THIRD_PARTY))}
+        places |= {"url": runner.server.url}
         places |= {"sources": str(sources_directory()), "extras": str(environment_directory(COOKBOOK_EXTRAS))}
         if self.after is not None:
             last = _last_checkpoint(runner.folder(self.after))

@@ -1,7 +1,7 @@
 """Samples as text, while they are drawn: what each of their sequences has grown by, in pieces.
 
 Tokens come one by one from the sampler that says them before the end, and all together from one that does not: the
-pieces are the same, but for their number.
+pieces are the same, but for their number. With the prompt before them all come at the end, which knows its logprobs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,36 @@ class Reading:
 
     def __init__(self) -> None:
         self._sequences: Items[SequenceReading] = ()
+        self._echo: PromptEcho | None = None
         self._pieces: list[worker_pb2.TextPiece] = []
         self._forgotten = 0
         self._grown = asyncio.Event()
 
     def begin(self, language: Language, job: SampleJob, request: worker_pb2.Reading) -> None:
-        """Before anything is drawn, in any thread. Raises ValueError for tools, or a template, that are none."""
+        """Before anything is drawn, in any thread. Raises ValueError for tools, or a template, that are none, and for
+        an echo with logprobs of a prompt whose logprobs nobody asks for."""
+        if request.echo and request.logprobs and not job.prompt_logprobs:
+            raise ValueError("an echo with logprobs needs prompt_logprobs")
         rule = StopRule.of(job.params, language.eos_token_ids)
         parsers = [_parser(language, job, request) for _ in range(job.num_samples)]
-        self._sequences = [SequenceReading(language, rule, parser, request.logprobs) for parser in parsers]
+        self._sequences = [
+            SequenceReading(language, rule, parser, request.logprobs, ends=request.echo) for parser in parsers
+        ]
+        self._echo = PromptEcho(language, job.prompt.tolist(), request.logprobs) if request.echo else None
 
     def drawn(self, index: int, token: DrawnToken) -> None:
+        if self._echo is not None:
+            return
         self._add(index, self._sequences[index].push(token))
 
     def finish(self, outcome: SampleOutcome) -> None:
         """With what was not said before the end. Of a failure there is no text."""
         for index, sequence in enumerate(outcome.sequences):
             reading = self._sequences[index]
-            for token in drawn_tokens(sequence)[reading.tokens :]:
+            if self._echo is not None:
+                self._add(index, [self._echo.piece(outcome)])
+            drawn = drawn_tokens(sequence.tokens.tolist(), sequence.logprobs.tolist(), sequence.topk_logprobs)
+            for token in drawn[reading.tokens :]:
                 self._add(index, reading.push(token))
             self._add(index, reading.finish(sequence))
 
@@ -81,15 +93,45 @@ class Reading:
             self._grown.set()
 
 
-class SequenceReading:
-    """Of one sequence: from tokens to text, to what comes before a stop, to what the parser makes of it."""
+class PromptEcho:
+    """A prompt as the beginning of an answer."""
 
-    def __init__(self, language: Language, rule: StopRule, parser: TextParser, logprobs: bool) -> None:
+    def __init__(self, language: Language, prompt: Items[int], logprobs: bool) -> None:
+        self._language = language
+        self._prompt = prompt
+        self._logprobs = logprobs
+
+    def piece(self, outcome: SampleOutcome) -> worker_pb2.TextPiece:
+        text = self._language.tokenizer.decode(
+            list(self._prompt), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return worker_pb2.TextPiece(content=text, tokens=self._scored(outcome) if self._logprobs else [])
+
+    def _scored(self, outcome: SampleOutcome) -> list[worker_pb2.TokenText]:
+        assert outcome.prompt_logprobs is not None, "begin() has seen that they are asked for"
+        first = token_text(self._language, self._prompt[0])
+        rest = drawn_tokens(
+            self._prompt[1:], outcome.prompt_logprobs[1:].tolist(), _after_the_first(outcome.topk_prompt_logprobs)
+        )
+        return [first, *(scored_text(self._language, token) for token in rest)]
+
+
+class SequenceReading:
+    """Of one sequence: from tokens to text, to what comes before a stop, to what the parser makes of it.
+
+    `ends`: the token that ends it is among those that have logprobs. Who reads a prompt's, as
+    lm-evaluation-harness does, counts on one token behind it.
+    """
+
+    def __init__(
+        self, language: Language, rule: StopRule, parser: TextParser, logprobs: bool, *, ends: bool = False
+    ) -> None:
         self.tokens = 0
         self._language = language
         self._rule = rule
         self._parser = parser
         self._logprobs = logprobs
+        self._ends = ends
         self._text = IncrementalText(language.tokenizer)
         self._cut = StopCut(rule.strings)
         # What a response template knows the ends of a message by is hidden from those who read plain text.
@@ -97,9 +139,11 @@ class SequenceReading:
 
     def push(self, drawn: DrawnToken) -> list[worker_pb2.TextPiece]:
         self.tokens += 1
-        if drawn.token in self._rule.token_ids:
-            return []
-        pieces = [worker_pb2.TextPiece(tokens=[self._scored(drawn)])] if self._logprobs else []
+        is_end = drawn.token in self._rule.token_ids
+        is_scored = self._logprobs and (self._ends or not is_end)
+        pieces = [worker_pb2.TextPiece(tokens=[scored_text(self._language, drawn)])] if is_scored else []
+        if is_end:
+            return pieces
         if drawn.token not in self._hidden:
             pieces += _pieces(self._parser.feed(self._cut.push(self._text.push(drawn.token))))
         return pieces
@@ -110,18 +154,6 @@ class SequenceReading:
         reason = wire_pb2.STOP if sequence.stopped else wire_pb2.LENGTH
         end = worker_pb2.SequenceEnd(reason=reason, stop_string=self._cut.found, tokens=self.tokens)
         return [*pieces, worker_pb2.TextPiece(end=end)]
-
-    def _scored(self, drawn: DrawnToken) -> worker_pb2.TokenText:
-        scored = self._token(drawn.token, drawn.logprob)
-        if (top := drawn.top_logprobs) is not None:
-            for token, logprob in zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True):
-                if token != EMPTY_TOKEN:
-                    scored.likeliest.append(self._token(token, logprob))
-        return scored
-
-    def _token(self, token: int, logprob: float) -> worker_pb2.TokenText:
-        text = self._language.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return worker_pb2.TokenText(text=text, logprob=logprob)
 
 
 class StopCut:
@@ -157,15 +189,31 @@ def _overlap(text: str, string: str) -> int:
     return next((size for size in range(most, 0, -1) if string.startswith(text[len(text) - size :])), 0)
 
 
-def drawn_tokens(sequence: Sequence) -> list[DrawnToken]:
+def scored_text(language: Language, drawn: DrawnToken) -> worker_pb2.TokenText:
+    scored = token_text(language, drawn.token, drawn.logprob)
+    if (top := drawn.top_logprobs) is not None:
+        for token, logprob in zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True):
+            if token != EMPTY_TOKEN:
+                scored.likeliest.append(token_text(language, token, logprob))
+    return scored
+
+
+def token_text(language: Language, token: int, logprob: float | None = None) -> worker_pb2.TokenText:
+    text = language.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return worker_pb2.TokenText(text=text, logprob=logprob)
+
+
+def drawn_tokens(tokens: Items[int], logprobs: Items[float], top: TopkLogprobs | None) -> list[DrawnToken]:
     """As if they had come one by one."""
-    top = sequence.topk_logprobs
     rows = [
         None if top is None else TopkLogprobs(top.token_ids[i : i + 1], top.logprobs[i : i + 1])
-        for i in range(len(sequence.tokens))
+        for i in range(len(tokens))
     ]
-    tokens, logprobs = sequence.tokens.tolist(), sequence.logprobs.tolist()
     return [DrawnToken(*drawn) for drawn in zip(tokens, logprobs, rows, strict=True)]
+
+
+def _after_the_first(top: TopkLogprobs | None) -> TopkLogprobs | None:
+    return None if top is None else TopkLogprobs(top.token_ids[1:], top.logprobs[1:])
 
 
 def _parser(language: Language, job: SampleJob, request: worker_pb2.Reading) -> TextParser:

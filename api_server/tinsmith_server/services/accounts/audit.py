@@ -19,6 +19,8 @@ CheckpointEvent = Literal[
     "checkpoint_unpublished",
     "checkpoint_ttl_set",
     "checkpoint_deleted",
+    "checkpoint_promoted",
+    "checkpoint_demoted",
 ]
 EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 

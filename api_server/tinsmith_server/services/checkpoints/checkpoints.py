@@ -12,6 +12,7 @@ from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.services.accounts.audit import CheckpointEvent, entry
 from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
+from tinsmith_server.services.checkpoints.promotions import refuse_to_end
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.paging import in_steps
 from tinsmith_server.store.base import Store
@@ -74,7 +75,9 @@ class Checkpoints:
             raise NotFound(str(error)) from error
 
     async def delete(self, tenant: str, path: TinkerPath) -> None:
+        """Raises Unprocessable for what a promoted name stands for."""
         checkpoint = await self._owned(tenant, path)
+        await refuse_to_end(self._store, checkpoint, str(path))
         deleted = await self._retention.forget(checkpoint, (entry(checkpoint, "checkpoint_deleted", self._clock()),))
         if deleted is not None:
             await self._retention.remove_files(deleted.directory)
@@ -89,7 +92,10 @@ class Checkpoints:
         await self._store.set_checkpoint_public(path.run_id, path.type, path.name, public, along)
 
     async def set_ttl(self, tenant: str, path: TinkerPath, ttl_seconds: int | None) -> None:
+        """Raises Unprocessable for an end of what a promoted name stands for."""
         checkpoint, now = await self._owned(tenant, path), self._clock()
+        if ttl_seconds is not None:
+            await refuse_to_end(self._store, checkpoint, str(path))
         expires_at = None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds)
         along = (entry(checkpoint, "checkpoint_ttl_set", now, ttl_seconds=ttl_seconds),)
         await self._store.set_checkpoint_expiry(path.run_id, path.type, path.name, expires_at, along)

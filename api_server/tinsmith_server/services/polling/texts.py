@@ -17,6 +17,7 @@ from tinsmith_rpc import worker_pb2
 from tinsmith_server.errors import Gone, TooManySamples, Unprocessable, WorkerError, WorkerUnavailable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
+from tinsmith_server.services.checkpoints.promotions import Promotions
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.long_polls import LongPolls
 from tinsmith_server.services.sampling.dispatch import Dispatch, Need
@@ -49,23 +50,32 @@ class Texts:
     """From a request to samples that are drawn, which can be read while they are."""
 
     def __init__(
-        self, fleet: Fleet, checkpoints: Checkpoints, sampling: Sampling, dispatch: Dispatch, long_polls: LongPolls
+        self,
+        fleet: Fleet,
+        checkpoints: Checkpoints,
+        promotions: Promotions,
+        sampling: Sampling,
+        dispatch: Dispatch,
+        long_polls: LongPolls,
     ) -> None:
         self._fleet = fleet
         self._checkpoints = checkpoints
+        self._promotions = promotions
         self._sampling = sampling
         self._dispatch = dispatch
         self._long_polls = long_polls
 
     async def models(self, tenant: str) -> list[NamedModel]:
-        """What can be sampled from by a name: base models, then the tenant's newest saved samplers."""
+        """What can be sampled from: base models, names that the tenant has promoted, and its newest saved samplers."""
         bases = [NamedModel(model.name, 0) for model in self._fleet.models if model.sampling]
+        promoted = await self._promotions.list(tenant)
+        names = [NamedModel(one.name, int(one.at.timestamp())) for one in promoted if not self._fleet.model(one.name)]
         page = await self._checkpoints.all(tenant, MOST_SAVED, 0, frozenset({"sampler"}))
         saved = [
             NamedModel(str(TinkerPath(one.run_id, KIND_OF_TYPE[one.type], one.name)), int(one.created_at.timestamp()))
             for one in page.rows
         ]
-        return bases + saved
+        return bases + names + saved
 
     async def model(self, tenant: str, name: str) -> NamedModel:
         """Raises NotFound for what is not there for this tenant."""
@@ -186,5 +196,9 @@ def _sample_request(request: TextRequest, rendered: worker_pb2.RenderPromptReply
         stop_strings=request.stops,
         stop_tokens=rendered.end_tokens,
         topk_sample_logprobs=request.logprobs or 0,
-        reading=worker_pb2.Reading(chat=request.chat, tools=request.tools, logprobs=request.logprobs is not None),
+        prompt_logprobs=request.echo and request.logprobs is not None,
+        topk_prompt_logprobs=(request.logprobs or 0) if request.echo else 0,
+        reading=worker_pb2.Reading(
+            chat=request.chat, tools=request.tools, logprobs=request.logprobs is not None, echo=request.echo
+        ),
     )

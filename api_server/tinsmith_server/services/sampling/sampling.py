@@ -18,6 +18,7 @@ from tinsmith_server.logs import bind_ids
 from tinsmith_server.services.accounts.holdings import SamplesInFlight
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
+from tinsmith_server.services.checkpoints.promotions import Promotions
 from tinsmith_server.services.failures import training_only
 from tinsmith_server.services.row_cache import RowCache
 from tinsmith_server.services.sampling.adapter_hints import AdapterHints
@@ -66,6 +67,7 @@ class Sampling:
         fleet: Fleet,
         sessions: Sessions,
         lookup: CheckpointLookup,
+        promotions: Promotions,
         dispatch: Dispatch,
         hints: AdapterHints,
         in_flight: SamplesInFlight,
@@ -75,6 +77,7 @@ class Sampling:
         self._fleet = fleet
         self._sessions = sessions
         self._lookup = lookup
+        self._promotions = promotions
         self._dispatch = dispatch
         self._hints = hints
         self._in_flight = in_flight
@@ -132,6 +135,18 @@ class Sampling:
             manifest_digest=checkpoint.manifest_digest,
         )
 
+    async def _on_promoted(self, session: SamplingSession, name: str) -> SamplingSession:
+        path = await self._promotions.path_of(session.tenant, name)
+        if path is None:
+            raise NotFound(
+                f"there is no model {name!r}: name a base model that is served, a tinker:// path, or what you have "
+                "promoted"
+            )
+        try:
+            return await self._on_checkpoint(session, path)
+        except NotFound as error:
+            raise NotFound(f"{name} stands for {path}, which is gone: promote another one, or roll back") from error
+
     async def owned(self, tenant: str, sampling_session_id: str) -> SamplingSession:
         """Raises NotFound, also for another tenant's sampling session."""
         return (await self._sampler(tenant, sampling_session_id)).session
@@ -187,7 +202,8 @@ class Sampling:
         return opened.sampling_session_id
 
     async def once(self, tenant: str, model: str) -> Sampler:
-        """What a request outside of any session samples from: a base model, or a checkpoint by its path.
+        """What a request outside of any session samples from: a base model, or a checkpoint by its path or by the name
+        that the tenant has promoted it as. What a name stands for is asked once: the request ends with what it began.
 
         Raises NotFound for one that is not there for this tenant.
         """
@@ -203,7 +219,7 @@ class Sampling:
         if model.startswith("tinker://"):
             session = await self._on_checkpoint(replace(session, base_model=""), model)
         elif self._fleet.model(model) is None:
-            raise NotFound(f"there is no model {model!r}: name a base model that is served, or a tinker:// path")
+            session = await self._on_promoted(replace(session, base_model=""), model)
         self._check_served(session.base_model)
         return await self._with_worker(session)
 

@@ -91,8 +91,8 @@ class CompletionLogprobs:
             self._offset += len(token.text)
         return {
             "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_by_text(token.likeliest) for token in tokens],
+            "token_logprobs": [token.logprob if token.HasField("logprob") else None for token in tokens],
+            "top_logprobs": [_by_text(token.likeliest) if token.HasField("logprob") else None for token in tokens],
             "text_offset": offsets,
         }
 

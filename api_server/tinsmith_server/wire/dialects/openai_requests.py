@@ -81,7 +81,6 @@ class CompletionRequest(OpenAiRequest):
     def _is_a_plain_completion(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError("best_of is not done by this server: ask for n and choose")
-        _refuse("echo", self.echo)
         _refuse("suffix", self.suffix)
         prompts = _prompts(self.prompt)
         if not 1 <= len(prompts) <= MOST_PROMPTS:
@@ -98,6 +97,7 @@ class CompletionRequest(OpenAiRequest):
             stops=checked_stops(self.stop),
             choices=self.n or 1,
             logprobs=self.logprobs,
+            echo=bool(self.echo),
         )
 
 

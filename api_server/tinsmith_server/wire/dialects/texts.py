@@ -28,7 +28,8 @@ class Prompt:
 class TextRequest:
     """`choices` sequences are drawn for each prompt. `stops` end them beside the model's own ends.
 
-    `logprobs`: so many of the likeliest tokens come with each; None: no logprobs at all.
+    `logprobs`: so many of the likeliest tokens come with each; None: no logprobs at all. `echo`: the prompt comes
+    before what is drawn.
     """
 
     model: str
@@ -39,6 +40,7 @@ class TextRequest:
     chat: bool = False
     tools: str = ""
     logprobs: int | None = None
+    echo: bool = False
 
 
 @dataclass(slots=True)

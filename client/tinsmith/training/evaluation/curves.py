@@ -72,7 +72,7 @@ def _dress(panel: Axes, name: str) -> None:
 
     panel.set_title(name, fontsize=10)
     panel.set_xlabel("step")
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     panel.grid(alpha=0.25)
     if panel.get_legend_handles_labels()[1]:
         panel.legend(fontsize=8, frameon=False)

@@ -161,4 +161,4 @@ def _renderer(renderer: Renderer | str, tokenizer: Any) -> Renderer:
     try:
         return renderers.get_renderer(renderer, tokenizer)
     except Exception as error:
-        raise EvaluationError(f"tinker-cookbook has no renderer {renderer}: {error}") from error
+        raise EvaluationError(f"tinker-cookbook gives no renderer {renderer} here: {error}") from error

@@ -76,8 +76,8 @@ def by_metric(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:
 def shown(estimated: Estimate) -> str:
     """For people: the mean and its interval."""
     if math.isnan(estimated.low):
-        return f"{estimated.mean:.4g}"
-    return f"{estimated.mean:.4g} [{estimated.low:.4g}, {estimated.high:.4g}]"
+        return f"{estimated.mean:.3g}"
+    return f"{estimated.mean:.3g} [{estimated.low:.3g}, {estimated.high:.3g}]"
 
 
 def _summary(row: Row, task: str, metric: str, values: Mapping[str | None, float]) -> Summary:

@@ -93,12 +93,12 @@ class ExampleTask(SamplingClientEvaluator, ABC):
 
     async def rendering(self, sampling_client: tinker.SamplingClient) -> Rendering:
         """For the base model of this client; a tokenizer is read once."""
-        if self._tokenizer is not None:
-            return self._renderings.setdefault("", rendering_by(self._renderer, self._tokenizer))
         base_model = sampling_client.get_base_model()
         if base_model not in self._renderings:
             # It may be read from a disk, or a hub.
-            tokenizer = await asyncio.to_thread(self._find_tokenizer, sampling_client)
+            tokenizer = self._tokenizer
+            if tokenizer is None:
+                tokenizer = await asyncio.to_thread(self._find_tokenizer, sampling_client)
             self._renderings[base_model] = rendering_by(self._renderer, tokenizer)
         return self._renderings[base_model]
 

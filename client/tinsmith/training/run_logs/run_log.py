@@ -88,9 +88,31 @@ class RunLog(ml_log.Logger):
             backend.call("log_hparams", config)
 
     @override
+    def enable_event_steps(self) -> None:
+        """To be called before the first metrics where some will be of a step that others have passed."""
+        for backend in self._shown:
+            if hasattr(backend.logger, "enable_event_steps"):
+                backend.call("enable_event_steps")
+
+    @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Raises MetricsLost."""
         plain = plain_metrics(metrics)
+        self._keep(plain, step)
+        for backend in self._shown:
+            backend.log_metrics(plain, step)
+
+    @override
+    def log_metrics_event(
+        self, metrics: dict[str, Any], step: int, step_metric: str, metric_axes: dict[str, str] | None = None
+    ) -> None:
+        """Of a step that others may have passed, as those of an evaluation beside the run. Raises MetricsLost."""
+        plain = plain_metrics(metrics)
+        self._keep(plain, step)
+        for backend in self._shown:
+            backend.log_late_metrics(plain, step, step_metric)
+
+    def _keep(self, plain: dict[str, Any], step: int | None) -> None:
         if self._record is not None:
             try:
                 self._begin(step)
@@ -100,8 +122,6 @@ class RunLog(ml_log.Logger):
                 raise MetricsLost(
                     f"metrics{at} cannot be written to {self._directory / METRICS_FILE}: {error}"
                 ) from error
-        for backend in self._shown:
-            backend.log_metrics(plain, step)
 
     @override
     def log_long_text(self, key: str, text: str) -> None:
@@ -153,9 +173,18 @@ class _Guarded:
         self._failures = 0
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None) -> None:
-        if step is not None and self._had_step is not None and step <= self._had_step:
-            return
-        self.call("log_metrics", metrics, step)
+        if not self._has_had(step):
+            self.call("log_metrics", metrics, step)
+
+    def log_late_metrics(self, metrics: dict[str, Any], step: int, step_metric: str) -> None:
+        """Of a step that others have passed, which W&B alone has to be told."""
+        if self.name != "wandb":
+            self.log_metrics(metrics, step)
+        elif not self._has_had(step):
+            self.call("log_metrics_event", metrics, step, step_metric)
+
+    def _has_had(self, step: int | None) -> bool:
+        return step is not None and self._had_step is not None and step <= self._had_step
 
     def call(self, method: str, *arguments: Any) -> None:
         try:

@@ -20,6 +20,8 @@ from tinsmith.training.errors import BackendRefused
 
 IDENTITY_FILE = "run.json"
 DEFAULT_PROJECT = "tinsmith"
+STEP_AXIS = "training/step"
+"""The cookbook's name for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,34 @@ def trackio_logger(identity: RunIdentity, config: Mapping[str, Any]) -> ml_log.L
 
 
 class _Wandb(ml_log.WandbLogger):
-    """The cookbook's, which asks for the run's address at each step, and has a warning for each where there is none."""
+    """The cookbook's, which asks for the run's address at each step, and has a warning for each where there is none.
+
+    W&B takes no step behind another. Where some will be, its own steps count what arrives, and `training/step` is the
+    axis of all metrics.
+    """
+
+    _steps_are_metrics = False
+
+    @override
+    def enable_event_steps(self) -> None:
+        if not self._steps_are_metrics:
+            self.run.define_metric(STEP_AXIS)
+            self.run.define_metric("*", step_metric=STEP_AXIS, step_sync=False)
+            self._steps_are_metrics = True
 
     @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self.run.log(metrics, step=step)
+        if self._steps_are_metrics and step is not None:
+            self.run.log(metrics | {STEP_AXIS: step})
+        else:
+            self.run.log(metrics, step=step)
+
+    @override
+    def log_metrics_event(
+        self, metrics: dict[str, Any], step: int, step_metric: str, metric_axes: dict[str, str] | None = None
+    ) -> None:
+        self.enable_event_steps()
+        self.log_metrics(metrics | {step_metric: step}, step)
 
 
 class _Trackio(ml_log.TrackioLogger):

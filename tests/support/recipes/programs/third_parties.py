@@ -23,6 +23,16 @@ THIRD_PARTIES = (
         folder=str(SCRIPTS),
     ),
     installed(
+        "lm-eval",
+        [asked(completions=3), prints("sums_of_ours"), prints("exact_match")],
+        "lm_eval",
+        *("run", "--model", "local-chat-completions", "--apply_chat_template", "--tasks", "sums_of_ours"),
+        "--model_args",
+        f"model={BRIEF},base_url={{url}}/oai/api/v1/chat/completions,num_concurrent=2",
+        *("--include_path", ".", "--output_path", "{folder}"),
+        folder=str(SCRIPTS),
+    ),
+    installed(
         "mini-swe-agent",
         [asked(completions=2), prints("LimitsExceeded")],
         "mini",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel
 
 CHAT = worker_pb2.Reading(chat=True)
 PLAIN = worker_pb2.Reading()
+AT_THE_END = SamplingParams()
 ANSWER = "<think>\nHm.\n</think>\n\nGrüße, 漢!"
 
 
@@ -90,6 +92,40 @@ def test_logprobs_come_with_the_texts_of_their_tokens_but_not_of_the_one_that_en
     scored = [token for piece in reading.behind(0) for token in piece.tokens]
     assert [(token.text, token.logprob) for token in scored] == [("a", -1.0), ("b", -1.0)]
     assert [one.text for one in scored[0].likeliest] == ["b", "a"]
+
+
+def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(language: ModelLanguage) -> None:
+    """Nothing is before the first token; and the one that ends is there, on which readers of prompts count."""
+    prompt, (drawn, end) = tokens_of(language, "ab"), tokens_of(language, "c<|im_end|>")
+    rows = TopkLogprobs(np.array([[0], [7]], np.int32), np.array([[0.0], [-0.25]], np.float32))
+    job = SampleJob("r", "", np.array(prompt, np.int32), AT_THE_END, prompt_logprobs=True)
+    reading = Reading()
+    reading.begin(language, job, worker_pb2.Reading(logprobs=True, echo=True))
+    reading.drawn(0, DrawnToken(drawn, -1.0))
+    assert reading.behind(0) == (), "the prompt's logprobs come with the end"
+    scores = np.array([np.nan, -0.5], np.float32)
+    reading.finish(replace(outcome([drawn, end]), prompt_logprobs=scores, topk_prompt_logprobs=rows))
+    pieces = reading.behind(0)
+    assert whole(pieces)[0] == "abc"
+    scored = [token for piece in pieces for token in piece.tokens]
+    assert [(one.text, one.logprob if one.HasField("logprob") else None) for one in scored] == [
+        ("a", None),
+        ("b", -0.5),
+        ("c", -1.0),
+        ("<|im_end|>", -1.0),
+    ]
+    assert [one.logprob for one in scored[1].likeliest] == [-0.25]
+
+
+def test_an_echo_without_logprobs_is_the_text_alone(language: ModelLanguage) -> None:
+    job = SampleJob("r", "", np.array(tokens_of(language, "<|im_start|>ab"), np.int32), AT_THE_END)
+    reading = Reading()
+    reading.begin(language, job, worker_pb2.Reading(echo=True))
+    reading.finish(outcome(tokens_of(language, "c<|im_end|>")))
+    assert whole(reading.behind(0))[0] == "abc"
+    assert not any(piece.tokens for piece in reading.behind(0))
+    with pytest.raises(ValueError, match="needs prompt_logprobs"):
+        Reading().begin(language, job, worker_pb2.Reading(echo=True, logprobs=True))
 
 
 async def test_pieces_that_were_seen_are_forgotten_and_whoever_waits_hears_of_new_ones(language: ModelLanguage) -> None:

@@ -9,8 +9,9 @@ import struct
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tinker
 from package_environment import THIRD_PARTY, environment_directory, is_made
@@ -29,21 +30,28 @@ sys.path.insert(0, {client!r})
 sys.path.append({packages!r})
 from tinsmith.training.run_logs.run_log import run_log
 with run_log({directory!r}, project="tests", config={{"rank": 8}}, to=("jsonl", {backend!r})) as log:
-    for step in range({first}, {end}):
-        log.log_metrics({{"loss": 1 / step}}, step)
+{logged}
 """
 
 
 def run(
     python: Path | str, backend: str, directory: Path, steps: range, **environment: str
 ) -> subprocess.CompletedProcess[str]:
+    """Logs a loss for each step."""
+    return run_program(
+        python, backend, directory, [f'log_metrics({{"loss": {1 / step}}}, {step})' for step in steps], **environment
+    )
+
+
+def run_program(
+    python: Path | str, backend: str, directory: Path, calls: Sequence[str], **environment: str
+) -> subprocess.CompletedProcess[str]:
     source = PROGRAM.format(
         client=str(CLIENT),
         packages=str(Path(tinker.__file__).parents[1]),
         directory=str(directory),
         backend=backend,
-        first=steps.start,
-        end=steps.stop,
+        logged="\n".join(f"    log.{call}" for call in calls),
     )
     # What W&B leaves among the temporary files goes with the test's own.
     place = {"TMPDIR": str(directory.parent), "HOME": str(directory.parent), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -78,6 +86,26 @@ def test_wandb_offline_has_each_step_once_under_one_id_and_leaves_no_process(tmp
     until(lambda: list(processes_marked(mark)) == [])
 
 
+def test_wandb_takes_metrics_of_a_step_that_others_have_passed(tmp_path: Path) -> None:
+    """Those of an evaluation beside the run."""
+    calls = [
+        "enable_event_steps()",
+        *(f'log_metrics({{"loss": {1 / step}}}, {step})' for step in (1, 2)),
+        'log_metrics_event({"eval/sums/score": 0.25}, 1, "eval/step")',
+        'log_metrics({"loss": 0.25}, 4)',
+    ]
+    done = run_program(sys.executable, "wandb", tmp_path / "run", calls, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    [file] = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    told = [
+        (row["training/step"], row.get("loss"), row.get("eval/sums/score"), row.get("eval/step"))
+        for row in wandb_rows(file)
+    ]
+    assert told == [(1, 1.0, None, None), (2, 0.5, None, None), (1, None, 0.25, 1), (4, 0.25, None, None)]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[2] == {"step": 1, "eval/sums/score": 0.25}
+
+
 def test_trackio_has_each_step_once_under_one_name(tmp_path: Path) -> None:
     environment = environment_directory(THIRD_PARTY)
     require(is_made(environment), "trackio is not installed: `python scripts/package_environment.py third-party`.")
@@ -103,8 +131,13 @@ def test_wandb_without_a_key_is_refused_at_the_start_with_two_ways_out(tmp_path:
     assert "WANDB_MODE=offline" in last
 
 
-def wandb_history(file: Path) -> Iterator[tuple[int, float]]:
-    """Step and loss of each record. The file has LevelDB's log format, after a header of its own."""
+def wandb_history(file: Path) -> list[tuple[int, float]]:
+    """Step and loss of each record."""
+    return [(int(row["_step"]), float(row["loss"])) for row in wandb_rows(file)]
+
+
+def wandb_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """What was logged. The file has LevelDB's log format, after a header of its own."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     header_bytes, record_header = 7, struct.Struct("<IHB")
@@ -116,8 +149,7 @@ def wandb_history(file: Path) -> Iterator[tuple[int, float]]:
         record = Record.FromString(content[at : at + length])
         at += length
         if record.WhichOneof("record_type") == "history":
-            logged = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-            yield int(logged["_step"]), float(logged["loss"])
+            yield {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
 
 
 def processes_marked(mark: str) -> Iterator[str]:

@@ -104,6 +104,13 @@ def test_logprobs_of_a_streamed_completion_are_those_of_a_whole_one() -> None:
     assert {name: [value for one in streamed for value in one[name]] for name in answer} == answer
 
 
+def test_a_token_with_nothing_before_it_has_neither_logprob_nor_likeliest_ones() -> None:
+    tokens = [worker_pb2.TokenText(text="a"), worker_pb2.TokenText(text="b", logprob=0.0)]
+    message = whole([worker_pb2.TextPiece(tokens=tokens)])
+    answer = openai_answers.completion(openai_answers.Head("m", "cmpl"), [message], USAGE)["choices"][0]["logprobs"]
+    assert (answer["token_logprobs"], answer["top_logprobs"]) == ([None, 0.0], [None, {}])
+
+
 def test_a_token_that_holds_a_part_of_a_character_has_no_bytes() -> None:
     tokens = [worker_pb2.TokenText(text="é"), worker_pb2.TokenText(text="\ufffd")]
     message = whole([worker_pb2.TextPiece(tokens=tokens)])

@@ -50,7 +50,6 @@ def rendered(prompt: Prompt) -> Any:
         (chat, {"messages": [{"role": "robot", "content": "x"}]}, "messages.0: role"),
         (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only texts"),
         (chat, {"messages": [{"role": "assistant", "tool_calls": [LIST_CALL]}]}, "object"),
-        (completion, {"echo": True}, "echo"),
         (completion, {"suffix": "x"}, "suffix"),
         (completion, {"best_of": 3}, "best_of"),
         (completion, {"prompt": []}, "1 to 128 prompts"),

@@ -1,0 +1,61 @@
+"""Stable names for saved samplers: set, listed, rolled back, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from tinsmith_server.routes.bodies import body_as
+from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
+from tinsmith_server.routes.openapi import takes
+from tinsmith_server.services.checkpoints.promotions import Expected
+from tinsmith_server.store.records import Promotion
+from tinsmith_server.wire.requests import PromoteRequest
+from tinsmith_server.wire.responses import Empty, PromotionResponse, PromotionsResponse
+
+router = APIRouter(prefix=f"{API_PREFIX}/promotions", tags=["promotions"])
+
+
+@router.get("", summary="What each name stands for")
+async def list_promotions(tenant: Tenant, services: ServicesDep) -> PromotionsResponse:
+    return _all(await services.promotions.list(tenant))
+
+
+@router.get("/{name}", summary="What a name stands for, and stood for, newest first")
+async def promotion_history(name: str, tenant: Tenant, services: ServicesDep) -> PromotionsResponse:
+    return _all(await services.promotions.history(tenant, name))
+
+
+@router.put("/{name}", summary="Let a name stand for a saved sampler", openapi_extra=takes(PromoteRequest))
+async def promote(
+    name: str, body: Annotated[PromoteRequest, Depends(body_as(PromoteRequest))], tenant: Tenant, services: ServicesDep
+) -> PromotionResponse:
+    expected = body.expected_path if "expected_path" in body.model_fields_set else Expected.ANYTHING
+    return _one(await services.promotions.promote(tenant, name, body.model_path, expected))
+
+
+@router.post("/{name}/rollback", summary="Let a name stand for what it stood for before")
+async def roll_back(name: str, tenant: Tenant, services: ServicesDep) -> PromotionResponse:
+    return _one(await services.promotions.roll_back(tenant, name))
+
+
+@router.delete("/{name}", summary="Remove a name")
+async def remove_promotion(name: str, tenant: Tenant, services: ServicesDep) -> Empty:
+    await services.promotions.remove(tenant, name)
+    return Empty()
+
+
+def _one(promotion: Promotion) -> PromotionResponse:
+    return PromotionResponse(
+        name=promotion.name,
+        model_path=promotion.tinker_path,
+        time=promotion.at,
+        number=promotion.number,
+        is_rollback=promotion.is_rollback,
+    )
+
+
+def _all(promotions: Sequence[Promotion]) -> PromotionsResponse:
+    return PromotionsResponse(promotions=[_one(one) for one in promotions])

@@ -1,0 +1,167 @@
+"""Stable names for saved samplers, each of one tenant: set to another one in one moment, and rolled back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from enum import Enum
+from typing import Literal
+
+from tinsmith_server.errors import NotFound, Unprocessable
+from tinsmith_server.fleet.base import Fleet
+from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
+from tinsmith_server.store.base import Store
+from tinsmith_server.store.records import AuditEntry, Checkpoint, Clock, Promotion, utc_now
+from tinsmith_server.wire.ids import parse_tinker_path
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAMES_PER_TENANT = 100
+KEPT_PER_NAME = 20
+Event = Literal["checkpoint_promoted", "checkpoint_demoted"]
+
+
+class Expected(Enum):
+    """Beside a path, and None for a new name."""
+
+    ANYTHING = "whatever the name stands for"
+
+
+class Promotions:
+    """A name stands for a checkpoint of its tenant's own that has no end. Each request asks the store: no server has an
+    older answer than another."""
+
+    def __init__(self, store: Store, fleet: Fleet, lookup: CheckpointLookup, clock: Clock = utc_now) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._lookup = lookup
+        self._clock = clock
+
+    async def promote(
+        self, tenant: str, name: str, path: str, expected: str | Expected | None = Expected.ANYTHING
+    ) -> Promotion:
+        """`expected`: the path that the name must stand for now, None for a new name.
+
+        Raises Unprocessable for a name that cannot be one, for a checkpoint that may not stand for one or too many
+        names, and where something else than `expected` stands there; NotFound for no checkpoint of the tenant's.
+        """
+        self._check_name(name)
+
+        async def attempt() -> Promotion | None:
+            checkpoint = await self._lasting(tenant, path)
+            current = await self._store.promotion(tenant, name)
+            _check_expected(name, current, expected)
+            if current is None:
+                await self._check_number(tenant)
+            return await self._add(_after(current, tenant, name, path, self._clock()), checkpoint)
+
+        return await _until_first(attempt)
+
+    async def roll_back(self, tenant: str, name: str) -> Promotion:
+        """To what the name stood for before; again, to what was before that. Raises NotFound, and Unprocessable."""
+
+        async def attempt() -> Promotion | None:
+            current, *kept = await self._history(tenant, name)
+            target = next((one for one in kept if one.number == current.before), None)
+            if target is None:
+                raise Unprocessable(
+                    f"nothing is kept of what {name} stood for before {current.tinker_path}: promote it"
+                )
+            try:
+                checkpoint = await self._lasting(tenant, target.tinker_path)
+            except (NotFound, Unprocessable) as error:
+                raise Unprocessable(f"{name} cannot go back: {error}; promote another one") from error
+            number = current.number + 1
+            return await self._add(replace(target, number=number, at=self._clock(), is_rollback=True), checkpoint)
+
+        return await _until_first(attempt)
+
+    async def list(self, tenant: str) -> Sequence[Promotion]:
+        """What each name stands for."""
+        return await self._store.list_promotions(tenant)
+
+    async def history(self, tenant: str, name: str) -> Sequence[Promotion]:
+        """Newest first. Raises NotFound."""
+        return await self._history(tenant, name)
+
+    async def remove(self, tenant: str, name: str) -> None:
+        """The name, not the checkpoint. Raises NotFound."""
+        (current, *_) = await self._history(tenant, name)
+        await self._store.remove_promotions(tenant, name, (_entry(current, "checkpoint_demoted", self._clock()),))
+
+    async def path_of(self, tenant: str, name: str) -> str | None:
+        """None where the tenant has no such name."""
+        if NAME.fullmatch(name) is None:
+            return None
+        current = await self._store.promotion(tenant, name)
+        return None if current is None else current.tinker_path
+
+    async def _history(self, tenant: str, name: str) -> Sequence[Promotion]:
+        found = await self._store.promotions_of(tenant, name)
+        if not found:
+            raise NotFound(f"you have promoted nothing as {name}")
+        return found
+
+    async def _add(self, promotion: Promotion, checkpoint: Checkpoint) -> Promotion | None:
+        along = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)
+        return promotion if await self._store.add_promotion(promotion, KEPT_PER_NAME, along) else None
+
+    async def _lasting(self, tenant: str, path: str) -> Checkpoint:
+        try:
+            checkpoint = await self._lookup.readable(tenant, path, "sampler")
+        except CheckpointRefused as error:
+            raise NotFound(str(error)) from error
+        if checkpoint.tenant != tenant:
+            raise Unprocessable(f"{path} is another tenant's, who may delete it: promote a copy of your own")
+        if checkpoint.expires_at is not None:
+            raise Unprocessable(
+                f"{path} ends at {checkpoint.expires_at:%Y-%m-%d %H:%M} UTC, and a name is to last: take its time "
+                f"limit away first (`tinker checkpoint set-ttl {path} --remove`)"
+            )
+        return checkpoint
+
+    def _check_name(self, name: str) -> None:
+        if NAME.fullmatch(name) is None:
+            raise Unprocessable(
+                f"{name[:80]!r} cannot be a name: it has 1 to 64 letters, digits, dots, underscores and hyphens of "
+                "ASCII, and begins with a letter or digit"
+            )
+        if self._fleet.model(name) is not None:
+            raise Unprocessable(f"{name} is a base model here, which its name stands for: choose another one")
+
+    async def _check_number(self, tenant: str) -> None:
+        if len(await self._store.list_promotions(tenant)) >= NAMES_PER_TENANT:
+            raise Unprocessable(f"you have {NAMES_PER_TENANT} names, and more are not kept: remove one first")
+
+
+async def refuse_to_end(store: Store, checkpoint: Checkpoint, path: str) -> None:
+    """Raises Unprocessable for what a name stands for: it would vanish under those who ask for that."""
+    if names := await store.names_promoted_to(checkpoint.tenant, path):
+        raise Unprocessable(
+            f"{', '.join(names)} stands for {path}: promote another one, roll back, or remove the name first"
+        )
+
+
+async def _until_first(attempt: Callable[[], Awaitable[Promotion | None]]) -> Promotion:
+    """Another one that changes the name at the same moment is in the store by the next look."""
+    while (made := await attempt()) is None:
+        pass
+    return made
+
+
+def _check_expected(name: str, current: Promotion | None, expected: str | Expected | None) -> None:
+    stands = None if current is None else current.tinker_path
+    if expected is not Expected.ANYTHING and expected != stands:
+        raise Unprocessable(f"{name} stands for {stands or 'nothing'} by now, and not for {expected or 'nothing'}")
+
+
+def _after(current: Promotion | None, tenant: str, name: str, path: str, at: datetime) -> Promotion:
+    before = None if current is None else current.number
+    return Promotion(tenant, name, (before or 0) + 1, path, at, before)
+
+
+def _entry(promotion: Promotion, event: Event, at: datetime, **details: str) -> AuditEntry:
+    told = {"tenant": promotion.tenant, "name": promotion.name, "is_rollback": promotion.is_rollback, **details}
+    run_id = parse_tinker_path(promotion.tinker_path).run_id
+    return AuditEntry(promotion.tenant, at, event, run_id, promotion.tinker_path, told)

@@ -1,0 +1,226 @@
+"""`tinsmith eval`: what checkpoints are worth, and which of two runs is better."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tinker
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Column, Table
+from tinker import types
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.training.errors import TrainingError
+from tinsmith.training.evaluation.comparison import Compared, compare, csv_of_comparison, read_runs
+from tinsmith.training.evaluation.curves import draw_curves
+from tinsmith.training.evaluation.examples import DEFAULT_SEED
+from tinsmith.training.evaluation.intervals import Estimate
+from tinsmith.training.evaluation.loading import GRADER_NAMES, TaskOptions, find_tasks
+from tinsmith.training.evaluation.offline import OfflineEvaluator, Sweep
+from tinsmith.training.evaluation.sources import Checkpoint, at_path, in_root, of_base_model, of_run
+from tinsmith.training.evaluation.summary import Summary, shown
+from tinsmith.training.evaluation.tasks import DEFAULT_CONCURRENCY, DEFAULT_MAX_TOKENS
+
+RUN = "run"
+PICTURE_FILE, TABLE_FILE = "comparison.png", "comparison.csv"
+
+
+class _RunByDefault(TyperGroup):
+    """`tinsmith eval TASK…` is `tinsmith eval run TASK…`."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args[:1] and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named or not args else [RUN, *args])
+
+
+evaluate = typer.Typer(
+    cls=_RunByDefault,
+    help="Evaluate checkpoints by tasks of your own, and compare runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    base_url: str
+    api_key: str | None
+
+    def session(self) -> tinker.ServiceClient:
+        return tinker.ServiceClient(base_url=self.base_url, api_key=self.api_key)
+
+    def rest(self) -> tinker.RestClient:
+        return tinker.RestClient(base_url=self.base_url, api_key=self.api_key)
+
+
+@evaluate.command(RUN)
+def run(
+    tasks: Annotated[
+        list[str], typer.Argument(metavar="TASK…", help="Files of examples (.jsonl), and module:name of tasks.")
+    ],
+    *,
+    checkpoints: Annotated[list[str], typer.Option(help="A run's checkpoints: a directory, or a URL of fsspec.")] = [],  # noqa: B006
+    path: Annotated[list[str], typer.Option(help="A tinker:// path of a sampler or a state.")] = [],  # noqa: B006
+    run_id: Annotated[list[str], typer.Option("--run", help="All that the server has of a run.")] = [],  # noqa: B006
+    model: Annotated[list[str], typer.Option(help="A base model, without an adapter.")] = [],  # noqa: B006
+    grader: Annotated[str | None, typer.Option(help=f"Of files: {', '.join(GRADER_NAMES)}.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = DEFAULT_MAX_TOKENS,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
+    num_samples: Annotated[int, typer.Option(min=1, help="Answers to each example.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = DEFAULT_SEED,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first so many examples of each file.")] = None,
+    renderer: Annotated[str | None, typer.Option(help="tinker-cookbook's, or raw; default: the chat template.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A folder or hub name; default: the base model's.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Examples under way.")] = DEFAULT_CONCURRENCY,
+    out: Annotated[Path, typer.Option(help="Of results.jsonl, results.csv, curves.png; goes on if there.")] = Path(
+        "evaluation"
+    ),
+    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate checkpoints; the default command. What a killed one has found is not asked again."""
+    if not (checkpoints or path or run_id or model):
+        raise typer.BadParameter("say what to evaluate: --checkpoints, --path, --run or --model")
+    server = _Server(base_url or base_url_from_environment(), api_key_from_environment())
+    with _errors_as_sentences():
+        options = TaskOptions(
+            grader=grader,
+            params=types.SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed),
+            num_samples=num_samples,
+            limit=limit,
+            renderer=renderer,
+            tokenizer=_tokenizer(tokenizer),
+        )
+        found = [task for name in tasks for task in find_tasks(name, options)]
+        chosen = [
+            *map(of_base_model, model),
+            *(each for root in checkpoints for each in in_root(root)),
+            *(each for each_run in run_id for each in of_run(server.rest(), each_run)),
+            *map(at_path, path),
+        ]
+        sweep = _swept(found, chosen, server, out, concurrency)
+    _report(sweep, out, as_json=as_json)
+    if sweep.failures or not sweep.summaries:
+        raise typer.Exit(1)
+
+
+@evaluate.command("compare")
+def compare_(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Of evaluations; the first is held against.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Also write comparison.csv and comparison.png there.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare evaluations: paired differences from the first, at the same steps and examples."""
+    with _errors_as_sentences():
+        runs = read_runs(directories)
+        compared = compare(runs)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / TABLE_FILE).write_text(csv_of_comparison(compared))
+        draw_curves({name: each.summaries for name, each in runs.items()}, out / PICTURE_FILE)
+    if as_json:
+        print(json.dumps([_compared(one) for one in compared]))
+        return
+    table = Table(
+        "metric", "step", "run", "mean [95 %]", "examples", Column("from the first", overflow="fold"), **_PLAIN
+    )
+    for one in compared:
+        told = shown(one.difference) if one.difference else one.reason
+        table.add_row(one.summary.name, _step(one.summary), one.run, *_estimate(one.summary), told)
+    _print(table)
+
+
+_PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
+
+
+def _swept(tasks: Sequence[Any], chosen: Sequence[Checkpoint], server: _Server, out: Path, concurrency: int) -> Sweep:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        evaluator = OfflineEvaluator(tasks, out, connect=server.session, concurrency=concurrency, progress=progress)
+        return evaluator.run(chosen)
+
+
+def _report(sweep: Sweep, out: Path, *, as_json: bool) -> None:
+    if as_json:
+        said = {"summaries": [_described(one) for one in sweep.summaries], "gone": sweep.gone}
+        print(json.dumps(said | {"failures": sweep.failures, "directory": str(out)}))
+        return
+    table = Table("checkpoint", "step", "metric", "mean [95 %]", "examples", **_PLAIN)
+    for one in sweep.summaries:
+        table.add_row(one.label, _step(one), one.name, *_estimate(one))
+    _print(table)
+    for reason in sweep.gone.values():
+        _tell(f"passed over: {reason}")
+    for failure in sweep.failures:
+        _tell(failure)
+    if sweep.failures:
+        _tell("the same command asks again for what failed")
+
+
+def _tokenizer(name: str | None) -> Any:
+    if name is None:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"there is no tokenizer {name}: {error}") from error
+
+
+def _described(one: Summary) -> dict[str, Any]:
+    place = {"checkpoint": one.checkpoint, "label": one.label, "step": one.step, "task": one.task, "metric": one.metric}
+    return place | _numbers(one.estimate)
+
+
+def _compared(one: Compared) -> dict[str, Any]:
+    difference = _numbers(one.difference) if one.difference else None
+    return {"run": one.run} | _described(one.summary) | {"difference": difference, "reason": one.reason}
+
+
+def _numbers(found: Estimate) -> dict[str, Any]:
+    bounds = {"mean": found.mean, "low": found.low, "high": found.high}
+    # JSON has no NaN.
+    return {name: None if math.isnan(bound) else bound for name, bound in bounds.items()} | {"examples": found.examples}
+
+
+def _estimate(one: Summary) -> tuple[str, str]:
+    return shown(one.estimate), str(one.estimate.examples or "")
+
+
+def _step(one: Summary) -> str:
+    return "" if one.step is None else str(one.step)
+
+
+@contextmanager
+def _errors_as_sentences() -> Iterator[None]:
+    try:
+        yield
+    except (TrainingError, tinker.TinkerError, OSError) as error:
+        _tell(str(error) or type(error).__name__)
+        raise typer.Exit(1) from error
+
+
+def _print(table: Table) -> None:
+    Console(highlight=False, soft_wrap=True, markup=False).print(table)
+
+
+def _tell(sentence: str) -> None:
+    Console(file=sys.stderr, highlight=False).print(f"tinsmith eval: {sentence}", markup=False, soft_wrap=True)

@@ -1,0 +1,116 @@
+"""Several evaluations beside each other, and how much of a difference is more than chance."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinsmith.training.errors import EvaluationError
+from tinsmith.training.evaluation.intervals import Estimate, paired_difference
+from tinsmith.training.evaluation.results import fingerprints_in, read_rows
+from tinsmith.training.evaluation.summary import Summary, summaries_of
+
+COLUMNS = (
+    "metric",
+    "step",
+    "run",
+    "mean",
+    "low",
+    "high",
+    "examples",
+    "difference",
+    "difference_low",
+    "difference_high",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A metric of `run` at a step, and its paired difference from the first run there.
+
+    `difference` is None for the first run itself, and where there is nothing to pair; then `reason` says why.
+    """
+
+    run: str
+    summary: Summary
+    difference: Estimate | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The results of one directory. `fingerprints` tell its tasks from others of their names."""
+
+    summaries: Sequence[Summary]
+    fingerprints: Mapping[str, str]
+
+
+def read_runs(directories: Sequence[Path]) -> dict[str, Run]:
+    """By their directories' names, or by paths where names are the same.
+
+    Raises ResultsUnfit, and EvaluationError for fewer than two.
+    """
+    if len({directory.resolve() for directory in directories}) < 2:
+        raise EvaluationError("a comparison is of two directories at least")
+    names = [directory.resolve().name for directory in directories]
+    unique = len(set(names)) == len(names)
+    return {
+        name if unique else str(directory): Run(summaries_of(read_rows(directory)), fingerprints_in(directory))
+        for name, directory in zip(names, directories, strict=True)
+    }
+
+
+def compare(runs: Mapping[str, Run]) -> list[Compared]:
+    """By metric and step; the first run is what the others are held against."""
+    first = next(iter(runs))
+    reference = {_place(summary): summary for summary in runs[first].summaries}
+    compared = [
+        Compared(run, summary, *_difference(reference.get(_place(summary)), summary, runs[first], found))
+        if run != first
+        else Compared(run, summary, None)
+        for run, found in runs.items()
+        for summary in found.summaries
+    ]
+    metrics = list(dict.fromkeys(one.summary.name for one in compared))
+    # Stable: within a step the runs keep their order.
+    return sorted(compared, key=lambda one: (metrics.index(one.summary.name), _step(one.summary)))
+
+
+def csv_of_comparison(compared: Sequence[Compared]) -> str:
+    """With a line of names; what is unknown is an empty field."""
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for one in compared:
+        found, difference = one.summary.estimate, one.difference
+        step = "" if one.summary.step is None else one.summary.step
+        numbers = [*_numbers(found), found.examples, *(_numbers(difference) if difference else ("", "", ""))]
+        table.writerow([one.summary.name, step, one.run, *numbers])
+    return written.getvalue()
+
+
+def _difference(reference: Summary | None, summary: Summary, first: Run, run: Run) -> tuple[Estimate | None, str]:
+    if reference is None:
+        return None, "the first run has no such step"
+    if first.fingerprints.get(summary.task) != run.fingerprints.get(summary.task):
+        return None, "another task: its examples or sampling are others"
+    if not reference.values.keys() & summary.values.keys():
+        return None, "no examples to pair"
+    return paired_difference(reference.values, summary.values), ""
+
+
+def _place(summary: Summary) -> tuple[str, int | str]:
+    """What is held against each other: the same metric at the same step, or of the same base model."""
+    return summary.name, summary.label if summary.step is None else summary.step
+
+
+def _step(summary: Summary) -> int:
+    return -1 if summary.step is None else summary.step
+
+
+def _numbers(found: Estimate) -> list[str]:
+    return ["" if math.isnan(number) else repr(number) for number in (found.mean, found.low, found.high)]

@@ -1,0 +1,1 @@
+"""Stable names for saved samplers, where a server has them."""

@@ -1,0 +1,98 @@
+"""`tinsmith promote`: a stable name for a saved sampler, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tinker
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from tinsmith.api import api_key_from_environment, base_url_from_environment
+from tinsmith.training.errors import TrainingError
+from tinsmith.training.promotion.names import (
+    Expected,
+    Promotion,
+    promote,
+    promotion_history,
+    promotions,
+    remove_promotion,
+    rollback,
+)
+
+BESIDE_PATHS = 60
+"""Columns for times, and headers."""
+USAGE = "say NAME and a tinker:// path, NAME and one of --rollback, --history and --remove, or --list alone"
+
+
+def promote_command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which programs give as `model`.")] = None,
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="[PATH]", help="tinker://RUN/sampler_weights/NAME: what it is to stand for."),
+    ] = None,
+    *,
+    expect: Annotated[str | None, typer.Option(help="Only if it stands for this path now; empty: only if new.")] = None,
+    back: Annotated[bool, typer.Option("--rollback", help="Let it stand for what it stood for before.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="What it stood for, newest first.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the name, not the sampler.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="What each of your names stands for.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
+    base_url: Annotated[str | None, typer.Option(help="The server; default: TINKER_BASE_URL.")] = None,
+) -> None:
+    """Give a saved sampler a stable name on the OpenAI endpoint, set it to another one, and roll it back."""
+    acts = [path is not None, back, history, remove, list_]
+    if sum(acts) != 1 or (name is None) is not list_ or (expect is not None and path is None):
+        raise typer.BadParameter(USAGE)
+    try:
+        service = tinker.RestClient(
+            base_url=base_url or base_url_from_environment(), api_key=api_key_from_environment()
+        )
+        if list_:
+            _show(promotions(service=service), as_json)
+        elif history:
+            _show(promotion_history(str(name), service=service), as_json)
+        elif remove:
+            remove_promotion(str(name), service=service)
+            print(json.dumps({"removed": name}) if as_json else f"{name} is removed")
+        elif back:
+            _tell(rollback(str(name), service=service), as_json)
+        else:
+            _tell(promote(str(name), str(path), expected=_expected(expect), service=service), as_json)
+    except (TrainingError, tinker.TinkerError) as error:
+        Console(stderr=True, highlight=False).print(f"tinsmith promote: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+def _expected(expect: str | None) -> str | Expected | None:
+    return Expected.ANYTHING if expect is None else expect or None
+
+
+def _tell(promotion: Promotion, as_json: bool) -> None:
+    print(json.dumps(_described(promotion)) if as_json else f"{promotion.name} stands for {promotion.path}")
+
+
+def _show(found: Sequence[Promotion], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"promotions": [_described(one) for one in found]}))
+        return
+    table = Table("name", "since", "by", Column("stands for", no_wrap=True), box=None, pad_edge=False)
+    for one in found:
+        by = "rollback" if one.is_rollback else "promotion"
+        table.add_row(one.name, f"{one.time:%Y-%m-%d %H:%M:%S}", by, one.path)
+    # A path is there to be copied: the terminal breaks its line, and no table.
+    width = BESIDE_PATHS + max((len(one.name) + len(one.path) for one in found), default=0)
+    Console(highlight=False, soft_wrap=True, markup=False, width=width).print(table)
+
+
+def _described(one: Promotion) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "path": one.path,
+        "time": one.time.isoformat(),
+        "number": one.number,
+        "is_rollback": one.is_rollback,
+    }

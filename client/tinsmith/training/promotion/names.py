@@ -1,0 +1,119 @@
+"""What stands behind a name on a server's OpenAI and Anthropic endpoints: set, rolled back, listed, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import tinker
+from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
+
+from tinsmith.training.errors import NotOffered, PromotionRefused
+
+PROMOTIONS = "/api/v1/promotions"
+NO_SUCH_CALL = ("Not Found", "Method Not Allowed")
+"""How a refusal ends of servers that do not know a call; our own say of a name that is not there which it is."""
+
+Service = tinker.ServiceClient | tinker.RestClient
+
+
+class Expected(Enum):
+    """Beside a path, and None for a new name."""
+
+    ANYTHING = "whatever the name stands for"
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """`name` stands for the sampler at `path` from `time` on. `number` counts its changes, from 1."""
+
+    name: str
+    path: str
+    time: datetime
+    number: int
+    is_rollback: bool
+
+
+def promote(
+    name: str,
+    path: str,
+    *,
+    expected: str | Expected | None = Expected.ANYTHING,
+    service: Service | None = None,
+) -> Promotion:
+    """Lets a name stand for a saved sampler, such as `tinker://RUN/sampler_weights/NAME`, from the next request on.
+
+    `expected` is the path that it must stand for now, None for a name that must be new. `service` is by default the
+    server and the key of the environment, here and below. Raises PromotionRefused with the server's sentence, and
+    NotOffered from a server that has no such names; errors of the SDK pass through.
+    """
+    unchecked = expected is Expected.ANYTHING
+    body = {"model_path": path} | ({} if unchecked else {"expected_path": expected})
+    return _promotion(_asked(service, "PUT", _address(name), body))
+
+
+def rollback(name: str, *, service: Service | None = None) -> Promotion:
+    """Lets a name stand for what it stood for before; again, for what was before that. Raises as `promote` does."""
+    return _promotion(_asked(service, "POST", f"{_address(name)}/rollback"))
+
+
+def promotions(*, service: Service | None = None) -> list[Promotion]:
+    """What each of your names stands for, by name. Raises NotOffered."""
+    return [_promotion(one) for one in _asked(service, "GET", PROMOTIONS)["promotions"]]
+
+
+def promotion_history(name: str, *, service: Service | None = None) -> list[Promotion]:
+    """What a name stood for, newest first. Raises as `promote` does."""
+    return [_promotion(one) for one in _asked(service, "GET", _address(name))["promotions"]]
+
+
+def remove_promotion(name: str, *, service: Service | None = None) -> None:
+    """Removes the name, not the sampler. Raises as `promote` does."""
+    _asked(service, "DELETE", _address(name))
+
+
+def _address(name: str) -> str:
+    if "/" in name or name in ("", ".", ".."):
+        raise PromotionRefused(f"{name!r} cannot be a name: no address has room for it")
+    return f"{PROMOTIONS}/{quote(name, safe='')}"
+
+
+def _promotion(said: Mapping[str, Any]) -> Promotion:
+    time = datetime.fromisoformat(said["time"])
+    return Promotion(said["name"], said["model_path"], time, said["number"], said["is_rollback"])
+
+
+def _asked(service: Service | None, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
+    """The SDK has no function for it; its layer of HTTP makes the call."""
+    holder = (service or tinker.RestClient()).holder
+    content = {} if body is None else {"body": body}
+
+    async def ask() -> Any:
+        with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
+            send: Any = getattr(client, method.lower())
+            return (await send(address, cast_to=httpx.Response, **content)).json()
+
+    asked: Future[Any] = holder.run_coroutine_threadsafe(ask()).future()
+    try:
+        return asked.result()
+    except tinker.APIStatusError as error:
+        raise explained(error.status_code, error.body) or error from error
+
+
+def explained(status: int, body: object) -> NotOffered | PromotionRefused | None:
+    """What a refusal means. None: it is none of promotions, and is told as the SDK does."""
+    detail = str(body.get("detail", "")) if isinstance(body, Mapping) else ""
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and (
+        not detail or detail.endswith(NO_SUCH_CALL)
+    ):
+        return NotOffered("this server has no names for saved samplers: programs name a sampler by its path there")
+    if status in (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY):
+        return PromotionRefused(detail)
+    return None

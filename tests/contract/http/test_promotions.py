@@ -1,0 +1,257 @@
+"""Stable names for saved samplers: set in one moment, rolled back, and never left without what they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from support.server.fake_fleet import BASE_MODEL
+from support.server.http_server import TestedServer, one_server
+from tinsmith_server.services.checkpoints import promotions
+
+HELLO = [{"role": "user", "content": "Hello"}]
+DIALECTS = {"/oai/api/v1/chat/completions": {}, "/anthropic/api/v1/messages": {"max_tokens": 8}}
+
+
+async def saved(server: TestedServer, *names: str, **fields: Any) -> list[str]:
+    """Samplers of one model."""
+    model_id = await server.model()
+    paths = []
+    for number, name in enumerate(names, 1):
+        body = {"model_id": model_id, "seq_id": number, "path": name, **fields}
+        paths.append((await server.outcome(await server.post("/save_weights_for_sampler", body)))["path"])
+    return paths
+
+
+async def promoted(server: TestedServer, name: str, path: str, **fields: Any) -> httpx.Response:
+    return await server.client.put(f"/promotions/{name}", json={"model_path": path, **fields})
+
+
+async def rolled_back(server: TestedServer, name: str) -> httpx.Response:
+    return await server.post(f"/promotions/{name}/rollback")
+
+
+async def stands_for(server: TestedServer) -> dict[str, str]:
+    found = (await server.client.get("/promotions")).json()["promotions"]
+    return {one["name"]: one["model_path"] for one in found}
+
+
+async def history(server: TestedServer, name: str) -> list[tuple[str, bool]]:
+    found = (await server.client.get(f"/promotions/{name}")).json()["promotions"]
+    return [(one["model_path"].rpartition("/")[2], one["is_rollback"]) for one in found]
+
+
+async def asked(server: TestedServer, model: str, path: str = "/oai/api/v1/chat/completions") -> httpx.Response:
+    body = {"model": model, "messages": HELLO, **DIALECTS[path]}
+    return await server.client.post(f"http://server{path}", json=body)
+
+
+def sampled_from(server: TestedServer) -> str:
+    """The directory of the last sample's adapter."""
+    return list(server.worker.samples.values())[-1].adapter.directory
+
+
+async def directory_of(server: TestedServer, path: str) -> str:
+    assert (await asked(server, path)).status_code == 200
+    return sampled_from(server)
+
+
+async def strangers(server: TestedServer) -> dict[str, str]:
+    return {"X-API-Key": (await server.services.keys.create("stranger", "theirs")).secret}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_name_answers_by_what_it_stands_for_from_the_next_request_on(
+    server: TestedServer, dialect: str
+) -> None:
+    first, second = await saved(server, "one", "two")
+    for path in (first, second):
+        assert (await promoted(server, "prod", path)).json()["model_path"] == path
+        for _ in range(2):  # at either of two servers
+            assert (await asked(server, "prod", dialect)).json()["model"] == "prod"
+            by_name = sampled_from(server)
+            assert by_name == await directory_of(server, path)
+    assert (await rolled_back(server, "prod")).json()["model_path"] == first
+    await asked(server, "prod", dialect)
+    assert sampled_from(server) == await directory_of(server, first)
+
+
+async def test_a_rollback_goes_back_one_and_another_one_further(server: TestedServer) -> None:
+    paths = await saved(server, "one", "two", "three", "four")
+    for path in paths[:3]:
+        await promoted(server, "prod", path)
+    for path in (paths[1], paths[0]):
+        assert (await rolled_back(server, "prod")).json()["model_path"] == path
+    refused = await rolled_back(server, "prod")
+    assert (refused.status_code, "nothing is kept of what prod stood for before" in refused.text) == (422, True)
+    await promoted(server, "prod", paths[3])
+    await rolled_back(server, "prod")
+    assert await history(server, "prod") == [
+        ("one", True),
+        ("four", False),
+        ("one", True),
+        ("two", True),
+        ("three", False),
+        ("two", False),
+        ("one", False),
+    ]
+
+
+async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServer) -> None:
+    first, second = await saved(server, "one", "two")
+    assert (await promoted(server, "prod", first, expected_path=None)).status_code == 200
+    for expected in (None, second):
+        refused = await promoted(server, "prod", second, expected_path=expected)
+        assert refused.status_code == 422
+        assert refused.json()["detail"] == f"prod stands for {first} by now, and not for {expected or 'nothing'}"
+    assert await stands_for(server) == {"prod": first}
+    assert (await promoted(server, "prod", second, expected_path=first)).status_code == 200
+    assert "stands for nothing by now" in (await promoted(server, "beta", first, expected_path=first)).text
+
+
+async def test_promotions_at_the_same_moment_are_made_one_after_the_other(server: TestedServer) -> None:
+    paths = await saved(server, *"abcdef")
+    answers = await asyncio.gather(*(promoted(server, "prod", path) for path in paths))
+    assert sorted(answer.json()["number"] for answer in answers) == [1, 2, 3, 4, 5, 6]
+    last = next(answer.json() for answer in answers if answer.json()["number"] == 6)
+    assert await stands_for(server) == {"prod": last["model_path"]}
+    fresh = await asyncio.gather(*(promoted(server, "once", path, expected_path=None) for path in paths))
+    assert sorted(answer.status_code for answer in fresh) == [200, 422, 422, 422, 422, 422]
+
+
+async def test_what_a_name_stands_for_does_not_end_under_it(server: TestedServer) -> None:
+    first, second = await saved(server, "one", "two")
+    run = first.split("/")[2]
+    await promoted(server, "prod", first)
+    await promoted(server, "beta", first)
+    url = f"/training_runs/{run}/checkpoints/sampler_weights/one"
+    for refused in (await server.client.delete(url), await server.client.put(f"{url}/ttl", json={"ttl_seconds": 7200})):
+        assert refused.status_code == 422
+        assert refused.json()["detail"].startswith(f"beta, prod stands for {first}: promote another one, roll back")
+    assert (await server.client.put(f"{url}/ttl", json={"ttl_seconds": None})).status_code == 200
+    await promoted(server, "prod", second)
+    assert (await server.client.delete("/promotions/beta")).status_code == 200
+    assert (await server.client.delete(url)).status_code == 200
+    refused = await rolled_back(server, "prod")
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == f"prod cannot go back: there is no checkpoint {first}; promote another one"
+    assert await stands_for(server) == {"prod": second}
+
+
+async def test_a_sampler_that_ends_by_itself_is_not_promoted(server: TestedServer) -> None:
+    (path,) = await saved(server, "brief", ttl_seconds=7200)
+    refused = await promoted(server, "prod", path)
+    assert refused.status_code == 422
+    assert "a name is to last: take its time limit away first" in refused.text
+    run = path.split("/")[2]
+    await server.client.put(f"/training_runs/{run}/checkpoints/sampler_weights/brief/ttl", json={"ttl_seconds": None})
+    assert (await promoted(server, "prod", path)).status_code == 200
+
+
+async def test_a_name_whose_sampler_is_gone_all_the_same_says_so(server: TestedServer) -> None:
+    (path,) = await saved(server, "one")
+    await promoted(server, "prod", path)
+    run = path.split("/")[2]
+    await server.services._store.delete_checkpoint(run, "sampler", "one", server.time.now)
+    answer = await asked(server, "prod")
+    assert answer.status_code == 404
+    said = f"prod stands for {path}, which is gone: promote another one, or roll back"
+    assert answer.json()["error"]["message"] == said
+
+
+async def test_names_are_their_tenants_alone(server: TestedServer) -> None:
+    (path,) = await saved(server, "one")
+    await promoted(server, "prod", path)
+    headers = await strangers(server)
+    assert (await server.client.get("/promotions", headers=headers)).json() == {"promotions": []}
+    for method, call in (
+        ("GET", "/promotions/prod"),
+        ("DELETE", "/promotions/prod"),
+        ("POST", "/promotions/prod/rollback"),
+    ):
+        answer = await server.client.request(method, call, headers=headers)
+        assert (answer.status_code, answer.json()["detail"]) == (404, "you have promoted nothing as prod")
+    body = {"model": "prod", "messages": HELLO}
+    unknown = await server.client.post("http://server/oai/api/v1/chat/completions", json=body, headers=headers)
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["message"].startswith("there is no model 'prod'")
+    models = (await server.client.get("http://server/oai/api/v1/models", headers=headers)).json()["data"]
+    assert "prod" not in [one["id"] for one in models]
+
+
+async def test_what_is_another_tenants_is_not_promoted_even_when_it_is_published(server: TestedServer) -> None:
+    (path,) = await saved(server, "one")
+    headers, body = await strangers(server), {"model_path": path}
+    hidden = await server.client.put("/promotions/prod", json=body, headers=headers)
+    assert (hidden.status_code, hidden.json()["detail"]) == (404, f"there is no checkpoint {path}")
+    await server.post(f"/training_runs/{path.split('/')[2]}/checkpoints/sampler_weights/one/publish")
+    public = await server.client.put("/promotions/prod", json=body, headers=headers)
+    assert (public.status_code, "promote a copy of your own" in public.text) == (422, True)
+
+
+@pytest.mark.parametrize("name", ["a" * 65, "-a", ".a", "a b", "a:b", "ä", "a%2Fb"])
+async def test_what_cannot_be_a_name_is_refused(server: TestedServer, name: str) -> None:
+    (path,) = await saved(server, "one")
+    refused = await promoted(server, name, path)
+    assert refused.status_code in (404, 422)
+    assert await stands_for(server) == {}
+
+
+async def test_a_base_model_has_its_name_for_itself(server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path,) = await saved(server, "one")
+    monkeypatch.setattr(promotions, "NAME", promotions.re.compile(r".*"))
+    quoted = BASE_MODEL.replace("/", "%2F")
+    assert "/" in BASE_MODEL
+    with pytest.raises(promotions.Unprocessable, match="is a base model here"):
+        await server.services.promotions.promote("default", BASE_MODEL, path)
+    assert quoted not in await stands_for(server)
+
+
+@one_server
+async def test_there_are_so_many_names_and_so_many_of_their_changes(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotions, "NAMES_PER_TENANT", 2)
+    monkeypatch.setattr(promotions, "KEPT_PER_NAME", 3)
+    paths = await saved(server, "one", "two", "three", "four")
+    await promoted(server, "beta", paths[0])
+    for path in paths:
+        await promoted(server, "prod", path)
+    assert [name for name, _ in await history(server, "prod")] == ["four", "three", "two"]
+    refused = await promoted(server, "third", paths[0])
+    assert (refused.status_code, "you have 2 names" in refused.text) == (422, True)
+    assert (await promoted(server, "beta", paths[1])).status_code == 200
+
+
+async def test_names_stand_among_the_models_behind_the_base_models(server: TestedServer) -> None:
+    (path,) = await saved(server, "one")
+    await promoted(server, "prod", path)
+    found = (await server.client.get("http://server/oai/api/v1/models")).json()["data"]
+    ids = [one["id"] for one in found]
+    assert ids.index(BASE_MODEL) < ids.index("prod") < ids.index(path)
+    one = (await server.client.get("http://server/oai/api/v1/models/prod")).json()
+    assert (one["id"], one["created"] > 0) == ("prod", True)
+
+
+@one_server
+async def test_what_was_promoted_is_in_the_audit_log(server: TestedServer) -> None:
+    first, second = await saved(server, "one", "two")
+    for path in (first, second):
+        await promoted(server, "prod", path)
+    await rolled_back(server, "prod")
+    await server.client.delete("/promotions/prod")
+    entries = (await server.client.get("/audit")).json()["entries"]
+    told = [
+        (one["event"], one["tinker_path"], one["event_details"]["is_rollback"])
+        for one in entries
+        if "moted" in one["event"]
+    ]
+    assert told == [
+        ("checkpoint_promoted", first, False),
+        ("checkpoint_promoted", second, False),
+        ("checkpoint_promoted", first, True),
+        ("checkpoint_demoted", first, True),
+    ]
+    assert {one["event_details"]["name"] for one in entries if "moted" in one["event"]} == {"prod"}

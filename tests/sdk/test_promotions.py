@@ -1,0 +1,145 @@
+"""A name that stays, as a person has it: by the command, the library, and OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import tinker
+from openai import NotFoundError, OpenAI
+from support.client.sdk import adam, next_token_datum, service_client
+from support.server.serve_process import API_KEY, ServedInstallation
+from tinsmith.cli import main
+from tinsmith.local_server import tinsmith_command
+from tinsmith.training import promote, promotion_history, promotions, remove_promotion, rollback
+from tinsmith.training.errors import NotOffered, PromotionRefused
+from tinsmith.training.promotion import names
+
+from .conftest import MODEL
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def saved(server: ServedInstallation) -> list[str]:
+    """Paths of one model's samplers, which say different things."""
+    with service_client(server) as client:
+        model = client.create_lora_training_client(MODEL, rank=4).result()
+        paths = []
+        for name, tokens in (("seven", [5, 9, 7, 7, 7, 7, 7]), ("eleven", [5, 9, 11, 11, 11, 11, 11])):
+            for _ in range(8):
+                model.forward_backward([next_token_datum(tokens)], "cross_entropy")
+                model.optim_step(adam(5e-2)).result()
+            paths.append(model.save_weights_for_sampler(name).result().path or "")
+        return paths
+
+
+@pytest.fixture
+def service(server: ServedInstallation) -> Iterator[tinker.RestClient]:
+    rest = tinker.RestClient(base_url=server.url, api_key=API_KEY)
+    yield rest
+    for one in promotions(service=rest):
+        remove_promotion(one.name, service=rest)
+
+
+@pytest.fixture(autouse=True)
+def environment(server: ServedInstallation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", server.url)
+    monkeypatch.setenv("TINKER_API_KEY", API_KEY)
+
+
+def client_of(server: ServedInstallation, key: str = API_KEY) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/oai/api/v1", api_key=key, max_retries=0)
+
+
+def answered(client: OpenAI, model: str) -> str:
+    answer = client.chat.completions.create(model=model, messages=HELLO, max_tokens=12, temperature=0)  # type: ignore[call-overload]
+    assert answer.model == model
+    return str(answer.choices[0].message.content)
+
+
+def run_promote(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["promote", *arguments])
+    shown = capsys.readouterr()
+    return int(end.value.code or 0), shown.out, shown.err
+
+
+@pytest.mark.usefixtures("service")
+def test_programs_that_know_a_name_get_the_next_adapter_and_the_former_one_again(
+    server: ServedInstallation, saved: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = saved
+    with client_of(server) as client:
+        says = {path: answered(client, path) for path in saved}
+        assert says[first] != says[second]
+        for path in saved:
+            assert run_promote(capsys, "assistant", path) == (0, f"assistant stands for {path}\n", "")
+            assert answered(client, "assistant") == says[path]
+        assert run_promote(capsys, "assistant", "--rollback") == (0, f"assistant stands for {first}\n", "")
+        assert answered(client, "assistant") == says[first]
+        assert "assistant" in [model.id for model in client.models.list()]
+        command = [*tinsmith_command(), "keys", "create", "theirs", "--tenant=another", f"--data={server.data}"]
+        key = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        with client_of(server, key) as others, pytest.raises(NotFoundError, match="there is no model 'assistant'"):
+            answered(others, "assistant")
+
+
+def test_the_library_promotes_and_says_what_there_is(service: tinker.RestClient, saved: list[str]) -> None:
+    first, second = saved
+    assert promote("prod", first, expected=None, service=service).number == 1
+    with pytest.raises(PromotionRefused, match=f"prod stands for {first} by now, and not for {second}"):
+        promote("prod", second, expected=second, service=service)
+    promote("prod", second, expected=first, service=service)
+    assert rollback("prod", service=service).path == first
+    assert [(one.name, one.path) for one in promotions(service=service)] == [("prod", first)]
+    made = [(one.path, one.is_rollback) for one in promotion_history("prod", service=service)]
+    assert made == [(first, True), (second, False), (first, False)]
+    with pytest.raises(tinker.UnprocessableEntityError, match="prod stands for"):
+        service.delete_checkpoint_from_tinker_path(first).result()
+    remove_promotion("prod", service=service)
+    for ask in (rollback, promotion_history, remove_promotion):
+        with pytest.raises(PromotionRefused, match="you have promoted nothing as prod"):
+            ask("prod", service=service)
+    for name in ("a/b", "a b"):
+        with pytest.raises(PromotionRefused, match="cannot be a name"):
+            promote(name, first, service=service)
+
+
+@pytest.mark.usefixtures("service")
+def test_the_command_lists_for_people_and_for_scripts(saved: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = saved
+    assert json.loads(run_promote(capsys, "prod", first, "--json")[1])["number"] == 1
+    assert run_promote(capsys, "prod", second, "--expect", "")[0] == 1
+    assert run_promote(capsys, "prod", second, "--expect", first)[0] == 0
+    for arguments, shown in ((["--list"], [second]), (["prod", "--history"], [second, first])):
+        table = run_promote(capsys, *arguments)[1].splitlines()
+        assert table[0].split() == ["name", "since", "by", "stands", "for"]
+        assert [(line.split()[0], line.split()[-1]) for line in table[1:]] == [("prod", path) for path in shown]
+        told = json.loads(run_promote(capsys, *arguments, "--json")[1])["promotions"]
+        assert [one["path"] for one in told] == shown
+    assert run_promote(capsys, "prod", "--remove") == (0, "prod is removed\n", "")
+    code, _, err = run_promote(capsys, "prod", "--rollback")
+    assert (code, err) == (1, "tinsmith promote: you have promoted nothing as prod\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "prod", "prod --list", "--rollback", "prod tinker://a/b/c --rollback", "prod --history --expect x"],
+)
+def test_what_says_not_one_thing_is_a_misuse(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run_promote(capsys, *arguments.split())
+    assert code == 2
+    assert "Usage" in err
+
+
+def test_a_server_without_names_is_said_to(
+    server: ServedInstallation, saved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "PROMOTIONS", "/api/v1/of_no_server")
+    service = tinker.RestClient(base_url=server.url, api_key=API_KEY)
+    for ask in (lambda: promotions(service=service), lambda: promote("prod", saved[0], service=service)):
+        with pytest.raises(NotOffered, match="no names for saved samplers: programs name a sampler by its path"):
+            ask()

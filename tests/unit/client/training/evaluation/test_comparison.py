@@ -1,0 +1,108 @@
+"""Estimates by step, and differences where there is something to pair."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from tinsmith.training.errors import EvaluationError
+from tinsmith.training.evaluation.comparison import compare, csv_of_comparison, read_runs
+from tinsmith.training.evaluation.curves import draw_curves
+from tinsmith.training.evaluation.results import Results, Row, read_rows
+from tinsmith.training.evaluation.summary import csv_of, shown, summaries_of
+
+BASE = "Some/Model"
+
+
+def evaluation(
+    directory: Path, by_step: Mapping[int | None, Sequence[float]], fingerprint: str = "f", task: str = "sums"
+) -> Path:
+    """Scores of examples 0, 1, …; step None is the base model."""
+    with Results(directory, {task: fingerprint}) as results:
+        for step, scores in by_step.items():
+            path = BASE if step is None else f"tinker://{directory.name}/sampler_weights/{step}"
+            label = BASE if step is None else f"step {step}"
+            for example, score in enumerate(scores):
+                results.add(Row(path, label, step, task, str(example), {"score": score}))
+    return directory
+
+
+def test_summaries_are_by_step_with_base_models_first(tmp_path: Path) -> None:
+    directory = evaluation(tmp_path / "a", {10: [1, 1], 5: [0, 1], None: [0, 0]})
+    summaries = summaries_of(read_rows(directory))
+    assert [(one.step, one.estimate.mean) for one in summaries] == [(None, 0.0), (5, 0.5), (10, 1.0)]
+    assert {one.name for one in summaries} == {"sums/score"}
+
+
+def test_an_example_that_was_asked_again_counts_once(tmp_path: Path) -> None:
+    rows = [Row("p", "p", 1, "sums", "0", {"score": score}) for score in (0.0, 1.0)]
+    [summary] = summaries_of(rows)
+    assert (summary.estimate.mean, summary.estimate.examples) == (1.0, 1)
+
+
+def test_a_table_of_csv_leaves_unknown_bounds_empty() -> None:
+    [header, line] = csv.reader(io.StringIO(csv_of(summaries_of([Row("p", "l", None, "theirs", None, {"nll": 0.5})]))))
+    told = dict(zip(header, line, strict=True))
+    assert (told["mean"], told["low"], told["step"], told["examples"]) == ("0.5", "", "", "0")
+
+
+def test_the_same_examples_at_the_same_step_are_paired(tmp_path: Path) -> None:
+    first = evaluation(tmp_path / "first", {5: [0, 0, 1, 0], 10: [1, 1, 1, 1]})
+    second = evaluation(tmp_path / "second", {5: [1, 0, 1, 1], 20: [1, 1, 1, 1]})
+    compared = compare(read_runs([first, second]))
+    assert [(one.summary.step, one.run) for one in compared] == [
+        (5, "first"),
+        (5, "second"),
+        (10, "first"),
+        (20, "second"),
+    ]
+    paired = compared[1].difference
+    assert paired is not None
+    assert (paired.mean, paired.examples) == (0.5, 4)
+    assert shown(paired) == "0.5 [-0.419, 1.42]"
+    assert (compared[3].difference, compared[3].reason) == (None, "the first run has no such step")
+    assert csv_of_comparison(compared).splitlines()[2].startswith("sums/score,5,second,0.75,")
+
+
+def test_other_examples_under_the_same_name_are_not_paired(tmp_path: Path) -> None:
+    first = evaluation(tmp_path / "first", {5: [0, 1]}, "f1")
+    second = evaluation(tmp_path / "second", {5: [0, 1]}, "f2")
+    [_, compared] = compare(read_runs([first, second]))
+    assert (compared.difference, compared.reason) == (None, "another task: its examples or sampling are others")
+
+
+def test_runs_whose_directories_have_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    directories = [evaluation(tmp_path / run / "evaluation", {5: [0, 1]}) for run in ("a", "b")]
+    assert list(read_runs(directories)) == [str(directory) for directory in directories]
+    with pytest.raises(EvaluationError, match="two directories"):
+        read_runs([directories[0], directories[0]])
+
+
+def test_a_picture_has_a_panel_for_each_metric(tmp_path: Path) -> None:
+    """Of all that a summary can be: no step, no interval, a single step."""
+    evaluation(tmp_path / "a", {None: [0, 1, 0], 5: [0, 1, 1], 10: [1, 1, 1]})
+    with Results(tmp_path / "a", {}) as results:
+        results.add(Row("tinker://a/sampler_weights/5", "step 5", 5, "theirs", None, {"nll": 0.5, "bpb": 0.2}))
+    summaries = summaries_of(read_rows(tmp_path / "a"))
+    draw_curves({"": summaries}, tmp_path / "one.png")
+    draw_curves({"a": summaries, "b": summaries[:3]}, tmp_path / "two.png")
+    sizes = [png_size(tmp_path / name) for name in ("one.png", "two.png")]
+    assert sizes == [(1200, 816), (1200, 816)]
+    with pytest.raises(ValueError, match="no results"):
+        draw_curves({"": []}, tmp_path / "none.png")
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
+
+
+def test_results_are_plain_json_lines(tmp_path: Path) -> None:
+    directory = evaluation(tmp_path / "a", {5: [0.25]})
+    [line] = (directory / "results.jsonl").read_text().splitlines()
+    assert json.loads(line)["scores"] == {"score": 0.25}

@@ -1,0 +1,226 @@
+"""An evaluation beside a run never raises into it, never piles up, and is logged to its own step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import tinker
+from support.client.scripted_sampling import ScriptedSampling
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
+from tinsmith.training.errors import EvaluationError
+from tinsmith.training.evaluation.examples import Answer, Example
+from tinsmith.training.evaluation.inline import Evaluated, InlineEvaluator
+from tinsmith.training.evaluation.results import read_rows
+from tinsmith.training.evaluation.tasks import Task
+
+
+class Run:
+    """A training client: the calls that it was asked for, in order."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.calls: list[str] = []
+        self._failure = failure
+
+    @property
+    def client(self) -> tinker.TrainingClient:
+        return cast(tinker.TrainingClient, self)
+
+    def step(self) -> None:
+        self.calls.append("step")
+
+    def forward(self) -> None:
+        self.calls.append("forward")
+
+    def save_weights_and_get_sampling_client(self) -> Any:
+        self.calls.append("save")
+        return Saved(self._failure)
+
+
+class Saved:
+    """As the SDK's futures: nobody has to await it."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self._failure = failure
+
+    def __await__(self) -> Any:
+        return self._result().__await__()
+
+    async def _result(self) -> ScriptedSampling:
+        if self._failure is not None:
+            raise self._failure
+        return ScriptedSampling()
+
+
+class Log:
+    """What a newer cookbook's logger has."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[dict[str, float], int, str]] = []
+        self.by: set[str] = set()
+        self.event_steps = False
+
+    def enable_event_steps(self) -> None:
+        self.event_steps = True
+
+    def log_metrics_event(self, metrics: dict[str, float], step: int, step_metric: str) -> None:
+        self.told.append((metrics, step, step_metric))
+        self.by.add(threading.current_thread().name)
+
+
+class OlderLog:
+    def __init__(self) -> None:
+        self.told: list[tuple[dict[str, float], int | None]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.told.append((metrics, step))
+
+
+class HeldOut(TrainingClientEvaluator):
+    async def __call__(self, training_client: Any) -> dict[str, float]:
+        await asyncio.sleep(0.01)
+        training_client.forward()
+        return {"test/nll": 2.0}
+
+
+class Broken(SamplingClientEvaluator):
+    name = "broken"
+
+    async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
+        raise RuntimeError("no luck")
+
+
+def task(grade: Callable[[Example, Answer], float] = lambda _example, _answer: 1.0, name: str = "ones") -> Task:
+    return Task(name, [Example([1]), Example([2])], grade, tokenizer=False)
+
+
+def test_every_so_many_steps_the_weights_are_saved_in_their_turn() -> None:
+    run = Run()
+    with InlineEvaluator([task()], every=3, at_once=9) as evaluator:
+        for step in range(7):
+            assert evaluator.maybe_evaluate(run.client, step) == (step % 3 == 0)
+            run.step()
+    assert run.calls == ["save", *["step"] * 3, "save", *["step"] * 3, "save", "step"]
+    assert sorted(one.step for one in evaluator.finished) == [0, 3, 6]
+
+
+def test_metrics_are_logged_to_their_own_step_by_the_caller() -> None:
+    """Loggers are not made for two threads."""
+    log = Log()
+    with InlineEvaluator([task()], every=1, at_once=3, logger=cast(Any, log)) as evaluator:
+        for step in (1, 2):
+            evaluator.maybe_evaluate(Run().client, step)
+    assert log.event_steps
+    assert sorted(log.told, key=lambda told: told[1]) == [({"eval/ones/score": 1.0}, n, "eval/step") for n in (1, 2)]
+    assert log.by == {threading.current_thread().name}
+
+
+def test_a_logger_of_an_older_cookbook_is_told_the_step() -> None:
+    log = OlderLog()
+    with InlineEvaluator([task()], every=1, logger=cast(Any, log)) as evaluator:
+        evaluator.maybe_evaluate(Run().client, 4)
+    assert log.told == [({"eval/ones/score": 1.0}, 4)]
+
+
+def test_what_is_due_while_too_many_are_under_way_is_left_out_and_saves_nothing() -> None:
+    release, run = threading.Event(), Run()
+
+    def held_up(_example: Example, _answer: Answer) -> float:
+        assert release.wait(30)
+        return 1.0
+
+    with InlineEvaluator([task(held_up)], every=1, at_once=1, waiting=1) as evaluator:
+        assert [evaluator.maybe_evaluate(run.client, step) for step in range(1, 5)] == [True, True, False, False]
+        assert run.calls == ["save", "save"]
+        release.set()
+    assert evaluator.skipped == [3, 4]
+    assert [one.step for one in evaluator.finished] == [1, 2]
+
+
+def test_a_task_that_fails_costs_its_result_alone() -> None:
+    with InlineEvaluator([Broken(), task()], every=1) as evaluator:
+        evaluator.maybe_evaluate(Run().client, 1)
+    [evaluated] = evaluator.finished
+    assert evaluated.failures == {"broken": "RuntimeError: no luck"}
+    assert evaluated.metrics == {"eval/ones/score": 1.0}
+    assert evaluated.estimates["eval/ones/score"].examples == 2
+
+
+def test_weights_that_were_not_saved_are_said() -> None:
+    with InlineEvaluator([task()], every=1) as evaluator:
+        evaluator.maybe_evaluate(Run(RuntimeError("no disk")).client, 1)
+    assert evaluator.finished[0].failures == {"ones": "its weights were not saved: no disk"}
+
+
+def test_calls_of_a_training_clients_evaluator_come_before_the_next_step() -> None:
+    run = Run()
+    with InlineEvaluator([HeldOut()], every=1) as evaluator:
+        evaluator.maybe_evaluate(run.client, 1)
+        run.step()
+    assert run.calls == ["forward", "step"]
+    assert evaluator.finished[0].metrics == {"eval/HeldOut/nll": 2.0}
+
+
+async def test_a_program_of_asyncio_waits_without_holding_its_loop() -> None:
+    release = threading.Event()
+
+    def held_up(_example: Example, _answer: Answer) -> float:
+        assert release.wait(30)
+        return 1.0
+
+    async with InlineEvaluator([task(held_up)], every=1) as evaluator:
+        evaluator.maybe_evaluate(Run().client, 1)
+        asyncio.get_running_loop().call_later(0.01, release.set)
+        await evaluator.drain()
+        assert [one.step for one in evaluator.finished] == [1]
+
+
+def test_an_error_of_the_loop_is_not_held_up_by_what_is_under_way() -> None:
+    begun = threading.Event()
+
+    class Endless(SamplingClientEvaluator):
+        async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
+            begun.set()
+            await asyncio.Event().wait()
+            raise AssertionError("it was cancelled")
+
+    evaluator = InlineEvaluator([Endless()], every=1)
+
+    def loop() -> None:
+        with evaluator:
+            evaluator.maybe_evaluate(Run().client, 1)
+            assert begun.wait(30)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+    assert evaluator.finished == []
+
+
+def test_answers_are_kept_as_a_sweep_keeps_them(tmp_path: Path) -> None:
+    with InlineEvaluator([task()], every=1, waiting=1, directory=tmp_path) as evaluator:
+        for step in (1, 2):
+            evaluator.maybe_evaluate(Run().client, step)
+    rows = list(read_rows(tmp_path))
+    assert [(row.step, row.example, row.scores) for row in rows] == [
+        (step, example, {"score": 1.0}) for step in (1, 2) for example in ("0", "1")
+    ]
+    assert list(json.loads((tmp_path / "tasks.json").read_text())) == ["ones"]
+
+
+def test_metrics_can_go_where_the_caller_wants_them() -> None:
+    told: list[Evaluated] = []
+    with InlineEvaluator([task()], every=1, on_result=told.append) as evaluator:
+        evaluator.maybe_evaluate(Run().client, 1)
+    assert [(one.step, one.metrics) for one in told] == [(1, {"eval/ones/score": 1.0})]
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"every": 1, "at_once": 0}, {"every": 1, "waiting": -1}])
+def test_numbers_that_cannot_be_meant_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(EvaluationError, match="they count from"):
+        InlineEvaluator([task()], **wrong)

@@ -1,0 +1,140 @@
+"""A sweep asks each example once at each checkpoint, and what fails costs itself alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinker
+from support.client.scripted_sampling import ScriptedSampling, ScriptedService
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinsmith.training.errors import EvaluationError, ResultsUnfit
+from tinsmith.training.evaluation.examples import Answer, Example
+from tinsmith.training.evaluation.offline import OfflineEvaluator
+from tinsmith.training.evaluation.results import read_rows
+from tinsmith.training.evaluation.sources import at_path, of_base_model
+from tinsmith.training.evaluation.tasks import Task
+
+FIRST, SECOND = "tinker://run/sampler_weights/step-5", "tinker://run/sampler_weights/step-10"
+BOTH = [at_path(FIRST), at_path(SECOND)]
+
+
+def first_token(_example: Example, answer: Answer) -> float:
+    return float(answer.tokens[0])
+
+
+def task(grade: Callable[[Example, Answer], Any] = first_token, examples: int = 4) -> Task:
+    return Task("first", [Example([number]) for number in range(examples)], grade, tokenizer=False)
+
+
+def server() -> ScriptedService:
+    return ScriptedService({path: ScriptedSampling(lambda *_, n=n: [n]) for n, path in enumerate((FIRST, SECOND))})
+
+
+class Theirs(SamplingClientEvaluator):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, Any]:
+        self.calls += 1
+        return {"test/nll": 1.5, "eval/bpb": 0.5, "note": "no number"}
+
+
+def test_each_checkpoint_has_means_by_step(tmp_path: Path) -> None:
+    service = server()
+    sweep = OfflineEvaluator([task()], tmp_path, connect=service.connect).run(BOTH)
+    assert [(one.step, one.estimate.mean, one.estimate.examples) for one in sweep.summaries] == [(5, 0, 4), (10, 1, 4)]
+    assert service.sessions == service.closed == 2
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text())))
+    assert (rows[1]["step"], rows[1]["mean"], rows[1]["examples"]) == ("10", "1.0", "4")
+    assert float(rows[1]["low"]) == pytest.approx(0.5101, abs=1e-4)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_there_already_is_not_asked_again(tmp_path: Path) -> None:
+    OfflineEvaluator([task()], tmp_path, connect=server().connect).run(BOTH[:1])
+    again, theirs = server(), Theirs()
+    sweep = OfflineEvaluator([task(), theirs], tmp_path, connect=again.connect).run([*BOTH, BOTH[1]])
+    assert len(again.samplers[FIRST].asked) == 0
+    assert len(again.samplers[SECOND].asked) == 4
+    assert theirs.calls == 2
+    third = server()
+    assert OfflineEvaluator([task(), theirs], tmp_path, connect=third.connect).run(BOTH).summaries == sweep.summaries
+    assert (third.sessions, theirs.calls) == (0, 2)
+
+
+def test_an_evaluator_of_others_gives_its_numbers(tmp_path: Path) -> None:
+    sweep = OfflineEvaluator([Theirs()], tmp_path, connect=server().connect).run(BOTH[:1])
+    assert {one.name: one.estimate.mean for one in sweep.summaries} == {"Theirs/nll": 1.5, "Theirs/bpb": 0.5}
+
+
+def test_a_checkpoint_that_is_gone_is_said_and_passed_over(tmp_path: Path) -> None:
+    gone = at_path("tinker://run/sampler_weights/step-7")
+    sweep = OfflineEvaluator([task()], tmp_path, connect=server().connect).run([BOTH[0], gone, BOTH[1]])
+    assert [one.step for one in sweep.summaries] == [5, 10]
+    assert list(sweep.gone) == [gone.path]
+    assert "the server has no tinker://run/sampler_weights/step-7" in sweep.gone[gone.path]
+    assert sweep.failures == []
+
+
+def test_an_example_that_fails_costs_itself_and_is_asked_again(tmp_path: Path) -> None:
+    broken = True
+
+    def fails_once(example: Example, answer: Answer) -> float:
+        if broken and example.id == "2":
+            raise RuntimeError("out of luck")
+        return first_token(example, answer)
+
+    sweep = OfflineEvaluator([task(fails_once)], tmp_path, connect=server().connect).run(BOTH[:1])
+    assert sweep.failures == ["step-5, task first, example 2: example 2: the grader raised RuntimeError: out of luck"]
+    assert [one.estimate.examples for one in sweep.summaries] == [3]
+    broken, again = False, server()
+    sweep = OfflineEvaluator([task(fails_once)], tmp_path, connect=again.connect).run(BOTH[:1])
+    assert (sweep.failures, again.samplers[FIRST].asked) == ([], [[2]])
+
+
+def test_no_more_examples_and_checkpoints_are_under_way_than_are_allowed(tmp_path: Path) -> None:
+    sampling = ScriptedSampling()
+    paths = [f"tinker://run/sampler_weights/{number}" for number in range(5)]
+    service = ScriptedService(dict.fromkeys(paths, sampling))
+    most = 0
+
+    def connect() -> tinker.ServiceClient:
+        nonlocal most
+        connected = service.connect()
+        most = max(most, service.sessions - service.closed)
+        return connected
+
+    evaluator = OfflineEvaluator([task()], tmp_path, connect=connect, concurrency=3, checkpoints_at_once=2)
+    evaluator.run([at_path(path) for path in paths])
+    assert (sampling.most_under_way, most) == (3, 2)
+
+
+def test_other_examples_are_not_mixed_with_what_is_there(tmp_path: Path) -> None:
+    OfflineEvaluator([task()], tmp_path, connect=server().connect).run(BOTH)
+    with pytest.raises(ResultsUnfit, match="another task first"):
+        OfflineEvaluator([task(examples=5)], tmp_path, connect=server().connect).run(BOTH)
+
+
+def test_a_base_model_has_no_step(tmp_path: Path) -> None:
+    service = ScriptedService({"Some/Model": ScriptedSampling()})
+    sweep = OfflineEvaluator([task()], tmp_path, connect=service.connect).run([of_base_model("Some/Model")])
+    assert [(one.label, one.step, one.estimate.mean) for one in sweep.summaries] == [("Some/Model", None, 7.0)]
+    assert {row.checkpoint for row in read_rows(tmp_path)} == {"Some/Model"}
+
+
+@pytest.mark.parametrize(
+    ("path", "step"), [("step-000012", 12), ("000040", 40), ("epoch2-7.final", 7), ("final", None)]
+)
+def test_the_step_is_the_last_number_of_a_name(path: str, step: int | None) -> None:
+    assert at_path(f"tinker://run:train:0/sampler_weights/{path}").step == step
+
+
+def test_what_is_no_path_of_weights_is_refused() -> None:
+    for path, sentence in (("run/1", "Invalid"), ("tinker://run/external_weights/1", "is an export")):
+        with pytest.raises(EvaluationError, match=sentence):
+            at_path(path)
