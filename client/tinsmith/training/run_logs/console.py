@@ -77,7 +77,8 @@ class ConsoleLogger(ml_log.Logger):
     def _bar(self) -> tuple[Progress, TaskID]:
         of_total = "step {task.completed:.0f}" + ("" if self._total is None else "/{task.total:.0f}")
         columns = (TextColumn(of_total), BarColumn(bar_width=24), TextColumn("{task.description}"))
-        progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console)
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        progress = Progress(*columns, *times, console=self._console)
         progress.start()
         return progress, progress.add_task("", total=self._total)
 
