@@ -38,6 +38,7 @@ from .conftest import MODEL
 
 TINY = "tiny/other-name"
 PROMPTS = ([5, 9, 2], [11, 3, 8, 1], [4, 4, 13], [2, 10])
+HELD_OUT = [next_token_datum([5, 9, 2, 14, 7])]
 DRAWN = types.SamplingParams(max_tokens=6, temperature=1.0)
 
 
@@ -211,15 +212,17 @@ def test_the_command_takes_all_that_a_server_has_of_a_run(
 
 
 def test_the_best_checkpoint_by_an_evaluation_stays(client: tinker.ServiceClient, tmp_path: Path) -> None:
-    """And a loss on held-out data is of the step it is asked at, through the training client."""
+    """And losses on held-out data, by the training client and by the cookbook's evaluator, are of the same weights."""
+    from tinker_cookbook.supervised.nll_evaluator import SamplerNLLEvaluator
+
     worth = {1: 0.2, 2: 0.9, 3: 0.1}
     steps = iter(worth)
     graded = Task("worth", [Example([5])], lambda *_: worth[next(steps)], params=DRAWN, tokenizer=False)
-    model, held_out = new_model(client), HeldOutLoss()
+    model, losses = new_model(client), [HeldOutLoss(), SamplerNLLEvaluator(HELD_OUT, "sampled")]
     rules = Retention(keep_last=1, keep_best=1, metric="eval/worth/score", mode="max")
     with CheckpointManager(tmp_path, client, config={}, adapter=False, tokenizer=False, retention=rules) as manager:
         evaluator = InlineEvaluator(
-            [graded, held_out], every=1, on_result=lambda one: manager.add_metrics(one.step, one.metrics)
+            [graded, *losses], every=1, on_result=lambda one: manager.add_metrics(one.step, one.metrics)
         )
         with evaluator:
             for step in worth:
@@ -229,15 +232,24 @@ def test_the_best_checkpoint_by_an_evaluation_stays(client: tinker.ServiceClient
                 evaluator.wait()
         manager.save(model, 4, loop_state={})
     assert manager.store.steps() == [2, 4]
-    losses = [one.metrics["eval/HeldOutLoss/nll"] for one in evaluator.finished]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[0] > losses[-1]
+    found = [[one.metrics[f"eval/{name}/nll"] for one in evaluator.finished] for name in ("HeldOutLoss", "sampled")]
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    assert found[0][0] > found[0][1] > found[0][2]
 
 
 class HeldOutLoss(TrainingClientEvaluator):
     async def __call__(self, training_client: tinker.TrainingClient) -> dict[str, float]:
-        done = await training_client.forward([next_token_datum([5, 9, 2, 14, 7])], "cross_entropy")
-        return {"nll": done.metrics["loss:sum"]}
+        done = await training_client.forward(HELD_OUT, "cross_entropy")
+        return {"nll": done.metrics["loss:sum"] / 4}
+
+
+async def test_a_task_runs_in_a_loop_of_the_cookbook(client: tinker.ServiceClient) -> None:
+    from tinker_cookbook.supervised.train import run_evals
+
+    model = await client.create_lora_training_client(MODEL, rank=4, seed=1)
+    found = await run_evals([token_task()], model, 0)
+    assert found.keys() == {"eval/small/score"}
+    assert 0 < found["eval/small/score"] < 1
 
 
 def output_of(server: ServedInstallation, folder: Path, source: str) -> list[str]:

@@ -12,7 +12,7 @@ from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.checkpoints.promotions import Expected
 from tinsmith_server.store.records import Promotion
-from tinsmith_server.wire.requests import PromoteRequest
+from tinsmith_server.wire.plain_requests import PromoteRequest
 from tinsmith_server.wire.responses import Empty, PromotionResponse, PromotionsResponse
 
 router = APIRouter(prefix=f"{API_PREFIX}/promotions", tags=["promotions"])

@@ -26,6 +26,13 @@ class DeleteModelRequest(Request):
     model_id: str
 
 
+class PromoteRequest(Request):
+    """`expected_path`: only if the name stands for this now; null: only if it stands for nothing."""
+
+    model_path: str
+    expected_path: str | None = None
+
+
 class PlainSampleRequest(Request):
     """What the OpenAPI document says of `/sample`: a sampling client, or what one is made of, and one prompt."""
 

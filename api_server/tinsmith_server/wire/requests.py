@@ -390,12 +390,5 @@ class CopyWeightsRequest(Request):
     model_seq_id: None = None
 
 
-class PromoteRequest(Request):
-    """`expected_path`: only if the name stands for this now; null: only if it stands for nothing."""
-
-    model_path: str
-    expected_path: str | None = None
-
-
 class WeightsInfoRequest(Request):
     tinker_path: str

@@ -78,6 +78,29 @@ async def test_a_name_answers_by_what_it_stands_for_from_the_next_request_on(
     assert sampled_from(server) == await directory_of(server, first)
 
 
+@one_server
+async def test_a_request_that_has_begun_ends_with_the_adapter_that_it_began_with(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await saved(server, "one", "two")
+    await promoted(server, "prod", first)
+    texts = server.services.texts
+    render = texts._rendered
+
+    async def promote_then_render(*given: Any) -> Any:
+        await promoted(server, "prod", second)
+        return await render(*given)
+
+    monkeypatch.setattr(texts, "_rendered", promote_then_render)
+    body = {"model": "prod", "prompt": ["Hello", "Ada"]}
+    assert (await server.client.post("http://server/oai/api/v1/completions", json=body)).status_code == 200
+    directories = [sample.adapter.directory for sample in server.worker.samples.values()]
+    monkeypatch.undo()
+    assert directories == [await directory_of(server, first)] * 2
+    await asked(server, "prod")
+    assert sampled_from(server) == await directory_of(server, second)
+
+
 async def test_a_rollback_goes_back_one_and_another_one_further(server: TestedServer) -> None:
     paths = await saved(server, "one", "two", "three", "four")
     for path in paths[:3]:

@@ -98,9 +98,9 @@ class Promotions:
         return None if current is None else current.tinker_path
 
     async def _history(self, tenant: str, name: str) -> Sequence[Promotion]:
-        found = await self._store.promotions_of(tenant, name)
+        found = await self._store.promotions_of(tenant, name) if NAME.fullmatch(name) else ()
         if not found:
-            raise NotFound(f"you have promoted nothing as {name}")
+            raise NotFound(f"you have promoted nothing as {name[:80]}")
         return found
 
     async def _add(self, promotion: Promotion, checkpoint: Checkpoint) -> Promotion | None:

@@ -196,7 +196,8 @@ class InlineEvaluator:
         evaluated.estimates |= {f"eval/{name}/{metric}": one for metric, one in estimates.items()}
 
     async def _plain(self, evaluated: Evaluated, name: str, asked: Coroutine[Any, Any, dict[str, float]]) -> None:
-        evaluated.metrics |= {f"eval/{name}/{metric}": value for metric, value in plain_metrics(await asked).items()}
+        metrics = plain_metrics(name, await asked)
+        evaluated.metrics |= {f"eval/{name}/{metric}": value for metric, value in metrics.items()}
 
     def _keep(self, evaluated: Evaluated) -> None:
         if self._directory is None:

@@ -167,15 +167,15 @@ class _AtCheckpoint:
     async def _row(self, client: tinker.SamplingClient, name: str, unit: Example | None) -> Row:
         place, task = self._checkpoint, self._tasks[name]
         if unit is None or not isinstance(task, ExampleTask):
-            return Row(place.path, place.label, place.step, name, None, plain_metrics(await task(client)))
+            return Row(place.path, place.label, place.step, name, None, plain_metrics(name, await task(client)))
         result = await task.result(client, unit)
         return Row(place.path, place.label, place.step, name, unit.id, result.scores, described(result))
 
 
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Those of another's evaluator that are numbers, without the word that loops put before them."""
+def plain_metrics(task: str, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those of another's evaluator that are numbers, without the words that loops or its own name put before them."""
     return {
-        name.removeprefix("eval/").removeprefix("test/"): float(value)
+        name.removeprefix("eval/").removeprefix("test/").removeprefix(f"{task}/"): float(value)
         for name, value in metrics.items()
         if isinstance(value, int | float)
     }

@@ -41,7 +41,7 @@ class Theirs(SamplingClientEvaluator):
 
     async def __call__(self, sampling_client: tinker.SamplingClient) -> dict[str, Any]:
         self.calls += 1
-        return {"test/nll": 1.5, "eval/bpb": 0.5, "note": "no number"}
+        return {"test/nll": 1.5, "eval/Theirs/bpb": 0.5, "note": "no number"}
 
 
 def test_each_checkpoint_has_means_by_step(tmp_path: Path) -> None:
