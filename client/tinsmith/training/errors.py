@@ -109,6 +109,22 @@ class MetricsLost(RunLogError):
     """The run's record cannot be written: its disk is full, say."""
 
 
+class RunError(TrainingError):
+    """Of a run of `tinsmith train`."""
+
+
+class BadConfig(RunError):
+    """A setting is missing, unknown or wrong: a line for each."""
+
+
+class BadData(RunError):
+    """Lines are no examples: `file:line` and why, for each."""
+
+
+class ServerNotReady(RunError):
+    """No server answers, or it does not serve the model."""
+
+
 class NothingToTrainOn(TrainingError):
     """So many groups in a row gave no data that the run would go on for ever. `causes` counts why, by kind."""
 

@@ -28,7 +28,7 @@ HEADLINES = {
     "time/tokens_per_second": "tokens/s",
 }
 """What a line has of a step, by the names of this library's loops, the cookbook's, and those that people give."""
-TOKENS = ("train/tokens", "num_tokens")
+TOKENS = ("train/tokens", "num_tokens", "env/all/total_ac_tokens")
 """Of one step, from which tokens per second are reckoned where a loop does not say them."""
 EVALUATIONS = ("eval/", "test/")
 MOST_OTHERS = 3
@@ -77,7 +77,8 @@ class ConsoleLogger(ml_log.Logger):
     def _bar(self) -> tuple[Progress, TaskID]:
         of_total = "step {task.completed:.0f}" + ("" if self._total is None else "/{task.total:.0f}")
         columns = (TextColumn(of_total), BarColumn(bar_width=24), TextColumn("{task.description}"))
-        progress = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console)
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        progress = Progress(*columns, *times, console=self._console)
         progress.start()
         return progress, progress.add_task("", total=self._total)
 
@@ -128,7 +129,9 @@ def _words(told: Mapping[str, str]) -> str:
 
 
 def _figure(value: Plain) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _duration(seconds: float) -> str:

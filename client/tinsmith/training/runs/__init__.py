@@ -1,0 +1,1 @@
+"""`tinsmith train`: runs that need a file of settings and no program."""

@@ -1,0 +1,157 @@
+"""`tinsmith train`: examples or an environment in, a trained and evaluated adapter out."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from rich.console import Console
+
+from tinsmith.training.errors import TrainingError
+from tinsmith.training.runs.config import DpoConfig, RlConfig, RunConfig, SftConfig, load_config, to_yaml
+
+if TYPE_CHECKING:
+    from tinsmith.training.runs.outcome import Outcome
+
+train = typer.Typer(
+    help="Train an adapter on examples or in an environment, without a program: settings in YAML, flags above them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+INTERRUPTED = 130
+EXAMPLES = "examples"
+RUN_FILE = "run.yaml"
+
+
+def _run(config: RunConfig) -> None:
+    """Here, so that help and mistakes in settings do not wait for what trains."""
+    import tinker
+
+    from tinsmith.training.runs.loop import Stopped
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(to_yaml(config), markup=False)
+    try:
+        outcome = _outcome(config)
+    except Stopped as stopped:
+        _tell(config.kind, str(stopped))
+        raise typer.Exit(INTERRUPTED) from stopped
+    except tinker.TinkerError as error:
+        _tell(config.kind, f"the server: {error}; the same command goes on from the newest checkpoint")
+        raise typer.Exit(1) from error
+    if outcome.after:
+        console.print(outcome.table())
+    for word, place in (
+        ("adapter", outcome.adapter),
+        ("curves", outcome.curves),
+        ("summary", config.out / "summary.json"),
+    ):
+        console.print(f"{word:<8} {place}", markup=False)
+
+
+def _outcome(config: RunConfig) -> Outcome:
+    from tinsmith.training.runs.dpo import DPO
+    from tinsmith.training.runs.loop import run
+    from tinsmith.training.runs.rl import run_rl
+    from tinsmith.training.runs.sft import SFT
+
+    if isinstance(config, SftConfig):
+        return run(SFT, config)
+    if isinstance(config, DpoConfig):
+        return run(DPO, config)
+    assert isinstance(config, RlConfig)
+    return run_rl(config)
+
+
+def _command(kind: type[RunConfig]) -> Callable[..., None]:
+    """With a flag for each setting. Values are checked with those of the file."""
+
+    def command(config: Path | None, example: Path | None, **flags: str | None) -> None:
+        try:
+            if example is not None:
+                _copy_example(kind.kind, example)
+                return
+            _run(load_config(kind, config, {name: value for name, value in flags.items() if value is not None}))
+        except TrainingError as error:
+            _tell(kind.kind, str(error))
+            raise typer.Exit(1) from error
+
+    command.__doc__ = f"{(kind.__doc__ or '').rstrip('.')}, by settings in a file and flags above them."
+    own = [
+        _parameter("config", Path, typer.Option("--config", help="YAML with any of the settings below.")),
+        _parameter(
+            "example",
+            Path,
+            typer.Option(
+                "--example",
+                metavar="FOLDER",
+                help="Write settings and data there that a demo model learns in a minute.",
+            ),
+        ),
+    ]
+    settings = [_setting(name, field) for name, field in kind.model_fields.items()]
+    command.__signature__ = inspect.Signature([*own, *settings])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *settings]}
+    return command
+
+
+def _setting(name: str, field: FieldInfo) -> inspect.Parameter:
+    default = "" if field.default in (PydanticUndefined, None) else f" [default: {_shown(field.default)}]"
+    told = f"{field.description or ''}{default}".strip().replace("[", "\\[")
+    option = typer.Option(f"--{name.replace('_', '-')}", metavar=_metavar(field), help=told, rich_help_panel="Settings")
+    return _parameter(name, str, option)
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _shown(default: Any) -> str:
+    return ",".join(default) if isinstance(default, tuple) else str(default)
+
+
+def _metavar(field: FieldInfo) -> str:
+    annotation = field.annotation
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    names = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
+    members = [annotation, *get_args(annotation)]
+    return next((names[member] for member in members if member in names), "TEXT")
+
+
+def _copy_example(kind: str, folder: Path) -> None:
+    source = find_examples() / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = [file.name for file in source.iterdir() if (folder / file.name).exists()]
+    if taken:
+        raise TrainingError(f"{folder / taken[0]} exists already")
+    for file in sorted(source.iterdir()):
+        shutil.copy(file, folder / file.name)
+    print(f"{folder} has {RUN_FILE} and its data. There: tinsmith train {kind} --config {RUN_FILE}")
+
+
+def find_examples() -> Path:
+    """`examples/train`: beside this package in a wheel, in the checkout otherwise."""
+    package = Path(__file__).parents[2]
+    installed = package / EXAMPLES / "train"
+    return installed if installed.exists() else package.parents[1] / EXAMPLES / "train"
+
+
+def _tell(kind: str, sentence: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for line in sentence.splitlines():
+        console.print(f"tinsmith train {kind}: {line}", markup=False)
+
+
+for _kind in (SftConfig, DpoConfig, RlConfig):
+    train.command(_kind.kind)(_command(_kind))

@@ -1,0 +1,182 @@
+"""The settings of a run: from a file and from flags, checked, and written down whole."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from tinsmith.training.errors import BadConfig
+
+Place = Literal["console", "tensorboard", "wandb", "trackio"]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+def _words(value: Any) -> Any:
+    """A flag's `a,b`, beside a file's list."""
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
+class RunConfig(BaseModel):
+    """Of every kind of run. Paths are relative to where the command is started."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: ClassVar[str]
+
+    model: str = Field(description="The base model, by the name that the server gives it.")
+    out: Path = Field(Path("run"), description="One folder for each run: checkpoints, metrics, curves, the adapter.")
+    seed: int = Field(0, description="Of the adapter's first weights, of the order of the data, and of samples.")
+    rank: Positive = Field(32, description="Of the adapter.")
+    tokenizer: str | None = Field(
+        None, description="A folder or a name at the hub; by default that of the model's name, as the SDK finds it."
+    )
+    renderer: str = Field(
+        "auto",
+        description="How conversations become tokens: a renderer of tinker-cookbook by its name, chat_template, plain, "
+        "or auto: the cookbook's for models that it knows, else the tokenizer's chat template, else plain text.",
+    )
+    learning_rate: float = Field(5e-4, gt=0, description="The highest that the schedule comes to.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "linear", description="Of the learning rate after the warm-up; linear and cosine end at 0."
+    )
+    warmup_steps: NotNegative = Field(0, description="In which the learning rate rises from 0.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    adam_eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip_norm: float = Field(0.0, ge=0, description="0: gradients are not clipped.")
+    eval_every: NotNegative = Field(20, description="Steps; 0: only before the first and after the last.")
+    save_every: Positive = Field(20, description="Steps. A run that was killed goes on from the newest checkpoint.")
+    keep_last: Positive = Field(2, description="Checkpoints that stay.")
+    logs: Annotated[tuple[Place, ...], BeforeValidator(_words)] = Field(
+        ("console",), description="Where metrics go beside OUT/metrics.jsonl: console, tensorboard, wandb, trackio."
+    )
+    project: str | None = Field(None, description="At W&B and trackio.")
+    name: str | None = Field(None, description="The run's, at W&B and trackio.")
+
+
+class DataConfig(RunConfig):
+    """Of runs over a file of examples."""
+
+    data: Path = Field(description="JSONL, one example a line.")
+    eval_data: Path | None = Field(None, description="JSONL, held out; by default eval_fraction of data is.")
+    eval_fraction: float = Field(0.1, ge=0, lt=1, description="Of data, held out where there is no eval_data.")
+    eval_examples: Positive = Field(100, description="Held out at most.")
+    batch_size: Positive = Field(8, description="Examples of one optimizer step.")
+    epochs: Positive = Field(3, description="How often the data is gone through.")
+    max_steps: Positive | None = Field(None, description="The run ends there, whatever the data has.")
+    max_length: Annotated[int, Field(ge=2)] = Field(2048, description="The longest example, in tokens.")
+    too_long: Literal["drop", "truncate", "refuse"] = Field("drop", description="What becomes of longer ones.")
+
+
+class SftConfig(DataConfig):
+    """Supervised fine-tuning."""
+
+    kind: ClassVar[str] = "sft"
+
+    train_on: Literal["all_assistant", "last_assistant"] = Field(
+        "all_assistant", description="Messages of a conversation whose tokens are learned."
+    )
+
+
+class DpoConfig(DataConfig):
+    """Direct preference optimization. The reference is the model that the run begins with."""
+
+    kind: ClassVar[str] = "dpo"
+
+    learning_rate: float = Field(1e-4, gt=0, description="The highest that the schedule comes to.")
+    beta: float = Field(0.1, gt=0, description="How dear it is to go away from the reference.")
+
+
+class RlConfig(RunConfig):
+    """Reinforcement learning on policy, in an environment that is there, or one of your own."""
+
+    kind: ClassVar[str] = "rl"
+
+    environment: str = Field(
+        "guessing",
+        description="guessing, forecaster, jsonl (prompts with answers that a grader knows), or module:function, which "
+        "is called with renderer, group_size, count and seed and returns the cookbook's EnvGroupBuilders.",
+    )
+    data: Path | None = Field(None, description='Of jsonl: {"prompt": …, "answer": …} a line.')
+    eval_data: Path | None = Field(None, description="Of jsonl, held out; by default eval_groups of data are.")
+    grader: str = Field(
+        "exact",
+        description="Of jsonl: exact, contains, number (the last one said), or module:function, which is called with "
+        "what was said and the answer, and returns the reward.",
+    )
+    renderer: str = Field(
+        "auto",
+        description="How conversations become tokens: a renderer of tinker-cookbook by its name, auto (the cookbook's "
+        "for models that it knows, else role_colon), or none: guessing and forecaster are played in tokens then.",
+    )
+    steps: Positive = Field(30, description="Optimizer steps.")
+    groups: Positive = Field(64, description="Different ones, of guessing, forecaster and module:function.")
+    groups_per_step: Positive = 8
+    group_size: Annotated[int, Field(ge=2)] = Field(8, description="Answers that are compared with each other.")
+    eval_groups: NotNegative = Field(16, description="Held out.")
+    max_tokens: Positive = Field(64, description="Of an answer.")
+    temperature: float = Field(1.0, gt=0)
+    loss: Literal["importance_sampling", "ppo", "cispo"] = "importance_sampling"
+
+
+Config = TypeVar("Config", bound=RunConfig)
+
+MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "keep_last"})
+"""Between two processes of one run: the weights do not depend on them."""
+CONFIG_FILE = "config.yaml"
+
+
+def load_config(kind: type[Config], file: Path | None, flags: Mapping[str, str]) -> Config:
+    """Flags stand above the file. Raises BadConfig with a line for each mistake."""
+    given = {**({} if file is None else _read(file)), **flags}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        lines = [_sentence(kind, dict(mistake)) for mistake in error.errors()]
+        raise BadConfig("\n".join(lines)) from error
+
+
+def to_yaml(config: RunConfig) -> str:
+    """All settings, with those that nobody gave; `--config` takes it."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def require_same(config: RunConfig, written: str, where: Path) -> None:
+    """Raises BadConfig where a run that goes on would not be the one that began."""
+    before: dict[str, Any] = yaml.safe_load(written)
+    now = config.model_dump(mode="json")
+    differing = [name for name in now if name not in MAY_CHANGE and now[name] != before.get(name)]
+    if before.keys() - now.keys():
+        raise BadConfig(f"{where} is of another kind of run than {config.kind}: give this run another out")
+    if differing:
+        changes = ", ".join(f"{name} was {before.get(name)!r} and is {now[name]!r}" for name in differing)
+        raise BadConfig(f"{where} says how this run began, and {changes}: keep it, or give a new run another out")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise BadConfig(f"{file} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise BadConfig(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise BadConfig(f"{file} has no settings: write lines like `model: demo/tiny`")
+    return content
+
+
+def _sentence(kind: type[RunConfig], mistake: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in mistake["loc"])
+    if mistake["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, kind.model_fields, n=1)
+        return f"{name} is no setting of {kind.kind}" + (f"; {near[0]} is" if near else "")
+    if mistake["type"] == "missing":
+        return f"{name} is not given: {kind.model_fields[name].description} Put it in the file, or --{name} on the line"
+    told = mistake["msg"][:1].lower() + mistake["msg"][1:]
+    return f"{name} is {mistake['input']!r}: {told}"

@@ -1,0 +1,132 @@
+"""Examples that a run trains on and those that it is judged by, as the server takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import tinker
+from tinker import types
+
+from tinsmith.training.errors import BadData
+from tinsmith.training.runs.config import DataConfig
+from tinsmith.training.runs.json_lines import BadExample, Placed, digest_of_files, read_examples
+from tinsmith.training.runs.rendering import Tokens
+from tinsmith.training.runs.schedule import held_out_split
+
+Example = TypeVar("Example")
+Sequences = tuple[Tokens, ...]
+"""Of one example: one for a conversation, two for a preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examples(Generic[Example]):
+    """As they were read. `digest` is of the files."""
+
+    train: list[Placed[Example]]
+    held_out: list[Placed[Example]]
+    digest: str
+
+    @classmethod
+    def read(cls, config: DataConfig, parse: Callable[[Mapping[str, Any]], Example]) -> Examples[Example]:
+        """Raises BadData."""
+        found = read_examples(config.data, parse)
+        digest = digest_of_files([config.data, config.eval_data])
+        if config.eval_data is not None:
+            return cls(found, read_examples(config.eval_data, parse)[: config.eval_examples], digest)
+        fraction = min(config.eval_fraction, config.eval_examples / len(found))
+        train, held_out = held_out_split(len(found), fraction, config.seed)
+        return cls([found[place] for place in train], [found[place] for place in held_out], digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """As tokens. `dropped` and `truncated` were too long, or had nothing left to learn."""
+
+    train: list[Sequences]
+    held_out: list[Sequences]
+    dropped: int
+    truncated: int
+
+    def described(self) -> dict[str, int]:
+        return {
+            "examples": len(self.train),
+            "held_out": len(self.held_out),
+            "dropped": self.dropped,
+            "truncated": self.truncated,
+            "tokens": sum(len(one.tokens) for example in self.train for one in example),
+        }
+
+
+def prepare(config: DataConfig, examples: Examples[Example], render: Callable[[Example], Sequences]) -> Prepared:
+    """Raises BadData for what cannot be rendered or is too long where that is refused, and where none is left."""
+    cut = _Cut(config)
+    train = [fitted for one in examples.train if (fitted := cut.fit(one.place, _rendered(one, render))) is not None]
+    held_out = [
+        fitted for one in examples.held_out if (fitted := cut.fit(one.place, _rendered(one, render))) is not None
+    ]
+    if not train:
+        raise BadData(f"no example of {config.data} fits into max_length, {config.max_length} tokens")
+    return Prepared(train, held_out, cut.dropped, cut.truncated)
+
+
+def datum_of(tokens: Tokens, weight: float = 1.0) -> types.Datum:
+    """Each token is predicted from those before it; `weight` is that of each one that is learned."""
+    inputs: Any = {
+        "target_tokens": tokens.tokens[1:],
+        "weights": [weight if learned else 0.0 for learned in tokens.learned[1:]],
+    }
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens.tokens[:-1]), loss_fn_inputs=inputs)
+
+
+def learned_count(tokens: Tokens) -> int:
+    """The first token is predicted from nothing, and not learned."""
+    return sum(tokens.learned[1:])
+
+
+def learned_logprobs(client: tinker.TrainingClient, sequences: Sequence[Tokens], size: int) -> list[float]:
+    """The sum over what is learned of each, under the weights as they are; `size` of them in a call."""
+    calls = [
+        client.forward([datum_of(one) for one in sequences[first : first + size]], "cross_entropy")
+        for first in range(0, len(sequences), size)
+    ]
+    outputs = [output for call in calls for output in call.result().loss_fn_outputs]
+    return [sum(_learned(one, output)) for one, output in zip(sequences, outputs, strict=True)]
+
+
+def _learned(tokens: Tokens, output: types.LossFnOutput) -> Iterator[float]:
+    logprobs = output["logprobs"].data
+    return (float(logprob) for logprob, learned in zip(logprobs, tokens.learned[1:], strict=True) if learned)
+
+
+def _rendered(one: Placed[Example], render: Callable[[Example], Sequences]) -> Sequences:
+    try:
+        return render(one.example)
+    except BadExample as error:
+        raise BadData(f"{one.place}: {error}") from error
+
+
+class _Cut:
+    """What does not fit, counted."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self._longest = config.max_length
+        self._too_long = config.too_long
+        self.dropped = self.truncated = 0
+
+    def fit(self, place: str, sequences: Sequences) -> Sequences | None:
+        """None where it is dropped."""
+        length = max(len(one.tokens) for one in sequences)
+        if length > self._longest:
+            if self._too_long == "refuse":
+                raise BadData(f"{place}: {length} tokens, and max_length is {self._longest}")
+            if self._too_long == "drop":
+                self.dropped += 1
+                return None
+            self.truncated += 1
+            sequences = tuple(Tokens(one.tokens[: self._longest], one.learned[: self._longest]) for one in sequences)
+        if any(learned_count(one) == 0 for one in sequences):
+            self.dropped += 1
+            return None
+        return sequences

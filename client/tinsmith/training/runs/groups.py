@@ -1,0 +1,149 @@
+"""Environments of a run: those that are there, prompts with answers in JSONL, and functions of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tinker_cookbook.renderers import Renderer
+from tinker_cookbook.rl.types import EnvGroupBuilder
+
+from tinsmith.training.environments.forecaster import forecasting, questions
+from tinsmith.training.environments.functions import from_functions
+from tinsmith.training.environments.guessing import guessing, secrets
+from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.runs.config import RlConfig
+from tinsmith.training.runs.json_lines import AnsweredPrompt, Placed, parse_answered, read_examples
+from tinsmith.training.runs.schedule import held_out_split
+
+Grader: TypeAlias = Callable[[str, str], float]
+"""Of what was said, and of the answer."""
+Groups: TypeAlias = Sequence[EnvGroupBuilder]
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Of an environment in JSONL; empty for others."""
+
+    train: Sequence[Placed[AnsweredPrompt]] = ()
+    held_out: Sequence[Placed[AnsweredPrompt]] = ()
+
+
+def read_prompts(config: RlConfig) -> Prompts:
+    """Raises BadData, and BadConfig where `data` and `environment` do not go together."""
+    if config.environment != "jsonl":
+        if config.data is not None or config.eval_data is not None:
+            raise BadConfig(f"data is of the environment jsonl, and environment is {config.environment}")
+        return Prompts()
+    if config.data is None:
+        raise BadConfig("environment is jsonl, and data is not given")
+    found = _read(config, config.data)
+    if config.eval_data is not None:
+        return Prompts(found, _read(config, config.eval_data)[: config.eval_groups])
+    train, held_out = held_out_split(len(found), min(config.eval_groups / len(found), 0.5), config.seed)
+    return Prompts([found[place] for place in train], [found[place] for place in held_out])
+
+
+def _read(config: RlConfig, file: Path) -> list[Placed[AnsweredPrompt]]:
+    found = read_examples(file, parse_answered)
+    for placed in found if config.grader == "number" else ():
+        if NUMBER.fullmatch(_without_commas(placed.example.answer)) is None:
+            raise BadData(f"{placed.place}: answer is {placed.example.answer!r}, and grader is number")
+    return found
+
+
+def make_groups(config: RlConfig, prompts: Prompts, renderer: Renderer | None) -> tuple[Groups, Groups]:
+    """To train on, and held out: of other seeds, or other lines. Raises BadConfig."""
+    if config.environment == "jsonl":
+        if renderer is None:
+            raise BadConfig("environment is jsonl, whose prompts are words: renderer none does not go with it")
+        return _of_prompts(config, prompts.train, renderer), _of_prompts(config, prompts.held_out, renderer)
+    make = WORKED.get(config.environment) or _of_function(config.environment)
+    train = make(config, renderer, config.groups, 2 * config.seed)
+    return train, make(config, renderer, config.eval_groups, 2 * config.seed + 1) if config.eval_groups else []
+
+
+def _of_prompts(config: RlConfig, prompts: Sequence[Placed[AnsweredPrompt]], renderer: Renderer) -> Groups:
+    grade = grader(config.grader)
+    return from_functions(
+        [placed.example for placed in prompts],
+        _prompt,
+        lambda example, said: grade(said, example.answer),
+        group_size=config.group_size,
+        renderer=renderer,
+        tags=("jsonl",),
+    )
+
+
+def _prompt(example: AnsweredPrompt) -> Any:
+    return example.prompt
+
+
+def _guessing(config: RlConfig, renderer: Renderer | None, count: int, seed: int) -> Groups:
+    return guessing(secrets(seed, count), group_size=config.group_size, renderer=renderer)
+
+
+def _forecaster(config: RlConfig, renderer: Renderer | None, count: int, seed: int) -> Groups:
+    return forecasting(questions(seed, count), group_size=config.group_size, renderer=renderer)
+
+
+Make: TypeAlias = Callable[[RlConfig, Renderer | None, int, int], Groups]
+WORKED: Mapping[str, Make] = {"guessing": _guessing, "forecaster": _forecaster}
+
+
+def _of_function(name: str) -> Make:
+    function = named_function(name, "environment", (*WORKED, "jsonl"))
+
+    def make(config: RlConfig, renderer: Renderer | None, count: int, seed: int) -> Groups:
+        made = list(function(renderer=renderer, group_size=config.group_size, count=count, seed=seed))
+        if not made or not all(isinstance(one, EnvGroupBuilder) for one in made):
+            raise BadConfig(f"environment {name} is to return EnvGroupBuilders, one or more")
+        return made
+
+    return make
+
+
+def grader(name: str) -> Grader:
+    """Raises BadConfig."""
+    return GRADERS.get(name) or named_function(name, "grader", tuple(GRADERS))
+
+
+def exact(said: str, answer: str) -> float:
+    return float(said.strip() == answer.strip())
+
+
+def contains(said: str, answer: str) -> float:
+    return float(answer.strip() in said)
+
+
+def number(said: str, answer: str) -> float:
+    """Whether the last number that was said is the answer."""
+    numbers = NUMBER.findall(_without_commas(said))
+    return float(bool(numbers) and float(numbers[-1]) == float(_without_commas(answer)))
+
+
+def _without_commas(text: str) -> str:
+    return text.replace(",", "").strip()
+
+
+GRADERS: Mapping[str, Grader] = {"exact": exact, "contains": contains, "number": number}
+
+
+def named_function(name: str, setting: str, known: Sequence[str]) -> Callable[..., Any]:
+    """`module:function`, found as `python -m` finds modules. Raises BadConfig."""
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise BadConfig(f"{setting} is {name!r}: it is {', '.join(known)} or module:function")
+    if (place := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, place)
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise BadConfig(f"{setting} is {name!r}: {error}") from error
+    return found

@@ -1,0 +1,201 @@
+"""Examples in JSONL, and what is wrong with them by file and line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from tinsmith.training.errors import BadData
+
+Message: TypeAlias = dict[str, str]
+"""With role and content."""
+ROLES = ("system", "user", "assistant", "tool")
+MOST_TOLD = 10
+
+
+class BadExample(ValueError):
+    """One line is no example. `str(error)` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Only the completion is learned."""
+
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """All of it is learned."""
+
+    text: str
+
+
+SftExample: TypeAlias = Conversation | Completion | Text
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Two answers to one prompt, each a whole conversation or a completion."""
+
+    chosen: Conversation | Completion
+    rejected: Conversation | Completion
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPrompt:
+    """What a model is asked, and the answer that a grader compares."""
+
+    prompt: str | list[Message]
+    answer: str
+
+
+Example = TypeVar("Example")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Generic[Example]):
+    """An example, and where it was read: `file:line`."""
+
+    example: Example
+    place: str
+
+
+def read_examples(file: Path, parse: Callable[[Mapping[str, Any]], Example]) -> list[Placed[Example]]:
+    """All of them, empty lines left out. Raises BadData, which names every line that is none, up to ten."""
+    found: list[Placed[Example]] = []
+    wrong: list[str] = []
+    for number, line in _lines(file):
+        try:
+            found.append(Placed(parse(_record(line)), f"{file}:{number}"))
+        except BadExample as error:
+            wrong.append(f"{file}:{number}: {error}")
+    if wrong:
+        more = f"\nand {len(wrong) - MOST_TOLD} lines more" if len(wrong) > MOST_TOLD else ""
+        raise BadData("\n".join(wrong[:MOST_TOLD]) + more)
+    if not found:
+        raise BadData(f"{file} has no examples")
+    return found
+
+
+def digest_of_files(files: Sequence[Path | None]) -> str:
+    """Of their contents, so that a run that goes on has the data that it began with."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(b"" if file is None else hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def parse_sft(record: Mapping[str, Any]) -> SftExample:
+    """Raises BadExample."""
+    if "messages" in record:
+        _only(record, "messages")
+        return Conversation(_messages(record["messages"], "messages", ends_with_answer=True))
+    if "prompt" in record and "completion" in record:
+        _only(record, "prompt", "completion")
+        return Completion(_string(record, "prompt"), _string(record, "completion"))
+    if "text" in record:
+        _only(record, "text")
+        return Text(_string(record, "text"))
+    raise BadExample(f"neither messages, nor prompt and completion, nor text; it has {_names(record)}")
+
+
+def parse_dpo(record: Mapping[str, Any]) -> Preference:
+    """Raises BadExample."""
+    missing = [name for name in ("prompt", "chosen", "rejected") if name not in record]
+    if missing:
+        raise BadExample(f"no {missing[0]}; it has {_names(record)}")
+    _only(record, "prompt", "chosen", "rejected")
+    chosen, rejected = (_answered(record, name) for name in ("chosen", "rejected"))
+    if chosen == rejected:
+        raise BadExample("chosen and rejected are the same")
+    return Preference(chosen, rejected)
+
+
+def parse_answered(record: Mapping[str, Any]) -> AnsweredPrompt:
+    """Raises BadExample."""
+    missing = [name for name in ("prompt", "answer") if name not in record]
+    if missing:
+        raise BadExample(f"no {missing[0]}; it has {_names(record)}")
+    _only(record, "prompt", "answer")
+    answer = record["answer"]
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise BadExample("answer is to be a string or a number")
+    prompt = record["prompt"]
+    return AnsweredPrompt(prompt if isinstance(prompt, str) else _messages(prompt, "prompt"), str(answer))
+
+
+def _answered(record: Mapping[str, Any], name: str) -> Conversation | Completion:
+    prompt, answer = record["prompt"], record[name]
+    if isinstance(prompt, str) and isinstance(answer, str):
+        return Completion(_string(record, "prompt"), _string(record, name))
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt, "prompt")
+    said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else _messages(answer, name)
+    if [message["role"] for message in said] != ["assistant"]:
+        raise BadExample(f"{name} is to be a string, or one message of the assistant")
+    return Conversation([*asked, *said])
+
+
+def _messages(value: Any, name: str, *, ends_with_answer: bool = False) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise BadExample(f"{name} is to be a list of messages")
+    messages = [_message(one, f"{name}[{number}]") for number, one in enumerate(value)]
+    if ends_with_answer and messages[-1]["role"] != "assistant":
+        raise BadExample(f"the last of {name} is the {messages[-1]['role']}'s, and there is nothing to learn after it")
+    return messages
+
+
+def _message(value: Any, name: str) -> Message:
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
+        raise BadExample(f"{name} has no role of {', '.join(ROLES)}")
+    if not isinstance(value.get("content"), str):
+        raise BadExample(f"the content of {name} is no string; this command renders text alone")
+    if others := sorted(value.keys() - {"role", "content"}):
+        raise BadExample(f"{name} has {others[0]}, which this command does not render")
+    return {"role": value["role"], "content": value["content"]}
+
+
+def _string(record: Mapping[str, Any], name: str) -> str:
+    value = record[name]
+    if not isinstance(value, str):
+        raise BadExample(f"{name} is no string")
+    if not value and name != "prompt":
+        raise BadExample(f"{name} is empty")
+    return value
+
+
+def _only(record: Mapping[str, Any], *names: str) -> None:
+    if others := sorted(record.keys() - set(names)):
+        raise BadExample(f"{others[0]} has no meaning beside {' and '.join(names)}")
+
+
+def _names(record: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(record)) or "nothing"
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadData(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _record(line: str) -> Mapping[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadExample(f"no JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(record, dict):
+        raise BadExample("no JSON object")
+    return record

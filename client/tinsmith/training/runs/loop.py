@@ -1,0 +1,148 @@
+"""The loop of runs over a file of examples. Killed at any moment, the same command goes on to the same weights."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from tinker import types
+
+from tinsmith.training.run_logs.run_log import RunLog, run_log
+from tinsmith.training.runs.config import Config, DataConfig, RunConfig
+from tinsmith.training.runs.opening import OpenRun, opened
+from tinsmith.training.runs.outcome import Outcome, finish
+from tinsmith.training.runs.rendering import choose_rendering
+from tinsmith.training.runs.schedule import learning_rate_at
+from tinsmith.training.runs.work import Example, Kind, Work
+
+
+class Stopped(Exception):
+    """Somebody asked the run to stop, and it has saved what it had."""
+
+    def __init__(self, step: int, total_steps: int) -> None:
+        super().__init__(
+            f"stopped after step {step} of {total_steps}, which is saved; the same command goes on from there"
+        )
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Set by Ctrl-C and by SIGTERM; a second one ends the process as ever."""
+
+    asked: bool = False
+    _before: dict[int, Any] = field(default_factory=dict)
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(number, self._before[number])
+
+    @classmethod
+    @contextmanager
+    def listening(cls) -> Iterator[StopRequest]:
+        request = cls()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            request._before[number] = signal.signal(number, request)
+        try:
+            yield request
+        finally:
+            for restored, before in request._before.items():
+                signal.signal(restored, before)
+
+
+def run(kind: Kind[Config, Example], config: Config) -> Outcome:
+    """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what the SDK raises."""
+    assert isinstance(config, DataConfig)
+    examples = kind.read(config)
+    with opened(config, examples.digest) as open_run:
+        rendering = choose_rendering(config.renderer, open_run.tokenizer, config.model)
+        state = None if open_run.resumed is None else open_run.resumed.loop_state["work"]
+        work = kind.begin(config, examples, rendering, open_run.client, state)
+        total = min(len(work.batches), config.max_steps or len(work.batches))
+        with logged(config, total) as log, StopRequest.listening() as stop:
+            steps = _Steps(config, open_run, work, log, total)
+            steps.go_on(stop)
+        counted = {**work.data.described(), "renderer": rendering.name}
+        return finish(config, open_run.manager, total, counted, steps.last, work.panels)
+
+
+def logged(config: RunConfig, total_steps: int) -> RunLog:
+    return run_log(
+        config.out,
+        project=config.project,
+        name=config.name,
+        config=config.model_dump(mode="json"),
+        to=("jsonl", *config.logs),
+        total_steps=total_steps,
+    )
+
+
+def adam_at(config: RunConfig, total_steps: int, step: int) -> types.AdamParams:
+    """Of step `step`, from 0."""
+    return types.AdamParams(
+        learning_rate=learning_rate_at(step, total_steps, config.learning_rate, config.schedule, config.warmup_steps),
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        grad_clip_norm=config.grad_clip_norm,
+    )
+
+
+def is_every(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class _Steps:
+    """From where the run is. `last` is the evaluation after the last step."""
+
+    def __init__(self, config: DataConfig, open_run: OpenRun, work: Work, log: RunLog, total: int) -> None:
+        self._config = config
+        self._manager = open_run.manager
+        self._work = work
+        self._log = log
+        self._total = total
+        self._adam = partial(adam_at, config, total)
+        self.step = open_run.step
+        self.last: Mapping[str, float] = {}
+
+    def go_on(self, stop: StopRequest) -> None:
+        """Raises Stopped."""
+        self._manager.is_due = lambda step: step == self._total or stop.asked
+        if self.step == 0:
+            self._log.log_metrics(self._work.evaluate(), 0)
+        elif self.step == self._total:
+            self.last = self._work.evaluate()
+        while self.step < self._total and not (stop.asked and self._manager.asked_step == self.step):
+            self._one()
+        self._manager.wait()
+        if self.step < self._total:
+            raise Stopped(self.step, self._total)
+
+    def _one(self) -> None:
+        """Logged before it is saved: what a kill repeats is logged again, and nothing is left out."""
+        began = time.monotonic()
+        adam = self._adam(self.step)
+        metrics = self._work.step(self.step, adam)
+        metrics |= self._progress(adam, metrics["train/tokens"], time.monotonic() - began)
+        self.step += 1
+        if self.step == self._total or is_every(self._config.eval_every, self.step):
+            self.last = self._work.evaluate()
+            metrics |= self.last
+        self._log.log_metrics(metrics, self.step)
+        state = {"work": self._work.state()}
+        self._manager.maybe_save(self._work.client, self.step, loop_state=state, metrics=metrics)
+
+    def _progress(self, adam: types.AdamParams, tokens: float, seconds: float) -> dict[str, float]:
+        return {
+            "optim/lr": adam.learning_rate,
+            "progress/epoch": self._work.batches.epoch_after(self.step),
+            "progress/done_frac": (self.step + 1) / self._total,
+            "time/step": seconds,
+            "time/tokens_per_second": tokens / seconds,
+        }

@@ -1,0 +1,141 @@
+"""What a run begins with, the first time and each other time: its folder, a server, and the newest checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tinker
+from typing_extensions import override
+
+from tinsmith.api import Api, ApiError, Unreachable, api_key_from_environment, base_url_from_environment
+from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
+from tinsmith.training.checkpoints.retention import Retention
+from tinsmith.training.checkpoints.store import CheckpointStore
+from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
+from tinsmith.training.runs.config import CONFIG_FILE, RunConfig, require_same, to_yaml
+
+CHECKPOINTS = "checkpoints"
+DATA_DIGEST_FILE = "data.sha256"
+
+
+class RunCheckpoints(CheckpointManager):
+    """Saves also where `is_due` says so: at the last step, and where somebody asked the run to stop."""
+
+    is_due: Callable[[int], bool] = staticmethod(lambda _: False)
+    asked_step: int | None = None
+    """The last for which a save was asked."""
+
+    @override
+    def maybe_save(
+        self,
+        training_client: tinker.TrainingClient,
+        step: int,
+        *,
+        loop_state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> bool:
+        if self.is_due(step):
+            self.save(training_client, step, loop_state=loop_state, metrics=metrics)
+        elif not super().maybe_save(training_client, step, loop_state=loop_state, metrics=metrics):
+            return False
+        self.asked_step = step
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """`resumed` is None for a run that begins."""
+
+    manager: RunCheckpoints
+    client: tinker.TrainingClient
+    tokenizer: Any
+    resumed: Resumed | None
+
+    @property
+    def step(self) -> int:
+        return 0 if self.resumed is None else self.resumed.step
+
+
+@contextmanager
+def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
+    """At the end everything is saved, and the session over. `digest` is of the data.
+
+    Raises BadConfig and BadData where settings or data are others than those that the run began with,
+    ServerNotReady, and what the SDK raises.
+    """
+    claim_folder(config, digest)
+    require_server(config.model)
+    tokenizer = None if config.tokenizer is None else _tokenizer_at(config.tokenizer)
+    with tinker.ServiceClient() as service:
+        manager = RunCheckpoints(
+            config.out / CHECKPOINTS,
+            service,
+            config=config.model_dump(mode="json"),
+            save_every=config.save_every,
+            retention=Retention(keep_last=config.keep_last),
+            tokenizer=tokenizer,
+        )
+        with manager:
+            resumed = manager.resume()
+            client = _new_client(service, config) if resumed is None else resumed.training_client
+            yield OpenRun(manager, client, tokenizer or _tokenizer_of(client, config), resumed)
+
+
+def claim_folder(config: RunConfig, digest: str) -> None:
+    """Writes the settings and the digest of the data there.
+
+    Raises BadConfig and BadData where a run with others has a checkpoint.
+    """
+    settings, data = config.out / CONFIG_FILE, config.out / DATA_DIGEST_FILE
+    if settings.exists() and data.exists() and CheckpointStore(str(config.out / CHECKPOINTS)).steps():
+        require_same(config, settings.read_text(), settings)
+        if data.read_text() != digest:
+            raise BadData(f"the data is not that which the run in {config.out} began with: give this run another out")
+    config.out.mkdir(parents=True, exist_ok=True)
+    write_whole(settings, to_yaml(config))
+    write_whole(data, digest)
+
+
+def require_server(model: str) -> None:
+    """Raises ServerNotReady: with the command that starts one where none answers."""
+    try:
+        with Api(base_url_from_environment(), api_key_from_environment()) as api:
+            served = [each.name for each in api.served_models()]
+    except Unreachable as error:
+        raise ServerNotReady(f"{error}; `tinsmith serve --model {model}` starts one on this machine") from error
+    except ApiError as error:
+        raise ServerNotReady(f"{error}; `tinsmith doctor` finds out why") from error
+    if model not in served:
+        raise ServerNotReady(f"{api.base_url} does not serve {model}; it serves {', '.join(served) or 'nothing'}")
+
+
+def write_whole(file: Path, content: str) -> None:
+    """A kill leaves the file as it was, or as it is to be."""
+    beside = file.with_name(f".{file.name}.new")
+    beside.write_text(content)
+    os.replace(beside, file)
+
+
+def _new_client(service: tinker.ServiceClient, config: RunConfig) -> tinker.TrainingClient:
+    return service.create_lora_training_client(config.model, rank=config.rank, seed=config.seed).result()
+
+
+def _tokenizer_of(client: tinker.TrainingClient, config: RunConfig) -> Any:
+    try:
+        return client.get_tokenizer()
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"there is no tokenizer for {config.model}: give its folder or name as tokenizer") from error
+
+
+def _tokenizer_at(place: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"tokenizer is {place!r}, and nothing there can be read as one") from error

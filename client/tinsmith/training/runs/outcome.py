@@ -1,0 +1,120 @@
+"""What a run leaves: an adapter, curves, and what it came to, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from tinsmith.training.checkpoints.adapter_folder import export_adapter
+from tinsmith.training.checkpoints.manager import CheckpointManager
+from tinsmith.training.run_logs.history import METRICS_FILE
+from tinsmith.training.runs.config import RunConfig
+from tinsmith.training.runs.opening import write_whole
+from tinsmith.training.runs.work import Panel
+
+ADAPTER, CURVES, SUMMARY = "adapter", "curves.png", "summary.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a run that is at its end. Evaluations are empty where nothing was held out."""
+
+    kind: str
+    model: str
+    steps: int
+    data: Mapping[str, Any]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    state: str
+    adapter: str
+    curves: str
+
+    def as_json(self) -> str:
+        return json.dumps({name: getattr(self, name) for name in self.__slots__}, indent=2) + "\n"
+
+    def table(self) -> Table:
+        """Of what was evaluated."""
+        table = Table("", "before", f"after {self.steps} steps", box=None, pad_edge=False)
+        for name in self.after:
+            table.add_row(
+                name.removeprefix("eval/"), f"{self.before.get(name, float('nan')):.4g}", f"{self.after[name]:.4g}"
+            )
+        return table
+
+
+def finish(
+    config: RunConfig,
+    manager: CheckpointManager,
+    steps: int,
+    data: Mapping[str, Any],
+    after: Mapping[str, float],
+    panels: Sequence[Panel],
+) -> Outcome:
+    """Of the checkpoint of the last step. Whatever an earlier end of this run left is made anew."""
+    adapter = config.out / ADAPTER
+    shutil.rmtree(adapter, ignore_errors=True)
+    export_adapter(manager.store, steps, adapter)
+    draw(config.out / METRICS_FILE, panels, config.out / CURVES)
+    outcome = Outcome(
+        kind=config.kind,
+        model=config.model,
+        steps=steps,
+        data=data,
+        before=evaluation_before(config.out / METRICS_FILE),
+        after=dict(after),
+        state=manager.store.metadata(steps).state_path,
+        adapter=str(adapter),
+        curves=str(config.out / CURVES),
+    )
+    write_whole(config.out / SUMMARY, outcome.as_json())
+    return outcome
+
+
+def evaluation_before(metrics_file: Path) -> dict[str, float]:
+    """The first step's; empty where somebody has removed it."""
+    curves = curves_of(metrics_file, None)
+    return {name: points[0][1] for name, points in curves.items() if name.startswith("eval/") and points[0][0] == 0}
+
+
+def curves_of(metrics_file: Path, names: Sequence[str] | None) -> dict[str, list[tuple[int, float]]]:
+    """Points of each metric that was logged, by its step; of all for None."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for line in metrics_file.read_text().splitlines():
+        record = json.loads(line)
+        for name in record.keys() - {"step"} if "step" in record else ():
+            if names is None or name in names:
+                points.setdefault(name, []).append((record["step"], record[name]))
+    return points
+
+
+def draw(metrics_file: Path, panels: Sequence[Panel], file: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")  # draws without a screen
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 4), layout="constrained", squeeze=False)
+    for panel, axis in zip(panels, axes[0], strict=True):
+        curves = curves_of(metrics_file, panel.metrics)
+        for name in (name for name in panel.metrics if name in curves):
+            is_evaluation = name.startswith("eval/")
+            label = name.removeprefix("eval/").replace("_", " ")
+            axis.plot(
+                *zip(*curves[name], strict=True), label=label, marker="o" if is_evaluation else None, linewidth=1.5
+            )
+        axis.set(title=panel.title, xlabel="step")
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis.lines:
+            axis.legend(frameon=False)
+    beside = file.with_name(f".{file.name}.new")
+    figure.savefig(beside, dpi=120, format="png")
+    plt.close(figure)
+    os.replace(beside, file)

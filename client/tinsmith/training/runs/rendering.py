@@ -1,0 +1,167 @@
+"""Examples as tokens, and which of them are learned."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from tinker_cookbook import renderers
+from tinker_cookbook.exceptions import ConfigurationError, RendererError
+from tinker_cookbook.model_info import get_recommended_renderer_name
+from typing_extensions import override
+
+from tinsmith.training.errors import BadConfig
+from tinsmith.training.runs.json_lines import BadExample, Completion, Conversation, Message, Text
+
+TrainOn: TypeAlias = Literal["all_assistant", "last_assistant"]
+PLAIN, CHAT_TEMPLATE, AUTO = "plain", "chat_template", "auto"
+ROLE_COLON = "role_colon"
+OF_COOKBOOK = {
+    "all_assistant": renderers.TrainOnWhat.ALL_ASSISTANT_MESSAGES,
+    "last_assistant": renderers.TrainOnWhat.LAST_ASSISTANT_MESSAGE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """`learned` has an entry for each token: whether it is predicted from those before it."""
+
+    tokens: list[int]
+    learned: list[bool]
+
+
+class Rendering(ABC):
+    """Raises BadExample for what it cannot render."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+
+    def render(self, example: Conversation | Completion | Text, train_on: TrainOn = "last_assistant") -> Tokens:
+        if isinstance(example, Text):
+            return self._with_end([], self._encoded(example.text))
+        if isinstance(example, Completion):
+            return self.completion(example)
+        return self.conversation(example.messages, train_on)
+
+    @abstractmethod
+    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> Tokens: ...
+
+    def completion(self, example: Completion) -> Tokens:
+        """As a question and its answer."""
+        asked = {"role": "user", "content": example.prompt}
+        return self.conversation([asked, {"role": "assistant", "content": example.completion}], "last_assistant")
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _with_end(self, prompt: list[int], learned: list[int]) -> Tokens:
+        """The end of the text is learned, too."""
+        end = [] if self._tokenizer.eos_token_id is None else [int(self._tokenizer.eos_token_id)]
+        tokens = [*prompt, *learned, *end]
+        return Tokens(tokens, [False] * len(prompt) + [True] * (len(tokens) - len(prompt)))
+
+
+class OfCookbook(Rendering):
+    """By a renderer of tinker-cookbook."""
+
+    def __init__(self, name: str, tokenizer: Any, renderer: renderers.Renderer) -> None:
+        super().__init__(name, tokenizer)
+        self.renderer = renderer
+
+    @override
+    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> Tokens:
+        told: list[Any] = [dict(message) for message in messages]
+        try:
+            rendered, weights = self.renderer.build_supervised_example(told, OF_COOKBOOK[train_on])
+        except RendererError as error:
+            raise BadExample(f"the renderer {self.name} refuses it: {error}") from error
+        return Tokens(list(rendered.to_ints()), [float(weight) > 0 for weight in weights])
+
+
+class Plain(OfCookbook):
+    """Without a chat format: text is tokens, and a conversation has its roles written before each message."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(PLAIN, tokenizer, renderers.get_renderer(ROLE_COLON, tokenizer))
+
+    @override
+    def completion(self, example: Completion) -> Tokens:
+        return self._with_end(self._encoded(example.prompt), self._encoded(example.completion))
+
+
+class ChatTemplate(Rendering):
+    """By the tokenizer's own template, which is asked for each answer what was there before it.
+
+    What comes before an answer is encoded by itself, as it is when the answer is sampled.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(CHAT_TEMPLATE, tokenizer)
+
+    @override
+    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> Tokens:
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        text = self._text(messages, is_whole=True)
+        tokens: list[int] = []
+        learned: list[bool] = []
+        told = 0
+        for number in answers if train_on == "all_assistant" else answers[-1:]:
+            before = self._text(messages[:number], is_whole=False)
+            after = self._text(messages[: number + 1], is_whole=True)
+            if not (text.startswith(after) and after.startswith(before)):
+                raise BadExample(
+                    f"the chat template renders the answer in message {number} otherwise when it is asked for or more "
+                    "follows: use train_on: last_assistant, or a renderer of the cookbook"
+                )
+            for piece, is_learned in ((text[told : len(before)], False), (text[len(before) : len(after)], True)):
+                encoded = self._encoded(piece)
+                tokens += encoded
+                learned += [is_learned] * len(encoded)
+            told = len(after)
+        rest = self._encoded(text[told:])
+        return Tokens(tokens + rest, learned + [False] * len(rest))
+
+    def _text(self, messages: Sequence[Message], *, is_whole: bool) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=not is_whole)
+            )
+        except Exception as error:  # of Jinja, or whatever a template raises
+            raise BadExample(f"the chat template refuses it: {error}") from error
+
+
+def choose_rendering(wanted: str, tokenizer: Any, model: str) -> Rendering:
+    """Raises BadConfig for a renderer that there is not, or that does not go with this tokenizer."""
+    name = _known_to_cookbook(model) if wanted == AUTO else wanted
+    if name is None:
+        name = CHAT_TEMPLATE if getattr(tokenizer, "chat_template", None) else PLAIN
+    if name == PLAIN:
+        return Plain(tokenizer)
+    if name == CHAT_TEMPLATE:
+        if not getattr(tokenizer, "chat_template", None):
+            raise BadConfig(f"renderer is chat_template, and the tokenizer of {model} has none: use plain")
+        return ChatTemplate(tokenizer)
+    return OfCookbook(name, tokenizer, _of_cookbook(name, tokenizer, model))
+
+
+def choose_cookbook_renderer(wanted: str, tokenizer: Any, model: str) -> renderers.Renderer:
+    """For environments, which read answers as well. Raises BadConfig."""
+    name = (_known_to_cookbook(model) or ROLE_COLON) if wanted == AUTO else wanted
+    return _of_cookbook(name, tokenizer, model)
+
+
+def _of_cookbook(name: str, tokenizer: Any, model: str) -> renderers.Renderer:
+    try:
+        return renderers.get_renderer(name, tokenizer)
+    except Exception as error:  # a tokenizer without the renderer's tokens fails in many ways
+        raise BadConfig(f"renderer {name} does not go with the tokenizer of {model}: {error}") from error
+
+
+def _known_to_cookbook(model: str) -> str | None:
+    try:
+        return get_recommended_renderer_name(model)
+    except (ConfigurationError, KeyError, ValueError):
+        return None

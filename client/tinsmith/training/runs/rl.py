@@ -1,0 +1,144 @@
+"""Reinforcement learning: `RLTrainer`, on policy and with seeds: a run that was killed comes to the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tinker
+from tinker_cookbook import renderers
+from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
+from tinker_cookbook.rl.types import EnvGroupBuilder
+from tinker_cookbook.utils import ml_log
+from typing_extensions import override
+
+from tinsmith.training.rl.data_order import GroupPlace
+from tinsmith.training.rl.policy import AllOrNone, GroupPolicy
+from tinsmith.training.rl.rollouts import roll_out
+from tinsmith.training.rl.trainer import RLTrainer
+from tinsmith.training.runs.config import RlConfig
+from tinsmith.training.runs.groups import make_groups, read_prompts
+from tinsmith.training.runs.json_lines import digest_of_files
+from tinsmith.training.runs.loop import Stopped, StopRequest, adam_at, is_every, logged
+from tinsmith.training.runs.opening import OpenRun, opened
+from tinsmith.training.runs.outcome import Outcome, finish
+from tinsmith.training.runs.rendering import choose_cookbook_renderer
+from tinsmith.training.runs.work import HELD_OUT, Panel
+from tinsmith.training.streams.step import MinibatchPlan, StepReport
+
+NO_RENDERER = "none"
+REWARD = "env/all/reward/total"
+PANELS = (
+    Panel("reward of an episode", (REWARD, f"{HELD_OUT}/reward")),
+    Panel("groups without a gradient", ("progress/groups_with_equal_rewards",)),
+)
+
+
+def run_rl(config: RlConfig) -> Outcome:
+    """To its end, from wherever it is. Raises RunError, Stopped, SaveFailed, and what RLTrainer and the SDK raise."""
+    prompts = read_prompts(config)
+    with opened(config, digest_of_files([config.data, config.eval_data])) as open_run:
+        renderer = _renderer(config, open_run.tokenizer)
+        train, held_out = make_groups(config, prompts, renderer)
+        with logged(config, config.steps) as log, StopRequest.listening() as stop:
+            run = _Run(config, open_run, held_out, log, stop)
+            steps = asyncio.run(run.go_on(train))
+        counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
+        return finish(config, open_run.manager, steps, counted, run.last, PANELS)
+
+
+class _Run:
+    """`last` is the evaluation after the last step."""
+
+    def __init__(
+        self,
+        config: RlConfig,
+        open_run: OpenRun,
+        held_out: Sequence[EnvGroupBuilder],
+        log: ml_log.Logger,
+        stop: StopRequest,
+    ) -> None:
+        self._config = config
+        self._open_run = open_run
+        self._held_out = held_out
+        self._log = log
+        self._stop = stop
+        self.last: Mapping[str, float] = {}
+
+    async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> int:
+        """Returns how many steps were done in all: less than all where there is nothing to learn. Raises Stopped."""
+        config, manager, client = self._config, self._open_run.manager, self._open_run.client
+        manager.is_due = lambda step: step == config.steps or self._stop.asked
+        if self._open_run.step in (0, config.steps):
+            self.last = await self._evaluate(await client.save_weights_and_get_sampling_client())
+        if self._open_run.step == 0:
+            self._log.log_metrics(dict(self.last), 0)
+        trainer = RLTrainer(
+            client,
+            groups,
+            MinibatchPlan(groups_per_step=config.groups_per_step, groups_per_minibatch=config.groups_per_step),
+            partial(adam_at, config, config.steps),
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            loss_fn=config.loss,
+            seed=config.seed,
+            checkpoints=manager,
+            resumed=self._open_run.resumed,
+            on_step=[self._after],
+            logger=_StepsDone(self._log),
+        )
+        steps = await trainer.run(config.steps)
+        await asyncio.to_thread(manager.wait)
+        if steps < config.steps:
+            self.last = await self._evaluate(await client.save_weights_and_get_sampling_client())
+            self._log.log_metrics(dict(self.last), steps)
+        return steps
+
+    async def _after(self, report: StepReport, sampling_client: tinker.SamplingClient) -> None:
+        step = report.step + 1
+        if step == self._config.steps or is_every(self._config.eval_every, step):
+            self.last = await self._evaluate(sampling_client)
+            self._log.log_metrics(dict(self.last), step)
+        if self._stop.asked and step < self._config.steps and self._open_run.manager.asked_step == step:
+            await asyncio.to_thread(self._open_run.manager.wait)
+            raise Stopped(step, self._config.steps)
+
+    async def _evaluate(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
+        """Always with the same seeds, so that evaluations differ by the weights alone."""
+        if not self._held_out:
+            return {}
+        rolled_out = await asyncio.gather(
+            *(self._roll_out(number, builder, sampling_client) for number, builder in enumerate(self._held_out))
+        )
+        groups = [group.trajectories for group in rolled_out if group.trajectories.trajectories_G]
+        metrics = compute_trajectory_metrics(groups, [[] for _ in groups])
+        return {f"{HELD_OUT}/reward": float(metrics[REWARD])} if REWARD in metrics else {}
+
+    async def _roll_out(self, number: int, builder: EnvGroupBuilder, sampling_client: tinker.SamplingClient) -> Any:
+        config = self._config
+        policy = GroupPolicy(sampling_client, config.max_tokens, config.temperature, seeds=(~config.seed, number))
+        return await roll_out(builder, GroupPlace(number), policy, 0, AllOrNone())
+
+
+@dataclass(frozen=True, slots=True)
+class _StepsDone(ml_log.Logger):
+    """A trainer numbers its steps from 0; a run's log says how many are done, as its checkpoints do."""
+
+    log: ml_log.Logger
+
+    @override
+    def log_hparams(self, config: Any) -> None:
+        self.log.log_hparams(config)
+
+    @override
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self.log.log_metrics(metrics, None if step is None else step + 1)
+
+
+def _renderer(config: RlConfig, tokenizer: Any) -> renderers.Renderer | None:
+    if config.renderer == NO_RENDERER:
+        return None
+    return choose_cookbook_renderer(config.renderer, tokenizer, config.model)

@@ -1,0 +1,69 @@
+"""Supervised fine-tuning: the likelihood of what examples say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tinker
+from tinker import types
+from typing_extensions import override
+
+from tinsmith.training.runs.config import SftConfig
+from tinsmith.training.runs.data import Examples, datum_of, learned_count, learned_logprobs, prepare
+from tinsmith.training.runs.json_lines import SftExample, parse_sft
+from tinsmith.training.runs.rendering import Rendering
+from tinsmith.training.runs.schedule import ShuffledBatches
+from tinsmith.training.runs.work import HELD_OUT, Kind, Panel, Work, with_optimizer
+
+
+class SupervisedWork(Work):
+    """The gradient is that of the mean over a batch's learned tokens."""
+
+    panels = (
+        Panel("negative log-likelihood per token", ("train/nll", f"{HELD_OUT}/nll")),
+        Panel("learning rate", ("optim/lr",)),
+    )
+
+    @override
+    def step(self, number: int, adam: types.AdamParams) -> dict[str, float]:
+        batch = [self.data.train[place][0] for place in self.batches[number]]
+        learned = sum(map(learned_count, batch))
+        trained = self.client.forward_backward([datum_of(one, 1 / learned) for one in batch], "cross_entropy")
+        stepped = self.client.optim_step(adam)
+        outputs = trained.result().loss_fn_outputs
+        # Of the logprobs, which every server gives; not every one gives the loss's value.
+        total = sum(
+            float(logprob)
+            for one, output in zip(batch, outputs, strict=True)
+            for logprob, is_learned in zip(output["logprobs"].data, one.learned[1:], strict=True)
+            if is_learned
+        )
+        tokens = float(sum(len(one.tokens) for one in batch))
+        return with_optimizer({"train/nll": -total / learned, "train/tokens": tokens}, stepped.result())
+
+    @override
+    def evaluate(self) -> dict[str, float]:
+        held_out = [example[0] for example in self.data.held_out]
+        if not held_out:
+            return {}
+        total = sum(learned_logprobs(self.client, held_out, self.batches.batch_size))
+        return {f"{HELD_OUT}/nll": -total / sum(map(learned_count, held_out))}
+
+
+def read(config: SftConfig) -> Examples[SftExample]:
+    return Examples.read(config, parse_sft)
+
+
+def begin(
+    config: SftConfig,
+    examples: Examples[SftExample],
+    rendering: Rendering,
+    client: tinker.TrainingClient,
+    state: Mapping[str, Any] | None,
+) -> Work:
+    data = prepare(config, examples, lambda example: (rendering.render(example, config.train_on),))
+    return SupervisedWork(client, data, ShuffledBatches(len(data.train), config.batch_size, config.epochs, config.seed))
+
+
+SFT: Kind[SftConfig, SftExample] = Kind(SftConfig, read, begin)

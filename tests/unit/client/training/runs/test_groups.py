@@ -1,0 +1,97 @@
+"""Environments of a run: where they come from, how answers are graded, and what is told of a wrong name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinker_cookbook.rl.types import EnvGroupBuilder
+from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.runs.config import RlConfig
+from tinsmith.training.runs.groups import Prompts, contains, exact, grader, make_groups, number, read_prompts
+
+
+def config(**given: Any) -> RlConfig:
+    return RlConfig(model="demo/tiny", **given)
+
+
+def asked(groups: Sequence[EnvGroupBuilder]) -> list[Any]:
+    return [group.example for group in groups]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("environment", ["guessing", "forecaster"])
+def test_worked_environments_hold_out_others_than_they_train_on(environment: str) -> None:
+    train, held_out = make_groups(config(environment=environment, groups=20, eval_groups=20), Prompts(), None)
+    again, _ = make_groups(config(environment=environment, groups=20, eval_groups=20), Prompts(), None)
+    assert len(train) == len(held_out) == 20
+    assert asked(train) == asked(again)
+    assert asked(train) != asked(held_out)
+    assert make_groups(config(environment=environment, eval_groups=0), Prompts(), None)[1] == []
+
+
+def test_a_function_of_ones_own_is_found_where_the_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_games.py").write_text(
+        "from tinsmith.training.environments.guessing import guessing, secrets\n"
+        "def game(*, renderer, group_size, count, seed):\n"
+        "    return guessing(secrets(seed, count), group_size=group_size, renderer=renderer)\n"
+        "def nothing(**given):\n"
+        "    return []\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    train, held_out = make_groups(config(environment="my_games:game", groups=3, eval_groups=2), Prompts(), None)
+    assert (len(train), len(held_out)) == (3, 2)
+    with pytest.raises(BadConfig, match="environment my_games:nothing is to return EnvGroupBuilders, one or more"):
+        make_groups(config(environment="my_games:nothing"), Prompts(), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("chess", "environment is 'chess': it is guessing, forecaster, jsonl or module:function"),
+        ("no_such_module:f", "environment is 'no_such_module:f': No module named 'no_such_module'"),
+        ("json:f", "environment is 'json:f': module 'json' has no attribute 'f'"),
+    ],
+)
+def test_an_environment_that_there_is_not_is_told(name: str, told: str) -> None:
+    with pytest.raises(BadConfig, match=told):
+        make_groups(config(environment=name), Prompts(), None)
+
+
+def test_graders_are_what_their_names_say() -> None:
+    assert (exact(" a\n", "a"), exact("a b", "a")) == (1.0, 0.0)
+    assert (contains("so: a.", "a"), contains("so", "a")) == (1.0, 0.0)
+    assert (number("3, or 1,200", "1200"), number("12", "1"), number("none", "1")) == (1.0, 0.0, 0.0)
+    assert grader("exact") is exact
+    with pytest.raises(BadConfig, match="grader is 'nice': it is exact, contains, number or module:function"):
+        grader("nice")
+
+
+def test_prompts_are_split_or_held_out_in_a_file_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{n}?", "answer": n}) + "\n" for n in range(10)))
+    prompts = read_prompts(config(environment="jsonl", data=file, eval_groups=3))
+    assert (len(prompts.train), len(prompts.held_out)) == (7, 3)
+    assert {one.place for one in prompts.train}.isdisjoint(one.place for one in prompts.held_out)
+    apart = read_prompts(config(environment="jsonl", data=file, eval_data=file, eval_groups=4))
+    assert (len(apart.train), len(apart.held_out)) == (10, 4)
+
+
+def test_data_and_environment_that_do_not_go_together_are_told(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="environment is jsonl, and data is not given"):
+        read_prompts(config(environment="jsonl"))
+    with pytest.raises(BadConfig, match="data is of the environment jsonl, and environment is guessing"):
+        read_prompts(config(data=tmp_path))
+    with pytest.raises(BadConfig, match="renderer none does not go with it"):
+        make_groups(config(environment="jsonl"), Prompts(), None)
+
+
+def test_an_answer_that_is_no_number_is_told_where_numbers_are_graded(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "a", "answer": "1,000"}\n{"prompt": "b", "answer": "two"}\n')
+    with pytest.raises(BadData, match=r"a\.jsonl:2: answer is 'two', and grader is number"):
+        read_prompts(config(environment="jsonl", data=file, grader="number"))

@@ -1,0 +1,144 @@
+"""Examples in JSONL: what they may be, and what is told of those that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinsmith.training.errors import BadData
+from tinsmith.training.runs.json_lines import (
+    AnsweredPrompt,
+    BadExample,
+    Completion,
+    Conversation,
+    Preference,
+    Text,
+    digest_of_files,
+    parse_answered,
+    parse_dpo,
+    parse_sft,
+    read_examples,
+)
+
+USER = {"role": "user", "content": "Hello"}
+ANSWER = {"role": "assistant", "content": "Good day"}
+
+
+def test_three_forms_are_examples_of_supervised_training() -> None:
+    assert parse_sft({"messages": [USER, ANSWER]}) == Conversation([USER, ANSWER])
+    assert parse_sft({"prompt": "", "completion": "b"}) == Completion("", "b")
+    assert parse_sft({"text": "a"}) == Text("a")
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (
+            {"question": 1, "answer": 2},
+            "neither messages, nor prompt and completion, nor text; it has answer, question",
+        ),
+        ({}, "it has nothing"),
+        ({"messages": []}, "messages is to be a list of messages"),
+        (
+            {"messages": [{"role": "robot", "content": ""}]},
+            r"messages\[0\] has no role of system, user, assistant, tool",
+        ),
+        ({"messages": [USER]}, "the last of messages is the user's, and there is nothing to learn after it"),
+        ({"messages": [{**USER, "content": [{"type": "image"}]}]}, r"the content of messages\[0\] is no string"),
+        (
+            {"messages": [USER, {**ANSWER, "tool_calls": []}]},
+            r"messages\[1\] has tool_calls, which this command does not",
+        ),
+        ({"text": "a", "weight": 2}, "weight has no meaning beside text"),
+        ({"prompt": "a", "completion": ""}, "completion is empty"),
+        ({"text": 3}, "text is no string"),
+    ],
+)
+def test_what_is_wrong_with_an_example_is_told(record: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadExample, match=told):
+        parse_sft(record)
+
+
+def test_preferences_are_strings_or_messages() -> None:
+    assert parse_dpo({"prompt": "a", "chosen": "b", "rejected": "c"}) == Preference(
+        Completion("a", "b"), Completion("a", "c")
+    )
+    asked = {"prompt": [USER], "chosen": "Good day", "rejected": [{**ANSWER, "content": "What?"}]}
+    assert parse_dpo(asked) == Preference(
+        Conversation([USER, ANSWER]), Conversation([USER, {"role": "assistant", "content": "What?"}])
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "no rejected; it has chosen, prompt"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
+        (
+            {"prompt": "a", "chosen": [USER], "rejected": "b"},
+            "chosen is to be a string, or one message of the assistant",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_preference_is_told(record: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadExample, match=told):
+        parse_dpo(record)
+
+
+def test_prompts_have_answers_that_are_words_or_numbers() -> None:
+    assert parse_answered({"prompt": "a", "answer": 4}) == AnsweredPrompt("a", "4")
+    assert parse_answered({"prompt": [USER], "answer": "b"}) == AnsweredPrompt([USER], "b")
+    for record, told in (({"prompt": "a"}, "no answer"), ({"prompt": "a", "answer": True}, "a string or a number")):
+        with pytest.raises(BadExample, match=told):
+            parse_answered(record)
+
+
+def test_every_bad_line_is_told_with_its_file_and_number(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}\n\n{"text": }\n[1]\n{"text": 5}\n')
+    with pytest.raises(BadData) as raised:
+        read_examples(file, parse_sft)
+    assert str(raised.value).splitlines() == [
+        f"{file}:3: no JSON: Expecting value at column 10",
+        f"{file}:4: no JSON object",
+        f"{file}:5: text is no string",
+    ]
+
+
+def test_of_many_bad_lines_ten_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("1\n" * 25)
+    with pytest.raises(BadData) as raised:
+        read_examples(file, parse_sft)
+    assert len(str(raised.value).splitlines()) == 11
+    assert str(raised.value).endswith("and 15 lines more")
+
+
+def test_examples_know_their_place_and_empty_lines_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('\n{"text": "a"}\n\n{"text": "b"}')
+    assert [(one.place, one.example) for one in read_examples(file, parse_sft)] == [
+        (f"{file}:2", Text("a")),
+        (f"{file}:4", Text("b")),
+    ]
+
+
+def test_a_file_that_is_not_there_or_has_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"a\.jsonl cannot be read: No such file"):
+        read_examples(tmp_path / "a.jsonl", parse_sft)
+    (tmp_path / "b.jsonl").write_text("\n")
+    with pytest.raises(BadData, match=r"b\.jsonl has no examples"):
+        read_examples(tmp_path / "b.jsonl", parse_sft)
+
+
+def test_the_digest_is_of_what_files_hold(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(json.dumps(1))
+    (tmp_path / "b").write_text(json.dumps(2))
+    digests = {
+        digest_of_files(files)
+        for files in ([tmp_path / "a"], [tmp_path / "a", tmp_path / "b"], [tmp_path / "b", tmp_path / "a"])
+    }
+    assert len(digests) == 3
+    assert digest_of_files([tmp_path / "a"]) == digest_of_files([tmp_path / "a"])

@@ -1,0 +1,137 @@
+"""Which tokens an example becomes, and which of them are learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.runs.config import SftConfig
+from tinsmith.training.runs.data import Examples, datum_of, prepare
+from tinsmith.training.runs.json_lines import BadExample, Completion, Conversation, Placed, SftExample, Text
+from tinsmith.training.runs.rendering import Rendering, Tokens, TrainOn, choose_rendering
+from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
+from transformers import AutoTokenizer
+
+TALK = Conversation(
+    [
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "Two"},
+        {"role": "assistant", "content": "2"},
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoTokenizer.from_pretrained(make_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+def learned(
+    rendering: Rendering, tokenizer: Any, example: SftExample, train_on: TrainOn = "all_assistant"
+) -> list[str]:
+    """The runs of tokens that are learned, as text."""
+    rendered = rendering.render(example, train_on)
+    runs: list[list[int]] = []
+    for place, (token, is_learned) in enumerate(zip(rendered.tokens, rendered.learned, strict=True)):
+        if is_learned and (place == 0 or not rendered.learned[place - 1]):
+            runs.append([])
+        if is_learned:
+            runs[-1].append(token)
+    return [tokenizer.decode(run) for run in runs]
+
+
+def test_a_model_that_the_cookbook_knows_has_its_renderer(tokenizer: Any) -> None:
+    assert choose_rendering("auto", tokenizer, "Qwen/Qwen3-8B").name == "qwen3"
+
+
+def test_another_model_has_its_chat_template_and_one_without_is_plain(tokenizer: Any) -> None:
+    assert choose_rendering("auto", tokenizer, "demo/tiny").name == "chat_template"
+    tokenizer_without = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    tokenizer_without.chat_template = None
+    assert choose_rendering("auto", tokenizer_without, "demo/tiny").name == "plain"
+    with pytest.raises(BadConfig, match="the tokenizer of demo/tiny has none: use plain"):
+        choose_rendering("chat_template", tokenizer_without, "demo/tiny")
+
+
+def test_a_renderer_that_there_is_not_is_told(tokenizer: Any) -> None:
+    with pytest.raises(BadConfig, match="renderer qwen99 does not go with the tokenizer of demo/tiny: "):
+        choose_rendering("qwen99", tokenizer, "demo/tiny")
+
+
+def test_a_chat_template_learns_answers_with_their_ends(tokenizer: Any) -> None:
+    rendering = choose_rendering("chat_template", tokenizer, "demo/tiny")
+    text = tokenizer.apply_chat_template(TALK.messages, tokenize=False)
+    assert tokenizer.decode(rendering.render(TALK).tokens) == text
+    assert learned(rendering, tokenizer, TALK) == ["1<|im_end|>\n", "2<|im_end|>\n"]
+    assert learned(rendering, tokenizer, TALK, "last_assistant") == ["2<|im_end|>\n"]
+    assert learned(rendering, tokenizer, Completion("One", "1")) == ["1<|im_end|>\n"]
+
+
+def test_a_template_that_renders_earlier_answers_otherwise_is_told(tokenizer: Any) -> None:
+    forgetful = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    forgetful.chat_template = (
+        "{% for message in messages %}{{ message.role }} "
+        "{{ message.content if loop.last or message.role == 'user' else '…' }}\n{% endfor %}"
+        "{{ 'assistant ' if add_generation_prompt }}"
+    )
+    rendering = choose_rendering("chat_template", forgetful, "demo/tiny")
+    with pytest.raises(BadExample, match=r"the answer in message 1 otherwise when .* more follows: use"):
+        rendering.render(TALK, "all_assistant")
+    assert learned(rendering, forgetful, TALK, "last_assistant") == ["2\n"]
+
+
+def test_plain_text_is_learned_to_its_end_and_of_a_completion_only_what_completes(tokenizer: Any) -> None:
+    rendering = choose_rendering("plain", tokenizer, "demo/tiny")
+    assert learned(rendering, tokenizer, Text("abc")) == [f"abc{tokenizer.eos_token}"]
+    assert learned(rendering, tokenizer, Completion("One", " 1")) == [f" 1{tokenizer.eos_token}"]
+    assert tokenizer.decode(rendering.render(TALK).tokens).startswith("User: One\n\nAssistant: 1\n\nUser:")
+
+
+def test_a_renderer_of_the_cookbook_learns_the_answer(tokenizer: Any) -> None:
+    rendering = choose_rendering("qwen3", tokenizer, "demo/tiny")
+    assert learned(rendering, tokenizer, Completion("One", "1"))[-1].endswith("1<|im_end|>")
+
+
+def test_a_datum_predicts_each_token_from_those_before_it() -> None:
+    datum = datum_of(Tokens([5, 6, 7], [False, True, True]), 0.5)
+    assert datum.model_input.to_ints() == [5, 6]
+    assert datum.loss_fn_inputs["target_tokens"].tolist() == [6, 7]
+    assert datum.loss_fn_inputs["weights"].tolist() == [0.5, 0.5]
+
+
+def config(**given: Any) -> SftConfig:
+    return SftConfig(model="demo/tiny", data=Path("a.jsonl"), **given)
+
+
+def of_lengths(*lengths: int) -> Examples[int]:
+    return Examples([Placed(length, f"a.jsonl:{length}") for length in lengths], [], "")
+
+
+def render_length(length: int) -> tuple[Tokens, ...]:
+    """The last two tokens are learned."""
+    return (Tokens(list(range(length)), [False] * (length - 2) + [True] * 2),)
+
+
+def test_what_is_too_long_is_dropped_and_counted() -> None:
+    prepared = prepare(config(max_length=4), of_lengths(3, 4, 5, 9), render_length)
+    assert [len(one.tokens) for (one,) in prepared.train] == [3, 4]
+    assert prepared.described() == {"examples": 2, "held_out": 0, "dropped": 2, "truncated": 0, "tokens": 7}
+
+
+def test_what_is_truncated_stays_if_there_is_something_to_learn() -> None:
+    prepared = prepare(config(max_length=4, too_long="truncate"), of_lengths(3, 5, 9), render_length)
+    assert [len(one.tokens) for (one,) in prepared.train] == [3, 4]
+    assert (prepared.truncated, prepared.dropped) == (2, 1)
+
+
+def test_what_is_too_long_is_refused_where_that_is_asked_for() -> None:
+    with pytest.raises(BadData, match=r"a.jsonl:5: 5 tokens, and max_length is 4"):
+        prepare(config(max_length=4, too_long="refuse"), of_lengths(3, 5), render_length)
+
+
+def test_data_of_which_nothing_fits_is_told() -> None:
+    with pytest.raises(BadData, match=r"no example of a.jsonl fits into max_length, 4 tokens"):
+        prepare(config(max_length=4), of_lengths(5), render_length)

@@ -1,0 +1,57 @@
+"""Learning rates and batches are known by the number of a step alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tinsmith.training.runs.schedule import Schedule, ShuffledBatches, held_out_split, learning_rate_at
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [1, 2, 3, 3, 3, 3]),
+        ("linear", [1, 2, 3, 2.25, 1.5, 0.75]),
+        ("cosine", [1, 2, 3, 2.56066, 1.5, 0.43934]),
+    ],
+)
+def test_a_schedule_rises_and_falls(schedule: Schedule, expected: list[float]) -> None:
+    rates = [learning_rate_at(step, 6, 3.0, schedule, warmup_steps=2) for step in range(6)]
+    assert rates == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_warm_up_as_long_as_the_run_never_falls() -> None:
+    assert [learning_rate_at(step, 2, 3.0, "linear", warmup_steps=2) for step in range(2)] == [1.0, 2.0]
+
+
+def test_each_epoch_has_every_example_once_in_an_order_of_its_own() -> None:
+    batches = ShuffledBatches(count=10, batch_size=4, epochs=3, seed=1)
+    order = [place for number in range(len(batches)) for place in batches[number]]
+    assert [len(batches[number]) for number in range(len(batches))] == [4] * 7 + [2]
+    epochs = [order[first : first + 10] for first in (0, 10, 20)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != list(range(10))
+
+
+def test_a_batch_does_not_depend_on_which_were_asked_for_before() -> None:
+    asked_in_order = ShuffledBatches(10, 4, 3, seed=1)
+    expected = [asked_in_order[number] for number in range(8)]
+    assert [ShuffledBatches(10, 4, 3, seed=1)[number] for number in (5, 2, 7)] == [expected[n] for n in (5, 2, 7)]
+    assert ShuffledBatches(10, 4, 3, seed=2)[0] != expected[0]
+
+
+def test_a_batch_that_is_larger_than_the_data_goes_through_it_more_than_once() -> None:
+    batches = ShuffledBatches(count=3, batch_size=5, epochs=2, seed=0)
+    assert Counter(batches[0] + batches[1]) == {0: 2, 1: 2, 2: 2}
+    assert [batches.epoch_after(number) for number in (0, 1)] == [5 / 3, 2.0]
+    with pytest.raises(IndexError):
+        batches[2]
+
+
+@pytest.mark.parametrize(("count", "fraction", "held_out"), [(10, 0.0, 0), (10, 0.1, 1), (10, 0.11, 2), (1, 0.5, 0)])
+def test_a_part_is_held_out_and_something_is_left(count: int, fraction: float, held_out: int) -> None:
+    train, held = held_out_split(count, fraction, seed=3)
+    assert len(held) == held_out
+    assert sorted(train + held) == list(range(count))
+    assert (train, held) == held_out_split(count, fraction, seed=3)
