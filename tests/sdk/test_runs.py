@@ -79,11 +79,14 @@ def test_an_example_learns_and_leaves_what_it_says(
     at_most: float,
 ) -> None:
     assert train(kind, "--example", ".") == 0
-    assert train(kind, *here(server), "--logs", "console,tensorboard", "--renderer", "chat_template") == 0
+    assert (
+        train(kind, *here(server), "--epochs", 8, "--logs", "console,tensorboard", "--renderer", "chat_template") == 0
+    )
     out = tmp_path / f"{kind}-run"
     summary = json.loads((out / "summary.json").read_text())
     assert summary["after"][judged_by] < at_most < summary["before"][judged_by]
     assert (summary["data"]["examples"], summary["data"]["held_out"]) == (43, 5)
+    assert "/sampler_weights/step-43" in summary["sampler"]
     assert [line["step"] for line in logged(out)] == list(range(44))
     written = yaml.safe_load((out / "config.yaml").read_text())
     assert (written["model"], written["batch_size"], written["renderer"]) == (MODEL, 8, "chat_template")
@@ -93,7 +96,7 @@ def test_an_example_learns_and_leaves_what_it_says(
     assert CheckpointStore(str(out / "checkpoints")).steps() == [40, 43]
     shown = capsys.readouterr().out
     assert f"model: {MODEL}" in shown
-    assert "held_out/" in shown.splitlines()[-4]
+    assert "held_out/" in shown.splitlines()[-5]
 
 
 def test_a_forecaster_learns_from_rewards(train: Train, server: ServedInstallation, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def _run(config: RunConfig) -> None:
         ("adapter", outcome.adapter),
         ("curves", outcome.curves),
         ("summary", config.out / "summary.json"),
+        ("sampler", outcome.sampler),
     ):
         console.print(f"{word:<8} {place}", markup=False)
 

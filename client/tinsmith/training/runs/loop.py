@@ -68,7 +68,7 @@ def run(kind: Kind[Config, Example], config: Config) -> Outcome:
             steps = _Steps(config, open_run, work, log, total)
             steps.go_on(stop)
         counted = {**work.data.described(), "renderer": rendering.name}
-        return finish(config, open_run.manager, total, counted, steps.last, work.panels)
+        return finish(config, open_run.manager, open_run.client, total, counted, steps.last, work.panels)
 
 
 def logged(config: RunConfig, total_steps: int) -> RunLog:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tinker
 from rich.table import Table
 
 from tinsmith.training.checkpoints.adapter_folder import export_adapter
@@ -24,7 +25,10 @@ ADAPTER, CURVES, SUMMARY = "adapter", "curves.png", "summary.json"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a run that is at its end. Evaluations are empty where nothing was held out."""
+    """Of a run that is at its end. Evaluations are empty where nothing was held out.
+
+    `state` and `sampler` are paths at the server: to go on from, and to sample from or promote.
+    """
 
     kind: str
     model: str
@@ -33,6 +37,7 @@ class Outcome:
     before: Mapping[str, float]
     after: Mapping[str, float]
     state: str
+    sampler: str
     adapter: str
     curves: str
 
@@ -52,16 +57,18 @@ class Outcome:
 def finish(
     config: RunConfig,
     manager: CheckpointManager,
+    client: tinker.TrainingClient,
     steps: int,
     data: Mapping[str, Any],
     after: Mapping[str, float],
     panels: Sequence[Panel],
 ) -> Outcome:
-    """Of the checkpoint of the last step. Whatever an earlier end of this run left is made anew."""
+    """Of the checkpoint of the last step, whose weights `client` has. What an earlier end left here is made anew."""
     adapter = config.out / ADAPTER
     shutil.rmtree(adapter, ignore_errors=True)
     export_adapter(manager.store, steps, adapter)
     draw(config.out / METRICS_FILE, panels, config.out / CURVES)
+    state = manager.store.metadata(steps).state_path
     outcome = Outcome(
         kind=config.kind,
         model=config.model,
@@ -69,12 +76,22 @@ def finish(
         data=data,
         before=evaluation_before(config.out / METRICS_FILE),
         after=dict(after),
-        state=manager.store.metadata(steps).state_path,
+        state=state,
+        sampler=_sampler(config.out / SUMMARY, state, client, steps),
         adapter=str(adapter),
         curves=str(config.out / CURVES),
     )
     write_whole(config.out / SUMMARY, outcome.as_json())
     return outcome
+
+
+def _sampler(summary: Path, state: str, client: tinker.TrainingClient, steps: int) -> str:
+    """The one that an earlier end of this run has saved, and perhaps promoted; or else a new one."""
+    if summary.exists():
+        earlier = json.loads(summary.read_text())
+        if earlier.get("state") == state:
+            return str(earlier["sampler"])
+    return client.save_weights_for_sampler(f"step-{steps}").result().path
 
 
 def evaluation_before(metrics_file: Path) -> dict[str, float]:

@@ -47,7 +47,7 @@ def run_rl(config: RlConfig) -> Outcome:
             run = _Run(config, open_run, held_out, log, stop)
             steps = asyncio.run(run.go_on(train))
         counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
-        return finish(config, open_run.manager, steps, counted, run.last, PANELS)
+        return finish(config, open_run.manager, open_run.client, steps, counted, run.last, PANELS)
 
 
 class _Run:
