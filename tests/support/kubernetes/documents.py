@@ -36,8 +36,8 @@ def blocks_of_pages() -> Iterator[Written]:
 
 
 def manifests_of_examples() -> Iterator[Written]:
-    """Everything there but values for the chart."""
-    for file in sorted(ROOT.glob("examples/**/*.y*ml")):
+    """Everything there but values for the chart, and settings of `tinsmith train`."""
+    for file in sorted(ROOT.glob("examples/*.y*ml")):
         if not file.name.startswith("values-"):
             yield from _documents(file.read_text(), str(file.relative_to(ROOT)))
 
