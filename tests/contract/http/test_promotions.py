@@ -134,6 +134,16 @@ async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServ
     assert "stands for nothing by now" in (await promoted(server, "beta", first, expected_path=first)).text
 
 
+async def test_what_a_name_stands_for_already_is_no_change_of_it(server: TestedServer) -> None:
+    """As when a client has not heard the first answer. A rollback would go back to the same."""
+    first, second = await saved(server, "one", "two")
+    await promoted(server, "prod", first)
+    made = await promoted(server, "prod", second, expected_path=first)
+    for fields in ({"expected_path": first}, {}):
+        assert (await promoted(server, "prod", second, **fields)).json() == made.json()
+    assert (await rolled_back(server, "prod")).json()["model_path"] == first
+
+
 async def test_promotions_at_the_same_moment_are_made_one_after_the_other(server: TestedServer) -> None:
     paths = await saved(server, *"abcdef")
     answers = await asyncio.gather(*(promoted(server, "prod", path) for path in paths))

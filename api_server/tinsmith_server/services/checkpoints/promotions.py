@@ -41,7 +41,8 @@ class Promotions:
     async def promote(
         self, tenant: str, name: str, path: str, expected: str | Expected | None = Expected.ANYTHING
     ) -> Promotion:
-        """`expected`: the path that the name must stand for now, None for a new name.
+        """`expected`: the path that the name must stand for now, None for a new name. One that stands for `path`
+        already is left as it is: who repeats a promotion has its answer, and a rollback leads to another path.
 
         Raises Unprocessable for a name that cannot be one, for a checkpoint that may not stand for one or too many
         names, and where something else than `expected` stands there; NotFound for no checkpoint of the tenant's.
@@ -51,6 +52,8 @@ class Promotions:
         async def attempt() -> Promotion | None:
             checkpoint = await self._lasting(tenant, path)
             current = await self._store.promotion(tenant, name)
+            if current is not None and current.tinker_path == path:
+                return current
             _check_expected(name, current, expected)
             if current is None:
                 await self._check_number(tenant)
