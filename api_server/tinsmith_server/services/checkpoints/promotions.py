@@ -13,7 +13,7 @@ from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import AuditEntry, Checkpoint, Clock, Promotion, utc_now
+from tinsmith_server.store.records import AuditEntry, Checkpoint, Clock, Promotion, PromotionBounds, utc_now
 from tinsmith_server.wire.ids import parse_tinker_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -57,7 +57,7 @@ class Promotions:
             _check_expected(name, current, expected)
             if current is None:
                 await self._check_number(tenant)
-            return await self._add(_after(current, tenant, name, path, self._clock()), checkpoint)
+            return await self._add(_after(current, tenant, name, path, self._clock()), current, checkpoint)
 
         return await _until_first(attempt)
 
@@ -76,7 +76,8 @@ class Promotions:
             except (NotFound, Unprocessable) as error:
                 raise Unprocessable(f"{name} cannot go back: {error}; promote another one") from error
             number = current.number + 1
-            return await self._add(replace(target, number=number, at=self._clock(), is_rollback=True), checkpoint)
+            made = replace(target, number=number, at=self._clock(), is_rollback=True)
+            return await self._add(made, current, checkpoint)
 
         return await _until_first(attempt)
 
@@ -106,9 +107,11 @@ class Promotions:
             raise NotFound(f"you have promoted nothing as {name[:80]}")
         return found
 
-    async def _add(self, promotion: Promotion, checkpoint: Checkpoint) -> Promotion | None:
+    async def _add(self, promotion: Promotion, previous: Promotion | None, checkpoint: Checkpoint) -> Promotion | None:
+        """None where the name is another one by now, or one too many."""
+        most = PromotionBounds(NAMES_PER_TENANT, KEPT_PER_NAME)
         along = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)
-        return promotion if await self._store.add_promotion(promotion, KEPT_PER_NAME, along) else None
+        return promotion if await self._store.add_promotion(promotion, previous, most, along) else None
 
     async def _lasting(self, tenant: str, path: str) -> Checkpoint:
         try:
