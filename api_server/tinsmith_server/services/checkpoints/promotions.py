@@ -61,11 +61,22 @@ class Promotions:
 
         return await _until_first(attempt)
 
-    async def roll_back(self, tenant: str, name: str) -> Promotion:
-        """To what the name stood for before; again, to what was before that. Raises NotFound, and Unprocessable."""
+    async def roll_back(self, tenant: str, name: str, expected_number: int | None = None) -> Promotion:
+        """To what the name stood for before; again, to what was before that. Raises NotFound, and Unprocessable.
+
+        `expected_number`: of the change that is to be taken back. Where that has been done, it is not done again: who
+        repeats a rollback has its answer.
+        """
 
         async def attempt() -> Promotion | None:
             current, *kept = await self._history(tenant, name)
+            if expected_number is not None and current.number != expected_number:
+                if current.is_rollback and current.number == expected_number + 1:
+                    return current
+                raise Unprocessable(
+                    f"the last change of {name} is number {current.number} by now, and not {expected_number}: it "
+                    f"stands for {current.tinker_path}"
+                )
             target = next((one for one in kept if one.number == current.before), None)
             if target is None:
                 raise Unprocessable(
