@@ -162,6 +162,12 @@ class SamplerHandle(Protocol):
         """The sampler if it is connected now; never starts one."""
 
     @property
+    def outlives_connections(self) -> bool:
+        """While it is not `running` it may have samples all the same, as before a server that has just started has
+        connected to it; False: what does not run has none."""
+        return True
+
+    @property
     def takes_saves_in(self) -> str | None:
         """The network in which it can be told of a worker that streams saves; None: it reads the checkpoint root."""
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 
 from tinsmith_server.routes.bodies import body_as
 from tinsmith_server.routes.dependencies import API_PREFIX, ServicesDep, Tenant
@@ -37,8 +37,11 @@ async def promote(
 
 
 @router.post("/{name}/rollback", summary="Let a name stand for what it stood for before")
-async def roll_back(name: str, tenant: Tenant, services: ServicesDep) -> PromotionResponse:
-    return _one(await services.promotions.roll_back(tenant, name))
+async def roll_back(
+    name: str, tenant: Tenant, services: ServicesDep, expected_number: Annotated[int | None, Query(ge=1)] = None
+) -> PromotionResponse:
+    """`expected_number`: only if this is the number of the name's last change, or has been taken back just now."""
+    return _one(await services.promotions.roll_back(tenant, name, expected_number))
 
 
 @router.delete("/{name}", summary="Remove a name")

@@ -20,6 +20,7 @@ from tinsmith_server.store.records import (
     ModelState,
     Page,
     Promotion,
+    PromotionBounds,
     SamplingSession,
     Session,
     StoredCheckpoints,
@@ -232,10 +233,11 @@ class Store(Protocol):
         """
 
     # ---- names that stand for saved samplers
-    async def add_promotion(self, promotion: Promotion, most_kept: int, along: Along = ()) -> bool:
-        """False where the name has a row of this number, or none before it, and then nothing is changed.
-
-        The newest `most_kept` stay."""
+    async def add_promotion(
+        self, promotion: Promotion, previous: Promotion | None, most: PromotionBounds, along: Along = ()
+    ) -> bool:
+        """False where the one that counts is not `previous`, or a new name would be one too many: then nothing is
+        changed."""
 
     async def promotion(self, tenant: str, name: str) -> Promotion | None:
         """The one that counts."""

@@ -224,6 +224,14 @@ class Promotion:
 
 
 @dataclass(frozen=True, slots=True)
+class PromotionBounds:
+    """Of a tenant's names, and of a name's changes: of those the newest stay."""
+
+    names: int
+    kept_per_name: int
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEntry:
     """What a tenant did, to which checkpoint. `entry_id` is the store's."""
 

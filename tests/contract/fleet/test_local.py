@@ -18,9 +18,13 @@ from support.server.fleet_under_test import START_SECONDS, worker_pid
 from support.server.operator_stand_in import MODEL
 from tinsmith_server.errors import StartupError, WorkerUnavailable, WorkerUnstartable
 from tinsmith_server.fleet.local.fleet import LocalFleet
-from tinsmith_server.fleet.local.supervisor import Supervisor
+from tinsmith_server.fleet.local.supervisor import SamplerSupervisor, Supervisor
+from tinsmith_server.services.sampling.dispatch import Dispatch
+from tinsmith_server.services.sampling.routing import SamplerLoads
+from tinsmith_server.services.sampling.save_sources import SaveSources
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.sql_store import SqlStore
+from tinsmith_server.wire.ids import SampleId, sampler_token
 
 
 def only_worker(fleet: LocalFleet) -> Supervisor:
@@ -53,6 +57,20 @@ async def test_a_worker_hears_the_settings_and_not_the_secrets(
     assert arguments[arguments.index("--adapter-slots") + 1] == "8"
     assert "--map-stable-reinforce" in arguments
     assert arguments[arguments.index("--volume") + 1].startswith(str(tmp_path / "data" / "workers"))
+
+
+async def test_nobody_is_started_to_hear_of_a_sample_that_is_cancelled(
+    settings_with_sampler: Settings, store: SqlStore
+) -> None:
+    """It was given by an earlier server, whose samplers ended with it."""
+    fleet = LocalFleet(settings_with_sampler)
+    await fleet.open(store)
+    (sampler,) = fleet.all_samplers
+    dispatch = Dispatch(fleet, SamplerLoads(), SaveSources(fleet, streams=False))
+    await dispatch.cancel(SampleId("sess-1:sample:0", 0, sampler_token(sampler.sampler_id)))
+    assert isinstance(sampler, SamplerSupervisor)
+    assert (sampler._life, only_worker(fleet)._life) == (None, None)
+    await fleet.close()
 
 
 async def refused(fleet: LocalFleet, tmp_path: Path, sentence: str) -> Supervisor:

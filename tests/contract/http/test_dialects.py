@@ -15,6 +15,8 @@ from support.server.fake_worker import END_TOKEN
 from support.server.http_server import API_KEY, TestedServer, running_server, settings_for
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.polling import texts
+from tinsmith_server.wire.dialects.texts import Prompt, TextRequest
+from tinsmith_server.wire.requests import SamplingParams
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETIONS = "/oai/api/v1/chat/completions", "/oai/api/v1/completions"
@@ -220,6 +222,25 @@ async def arriving(body: bytes, seen: asyncio.Event, server: TestedServer) -> As
     yield {"type": "http.request", "body": body, "more_body": False}
     await seen.wait()
     yield {"type": "http.disconnect"}
+
+
+async def test_many_samples_of_one_sampler_that_is_gone_are_given_up_at_once(
+    tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waited for one by one they would keep their client from its answer, and their places from its tenant."""
+    prompts = tuple(Prompt(tokens=bytes([number, 0, 0, 0])) for number in range(8))
+    wanted = TextRequest(BASE_MODEL, prompts, SamplingParams(max_tokens=4), ())
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.CANCEL_SECONDS", 3600.0)
+    async with running_server(settings_for(tmp_path, samples_per_tenant=len(prompts)), fleet) as server:
+        begun = await server.services.texts.begin("default", wanted)
+        server.handle.down = "its machine is gone"
+        server.handle.waits.clear()
+        monkeypatch.setattr(texts, "CANCEL_SECONDS", 0.1)
+        async with asyncio.timeout(20):
+            await texts.stop_all(begun)
+        assert server.handle.waits == [3600.0] * len(prompts)
+        server.handle.down = None
+        assert len(await server.services.texts.begin("default", wanted)) == len(prompts)
 
 
 async def test_a_stream_that_breaks_off_says_why_in_its_last_event(server: TestedServer) -> None:

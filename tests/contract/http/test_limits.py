@@ -108,3 +108,16 @@ async def test_samples_beyond_those_that_a_tenant_may_have_in_flight_wait_at_the
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert (await server.result(taken[0])).status_code == 200
         assert (await server.sample(sampler, 2)).status_code == 200
+
+
+async def test_a_cancelled_samples_place_is_free_also_where_its_sampler_cannot_be_told(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_server.services.sampling.dispatch.CANCEL_SECONDS", 0.1)
+    async with start(samples_per_tenant=1) as server:
+        sampler = await server.sampler()
+        taken = (await server.sample(sampler)).json()["request_id"]
+        server.handle.down = "its machine is gone"
+        assert (await server.post("/cancel_future", {"request_id": taken})).status_code == 408
+        server.handle.down = None
+        assert (await server.sample(sampler, 1)).status_code == 200

@@ -29,8 +29,8 @@ async def promoted(server: TestedServer, name: str, path: str, **fields: Any) ->
     return await server.client.put(f"/promotions/{name}", json={"model_path": path, **fields})
 
 
-async def rolled_back(server: TestedServer, name: str) -> httpx.Response:
-    return await server.post(f"/promotions/{name}/rollback")
+async def rolled_back(server: TestedServer, name: str, **params: int) -> httpx.Response:
+    return await server.client.post(f"/promotions/{name}/rollback", params=params)
 
 
 async def stands_for(server: TestedServer) -> dict[str, str]:
@@ -122,6 +122,23 @@ async def test_a_rollback_goes_back_one_and_another_one_further(server: TestedSe
     ]
 
 
+async def test_a_rollback_whose_answer_was_lost_is_asked_for_again_and_goes_back_once(server: TestedServer) -> None:
+    paths = await saved(server, "one", "two", "three")
+    for path in paths:
+        await promoted(server, "prod", path)
+    made = await rolled_back(server, "prod", expected_number=3)
+    assert (made.json()["model_path"], made.json()["number"]) == (paths[1], 4)
+    assert (await rolled_back(server, "prod", expected_number=3)).json() == made.json()
+    await promoted(server, "prod", paths[2])
+    for expected in (2, 3, 4, 6):
+        refused = await rolled_back(server, "prod", expected_number=expected)
+        said = f"the last change of prod is number 5 by now, and not {expected}: it stands for {paths[2]}"
+        assert (refused.status_code, refused.json()["detail"]) == (422, said)
+    assert await stands_for(server) == {"prod": paths[2]}
+    both = await asyncio.gather(*(rolled_back(server, "prod", expected_number=5) for _ in range(2)))
+    assert [one.json()["number"] for one in both] == [6, 6]
+
+
 async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServer) -> None:
     first, second = await saved(server, "one", "two")
     assert (await promoted(server, "prod", first, expected_path=None)).status_code == 200
@@ -132,6 +149,16 @@ async def test_a_name_is_set_only_from_what_is_expected_of_it(server: TestedServ
     assert await stands_for(server) == {"prod": first}
     assert (await promoted(server, "prod", second, expected_path=first)).status_code == 200
     assert "stands for nothing by now" in (await promoted(server, "beta", first, expected_path=first)).text
+
+
+async def test_what_a_name_stands_for_already_is_no_change_of_it(server: TestedServer) -> None:
+    """As when a client has not heard the first answer. A rollback would go back to the same."""
+    first, second = await saved(server, "one", "two")
+    await promoted(server, "prod", first)
+    made = await promoted(server, "prod", second, expected_path=first)
+    for fields in ({"expected_path": first}, {}):
+        assert (await promoted(server, "prod", second, **fields)).json() == made.json()
+    assert (await rolled_back(server, "prod")).json()["model_path"] == first
 
 
 async def test_promotions_at_the_same_moment_are_made_one_after_the_other(server: TestedServer) -> None:

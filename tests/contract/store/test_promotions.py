@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
+import pytest
 from support.server.store_records import NOW, later
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import AuditEntry, Promotion
+from tinsmith_server.store.records import AuditEntry, Promotion, PromotionBounds
 
 PATHS = [f"tinker://session-1:train:0/sampler_weights/{number}" for number in range(5)]
 FIRST = Promotion("ada", "prod", 1, PATHS[0], NOW)
-KEPT = 3
+BOUNDS = PromotionBounds(names=2, kept_per_name=3)
 
 
 def after(promotion: Promotion, path: str) -> Promotion:
@@ -25,8 +27,8 @@ async def test_the_last_one_counts_and_the_newest_are_kept(store: Store) -> None
     made = [FIRST]
     for path in PATHS[1:]:
         made.append(after(made[-1], path))
-    for promotion in made:
-        assert await store.add_promotion(promotion, KEPT)
+    for promotion, previous in zip(made, [None, *made], strict=False):
+        assert await store.add_promotion(promotion, previous, BOUNDS)
     assert await store.promotion("ada", "prod") == made[-1]
     assert await store.promotions_of("ada", "prod") == made[:1:-1]
 
@@ -34,35 +36,56 @@ async def test_the_last_one_counts_and_the_newest_are_kept(store: Store) -> None
 async def test_names_are_of_a_tenant_and_are_found_by_what_they_stand_for_now(store: Store) -> None:
     others = replace(FIRST, tenant="bob")
     for promotion in (FIRST, replace(FIRST, name="beta"), others):
-        await store.add_promotion(promotion, KEPT)
+        await store.add_promotion(promotion, None, BOUNDS)
     assert await store.names_promoted_to("ada", PATHS[0]) == ["beta", "prod"]
     moved = after(FIRST, PATHS[1])
-    await store.add_promotion(moved, KEPT)
+    await store.add_promotion(moved, FIRST, BOUNDS)
     assert await store.names_promoted_to("ada", PATHS[0]) == ["beta"]
     assert await store.list_promotions("ada") == [replace(FIRST, name="beta"), moved]
     assert await store.list_promotions("bob") == [others]
 
 
 async def test_of_replicas_that_change_a_name_at_once_one_is_first(replicas: tuple[Store, Store]) -> None:
-    await replicas[0].add_promotion(FIRST, KEPT)
+    await replicas[0].add_promotion(FIRST, None, BOUNDS)
     rivals = [after(FIRST, path) for path in PATHS[1:]]
-    done = await asyncio.gather(*(replicas[turn % 2].add_promotion(each, KEPT) for turn, each in enumerate(rivals)))
+    changes = (replicas[turn % 2].add_promotion(each, FIRST, BOUNDS) for turn, each in enumerate(rivals))
+    done = await asyncio.gather(*changes)
     assert sorted(done) == [False, False, False, True]
     assert await replicas[0].promotion("ada", "prod") == rivals[done.index(True)]
 
 
 async def test_a_change_of_a_name_that_was_removed_meanwhile_is_none(store: Store) -> None:
-    await store.add_promotion(FIRST, KEPT)
+    await store.add_promotion(FIRST, None, BOUNDS)
     assert await store.remove_promotions("ada", "prod")
-    assert not await store.add_promotion(after(FIRST, PATHS[1]), KEPT)
+    assert not await store.add_promotion(after(FIRST, PATHS[1]), FIRST, BOUNDS)
     assert not await store.remove_promotions("ada", "prod")
     assert await store.promotion("ada", "prod") is None
 
 
+@pytest.mark.parametrize("differs", [{"tinker_path": PATHS[2]}, {"at": later(1)}], ids=["path", "time"])
+async def test_a_name_that_was_removed_and_promoted_anew_is_another_one(store: Store, differs: dict[str, Any]) -> None:
+    """Though its changes have the same numbers."""
+    anew = replace(FIRST, **differs)
+    await store.add_promotion(FIRST, None, BOUNDS)
+    await store.remove_promotions("ada", "prod")
+    await store.add_promotion(anew, None, BOUNDS)
+    assert not await store.add_promotion(after(FIRST, PATHS[1]), FIRST, BOUNDS)
+    assert await store.promotion("ada", "prod") == anew
+
+
+async def test_of_replicas_that_add_names_at_once_none_adds_one_too_many(replicas: tuple[Store, Store]) -> None:
+    rivals = [replace(FIRST, name=f"name-{number}") for number in range(8)]
+    changes = (replicas[turn % 2].add_promotion(each, None, BOUNDS) for turn, each in enumerate(rivals))
+    assert sum(await asyncio.gather(*changes)) == BOUNDS.names
+    assert len(await replicas[0].list_promotions("ada")) == BOUNDS.names
+    others = replace(FIRST, tenant="bob")
+    assert await replicas[1].add_promotion(others, None, BOUNDS)
+
+
 async def test_an_entry_is_written_with_a_change_and_only_then(store: Store) -> None:
     entry = AuditEntry("ada", NOW, "checkpoint_promoted", "session-1:train:0", PATHS[0])
-    await store.add_promotion(FIRST, KEPT, (entry,))
-    await store.add_promotion(FIRST, KEPT, (entry,))
+    await store.add_promotion(FIRST, None, BOUNDS, (entry,))
+    await store.add_promotion(FIRST, None, BOUNDS, (entry,))
     await store.remove_promotions("ada", "prod", (replace(entry, event="checkpoint_demoted"),))
     await store.remove_promotions("ada", "prod", (replace(entry, event="checkpoint_demoted"),))
     day = timedelta(days=1)

@@ -127,6 +127,11 @@ class ProcessSupervisor:
         """Its client if it is ready now; never starts one."""
         return self._running.client if self._running else None
 
+    @property
+    def outlives_connections(self) -> bool:
+        """It ends with this server, and each life begins without samples."""
+        return False
+
     async def loaded(self) -> None:
         """Returns when it is ready or a person has to mend something; at once where it is not starting."""
         if self._life is not None and not self._life.done():

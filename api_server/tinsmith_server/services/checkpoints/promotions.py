@@ -13,7 +13,7 @@ from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import AuditEntry, Checkpoint, Clock, Promotion, utc_now
+from tinsmith_server.store.records import AuditEntry, Checkpoint, Clock, Promotion, PromotionBounds, utc_now
 from tinsmith_server.wire.ids import parse_tinker_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -41,7 +41,8 @@ class Promotions:
     async def promote(
         self, tenant: str, name: str, path: str, expected: str | Expected | None = Expected.ANYTHING
     ) -> Promotion:
-        """`expected`: the path that the name must stand for now, None for a new name.
+        """`expected`: the path that the name must stand for now, None for a new name. One that stands for `path`
+        already is left as it is: who repeats a promotion has its answer, and a rollback leads to another path.
 
         Raises Unprocessable for a name that cannot be one, for a checkpoint that may not stand for one or too many
         names, and where something else than `expected` stands there; NotFound for no checkpoint of the tenant's.
@@ -51,18 +52,31 @@ class Promotions:
         async def attempt() -> Promotion | None:
             checkpoint = await self._lasting(tenant, path)
             current = await self._store.promotion(tenant, name)
+            if current is not None and current.tinker_path == path:
+                return current
             _check_expected(name, current, expected)
             if current is None:
                 await self._check_number(tenant)
-            return await self._add(_after(current, tenant, name, path, self._clock()), checkpoint)
+            return await self._add(_after(current, tenant, name, path, self._clock()), current, checkpoint)
 
         return await _until_first(attempt)
 
-    async def roll_back(self, tenant: str, name: str) -> Promotion:
-        """To what the name stood for before; again, to what was before that. Raises NotFound, and Unprocessable."""
+    async def roll_back(self, tenant: str, name: str, expected_number: int | None = None) -> Promotion:
+        """To what the name stood for before; again, to what was before that. Raises NotFound, and Unprocessable.
+
+        `expected_number`: of the change that is to be taken back. Where that has been done, it is not done again: who
+        repeats a rollback has its answer.
+        """
 
         async def attempt() -> Promotion | None:
             current, *kept = await self._history(tenant, name)
+            if expected_number is not None and current.number != expected_number:
+                if current.is_rollback and current.number == expected_number + 1:
+                    return current
+                raise Unprocessable(
+                    f"the last change of {name} is number {current.number} by now, and not {expected_number}: it "
+                    f"stands for {current.tinker_path}"
+                )
             target = next((one for one in kept if one.number == current.before), None)
             if target is None:
                 raise Unprocessable(
@@ -73,7 +87,8 @@ class Promotions:
             except (NotFound, Unprocessable) as error:
                 raise Unprocessable(f"{name} cannot go back: {error}; promote another one") from error
             number = current.number + 1
-            return await self._add(replace(target, number=number, at=self._clock(), is_rollback=True), checkpoint)
+            made = replace(target, number=number, at=self._clock(), is_rollback=True)
+            return await self._add(made, current, checkpoint)
 
         return await _until_first(attempt)
 
@@ -103,9 +118,11 @@ class Promotions:
             raise NotFound(f"you have promoted nothing as {name[:80]}")
         return found
 
-    async def _add(self, promotion: Promotion, checkpoint: Checkpoint) -> Promotion | None:
+    async def _add(self, promotion: Promotion, previous: Promotion | None, checkpoint: Checkpoint) -> Promotion | None:
+        """None where the name is another one by now, or one too many."""
+        most = PromotionBounds(NAMES_PER_TENANT, KEPT_PER_NAME)
         along = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)
-        return promotion if await self._store.add_promotion(promotion, KEPT_PER_NAME, along) else None
+        return promotion if await self._store.add_promotion(promotion, previous, most, along) else None
 
     async def _lasting(self, tenant: str, path: str) -> Checkpoint:
         try:

@@ -20,7 +20,7 @@ from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
 from tinsmith_server.services.checkpoints.promotions import Promotions
 from tinsmith_server.services.failures import Failure
 from tinsmith_server.services.polling.long_polls import LongPolls
-from tinsmith_server.services.sampling.dispatch import Dispatch, Need
+from tinsmith_server.services.sampling.dispatch import CANCEL_SECONDS, Dispatch, Need
 from tinsmith_server.services.sampling.sampling import Sampler, Sampling
 from tinsmith_server.wire.dialects.texts import Prompt, TextRequest, Usage
 from tinsmith_server.wire.ids import KIND_OF_TYPE, SampleId, TinkerPath
@@ -120,12 +120,14 @@ class Texts:
                 raise WorkerUnavailable("the sampler has been restarted meanwhile; send the request again")
         return reply
 
-    async def stop(self, tenant: str, sample: SampleId, *, is_over: bool) -> None:
-        """Nobody reads it any more. Where its sampler cannot be told, it ends by itself."""
+    def give_place_back(self, tenant: str, sample: SampleId) -> None:
+        """Nobody reads it any more."""
         self._sampling.note_ended(tenant, sample)
-        if not is_over:
-            with contextlib.suppress(WorkerUnavailable):
-                await self._dispatch.cancel(sample)
+
+    async def cancel(self, sample: SampleId) -> None:
+        """Where its sampler cannot be told, it ends by itself."""
+        with contextlib.suppress(WorkerUnavailable):
+            await self._dispatch.cancel(sample)
 
     async def _rendered(self, sampler: Sampler, prompt: Prompt) -> worker_pb2.RenderPromptReply:
         """Of tokens the text is empty, which tells what ends a sequence."""
@@ -159,15 +161,25 @@ class Generation:
                 self.usage.cached = reply.end.prompt_cache_hit_tokens
             yield reply.pieces
 
-    async def stop(self) -> None:
-        """Gives its place back, if it has not ended. May be called again."""
-        await self._texts.stop(self._tenant, self._sample, is_over=self._is_over)
+    def give_place_back(self) -> None:
+        """May be called again, as `cancel` may."""
+        self._texts.give_place_back(self._tenant, self._sample)
+
+    async def cancel(self) -> None:
+        """Unless it has ended."""
+        if not self._is_over:
+            await self._texts.cancel(self._sample)
         self._is_over = True
 
 
 async def stop_all(generations: Sequence[Generation]) -> None:
+    """Their places first, then what is still drawn: a client waits for its answer as long as for one of them, however
+    many samplers cannot be told."""
     for generation in generations:
-        await generation.stop()
+        generation.give_place_back()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CANCEL_SECONDS):
+            await asyncio.gather(*(generation.cancel() for generation in generations))
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:

@@ -125,7 +125,7 @@ class Dispatch:
         raise await self._refusal(need, trouble)
 
     async def cancel(self, sample: SampleId) -> None:
-        """Returns when its sampler knows; one that is no more has no sample to stop.
+        """Returns when its sampler knows; one that is no more has no sample to stop, and none is started for it.
 
         Raises WorkerUnavailable where it cannot be reached: a server that has just started may not have connected yet,
         and the sampler goes on with what the last one gave it.
@@ -134,8 +134,9 @@ class Dispatch:
             holder = await self._holder(sample)
         except Gone:
             return
-        client = await holder.connection(CANCEL_SECONDS)
-        await client.cancel_sample(str(sample))
+        if holder.running() is not None or holder.outlives_connections:
+            client = await holder.connection(CANCEL_SECONDS)
+            await client.cancel_sample(str(sample))
 
     def _in_order(
         self, samplers: Sequence[SamplerHandle], need: Need, request: worker_pb2.SampleRequest

@@ -262,9 +262,12 @@ class Sampling:
         return reply
 
     async def cancel(self, tenant: str, sample: SampleId) -> None:
+        """Its place is free also where its sampler cannot be told. Raises NotFound, and as `Dispatch.cancel` does."""
         await self._sampler(tenant, sample.sampling_session_id)
-        await self._dispatch.cancel(sample)
-        self._in_flight.note_ended(tenant, str(sample))
+        try:
+            await self._dispatch.cancel(sample)
+        finally:
+            self._in_flight.note_ended(tenant, str(sample))
 
     async def _sampler(self, tenant: str, sampling_session_id: str) -> Sampler:
         sampler = self._known.get(sampling_session_id) or await self._read(sampling_session_id)

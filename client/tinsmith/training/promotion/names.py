@@ -60,8 +60,14 @@ def promote(
 
 
 def rollback(name: str, *, service: Service | None = None) -> Promotion:
-    """Lets a name stand for what it stood for before; again, for what was before that. Raises as `promote` does."""
-    return _promotion(_asked(service, "POST", f"{_address(name)}/rollback"))
+    """Lets a name stand for what it stood for before; again, for what was before that. Raises as `promote` does.
+
+    What it stands for now is asked first, and said: the SDK repeats a call whose answer is lost, which would go back
+    two steps.
+    """
+    newest, *_ = promotion_history(name, service=service)
+    expected = {"expected_number": newest.number}
+    return _promotion(_asked(service, "POST", f"{_address(name)}/rollback", options={"params": expected}))
 
 
 def promotions(*, service: Service | None = None) -> list[Promotion]:
@@ -90,10 +96,12 @@ def _promotion(said: Mapping[str, Any]) -> Promotion:
     return Promotion(said["name"], said["model_path"], time, said["number"], said["is_rollback"])
 
 
-def _asked(service: Service | None, method: str, address: str, body: Mapping[str, Any] | None = None) -> Any:
+def _asked(
+    service: Service | None, method: str, address: str, body: Mapping[str, Any] | None = None, **more: Any
+) -> Any:
     """The SDK has no function for it; its layer of HTTP makes the call."""
     holder = (service or tinker.RestClient()).holder
-    content = {} if body is None else {"body": body}
+    content = more if body is None else {"body": body, **more}
 
     async def ask() -> Any:
         with holder.aclient(ClientConnectionPoolType.TRAIN) as client:

@@ -1,10 +1,80 @@
-"""What a server's refusal of a promotion means."""
+"""What a server is asked of a promotion, and what its refusal means."""
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
+import tinker
 from tinsmith.training.errors import NotOffered, PromotionRefused
-from tinsmith.training.promotion.names import explained
+from tinsmith.training.promotion.names import explained, rollback
+
+CHANGE = {"name": "prod", "model_path": "tinker://a", "time": "2026-01-01T00:00:00Z", "is_rollback": False}
+
+
+class Server(ThreadingHTTPServer):
+    """The name's last change has number 7. The answer to the first rollback is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.rollbacks: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        asks_for_history = self.path == "/api/v1/promotions/prod"
+        self._answer({"promotions": [CHANGE | {"number": 7}]} if asks_for_history else {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"] or 0))
+        if "/rollback" not in self.path:
+            self._answer({})
+            return
+        self.server.rollbacks.append(self.path)
+        if len(self.server.rollbacks) > 1:
+            self._answer(CHANGE | {"number": 8, "is_rollback": True})
+
+    def _answer(self, content: object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def service(server: Server) -> Iterator[tinker.RestClient]:
+    rest = tinker.RestClient(base_url=f"http://127.0.0.1:{server.server_port}", api_key="tml-test")
+    yield rest
+    rest.holder.run_coroutine_threadsafe(rest.holder.aclose()).future().result(10)
+
+
+def test_a_rollback_that_the_sdk_repeats_says_again_which_change_it_takes_back(
+    server: Server, service: tinker.RestClient
+) -> None:
+    """A server makes it once then. Without the number the second one would go back another step."""
+    assert rollback("prod", service=service).number == 8
+    assert server.rollbacks == ["/api/v1/promotions/prod/rollback?expected_number=7"] * 2
 
 
 @pytest.mark.parametrize(
