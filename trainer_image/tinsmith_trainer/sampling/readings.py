@@ -11,7 +11,15 @@ from collections.abc import Sequence as Items
 
 from tinsmith_rpc import wire_pb2, worker_pb2
 
-from tinsmith_trainer.sampling.base import EMPTY_TOKEN, DrawnToken, SampleJob, SampleOutcome, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import (
+    EMPTY_LOGPROB,
+    EMPTY_TOKEN,
+    DrawnToken,
+    SampleJob,
+    SampleOutcome,
+    Sequence,
+    TopkLogprobs,
+)
 from tinsmith_trainer.sampling.language import Delta, Language, PlainText, TextParser
 from tinsmith_trainer.sampling.stops import IncrementalText, StopRule
 
@@ -193,7 +201,7 @@ def scored_text(language: Language, drawn: DrawnToken) -> worker_pb2.TokenText:
     scored = token_text(language, drawn.token, drawn.logprob)
     if (top := drawn.top_logprobs) is not None:
         for token, logprob in zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True):
-            if token != EMPTY_TOKEN:
+            if (token, logprob) != (EMPTY_TOKEN, EMPTY_LOGPROB):  # token 0 alone is one like any other
                 scored.likeliest.append(token_text(language, token, logprob))
     return scored
 

@@ -94,6 +94,16 @@ def test_logprobs_come_with_the_texts_of_their_tokens_but_not_of_the_one_that_en
     assert [one.text for one in scored[0].likeliest] == ["b", "a"]
 
 
+def test_token_0_is_among_the_likeliest_like_any_other_and_an_empty_cell_is_not(language: ModelLanguage) -> None:
+    reading = begun(language, worker_pb2.Reading(logprobs=True))
+    top = TopkLogprobs.empty(1, 3)
+    top.token_ids[0, :2], top.logprobs[0, :2] = [0, 1], [-0.25, -2.0]
+    reading.drawn(0, DrawnToken(0, -0.25, top))
+    (scored,) = (token for piece in reading.behind(0) for token in piece.tokens)
+    texts = [language.tokenizer.decode([token]) for token in (0, 1)]
+    assert [(one.text, one.logprob) for one in scored.likeliest] == [(texts[0], -0.25), (texts[1], -2.0)]
+
+
 def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(language: ModelLanguage) -> None:
     """Nothing is before the first token; and the one that ends is there, on which readers of prompts count."""
     prompt, (drawn, end) = tokens_of(language, "ab"), tokens_of(language, "c<|im_end|>")
