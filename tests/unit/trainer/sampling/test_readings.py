@@ -51,44 +51,46 @@ def whole(pieces: Items[worker_pb2.TextPiece]) -> tuple[str, str, worker_pb2.Seq
 
 
 @pytest.mark.parametrize("told", [0, 5, 1000], ids=["at the end", "some before", "all before"])
-def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLanguage, told: int) -> None:
+async def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLanguage, told: int) -> None:
     tokens = tokens_of(language, ANSWER + "<|im_end|>")
     reading = begun(language, CHAT)
     for token in tokens[:told]:
         reading.drawn(0, DrawnToken(token, -1.0))
-    reading.finish(outcome(tokens))
+    await reading.finish(outcome(tokens))
     content, reasoning, end = whole(reading.behind(0))
     assert (content, reasoning) == ("Grüße, 漢!", "Hm.")
     assert (end.reason, end.stop_string, end.tokens) == (wire_pb2.STOP, "", len(tokens))
 
 
-def test_plain_text_shows_no_tokens_that_stand_for_no_text(language: ModelLanguage) -> None:
+async def test_plain_text_shows_no_tokens_that_stand_for_no_text(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN)
-    reading.finish(outcome(tokens_of(language, "a<|im_start|>b<|im_end|>")))
+    await reading.finish(outcome(tokens_of(language, "a<|im_start|>b<|im_end|>")))
     assert whole(reading.behind(0))[0] == "ab"
 
 
-def test_a_text_that_runs_to_its_length_in_the_middle_of_a_character_says_so(language: ModelLanguage) -> None:
+async def test_a_text_that_runs_to_its_length_in_the_middle_of_a_character_says_so(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN)
-    reading.finish(outcome(tokens_of(language, "a漢")[:-1], stopped=False))
+    await reading.finish(outcome(tokens_of(language, "a漢")[:-1], stopped=False))
     content, _, end = whole(reading.behind(0))
     assert (content[0], end.reason) == ("a", wire_pb2.LENGTH)
     assert set(content[1:]) == {"\ufffd"}
 
 
-def test_a_stop_string_ends_the_text_and_is_named(language: ModelLanguage) -> None:
+async def test_a_stop_string_ends_the_text_and_is_named(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN, "never", "STOP")
-    reading.finish(outcome(tokens_of(language, "one STOP and")))
+    await reading.finish(outcome(tokens_of(language, "one STOP and")))
     content, _, end = whole(reading.behind(0))
     assert (content, end.stop_string) == ("one ", "STOP")
 
 
-def test_logprobs_come_with_the_texts_of_their_tokens_but_not_of_the_one_that_ends(language: ModelLanguage) -> None:
+async def test_logprobs_come_with_the_texts_of_their_tokens_but_not_of_the_one_that_ends(
+    language: ModelLanguage,
+) -> None:
     reading = begun(language, worker_pb2.Reading(logprobs=True))
     first, second = tokens_of(language, "ab")
     top = TopkLogprobs(np.array([[second, first]], np.int32), np.array([[-0.5, -1.0]], np.float32))
     reading.drawn(0, DrawnToken(first, -1.0, top))
-    reading.finish(outcome([first, second, *tokens_of(language, "<|im_end|>")]))
+    await reading.finish(outcome([first, second, *tokens_of(language, "<|im_end|>")]))
     scored = [token for piece in reading.behind(0) for token in piece.tokens]
     assert [(token.text, token.logprob) for token in scored] == [("a", -1.0), ("b", -1.0)]
     assert [one.text for one in scored[0].likeliest] == ["b", "a"]
@@ -104,7 +106,7 @@ def test_token_0_is_among_the_likeliest_like_any_other_and_an_empty_cell_is_not(
     assert [(one.text, one.logprob) for one in scored.likeliest] == [(texts[0], -0.25), (texts[1], -2.0)]
 
 
-def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(language: ModelLanguage) -> None:
+async def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(language: ModelLanguage) -> None:
     """Nothing is before the first token; and the one that ends is there, on which readers of prompts count."""
     prompt, (drawn, end) = tokens_of(language, "ab"), tokens_of(language, "c<|im_end|>")
     rows = TopkLogprobs(np.array([[0], [7]], np.int32), np.array([[0.0], [-0.25]], np.float32))
@@ -114,7 +116,7 @@ def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(la
     reading.drawn(0, DrawnToken(drawn, -1.0))
     assert reading.behind(0) == (), "the prompt's logprobs come with the end"
     scores = np.array([np.nan, -0.5], np.float32)
-    reading.finish(replace(outcome([drawn, end]), prompt_logprobs=scores, topk_prompt_logprobs=rows))
+    await reading.finish(replace(outcome([drawn, end]), prompt_logprobs=scores, topk_prompt_logprobs=rows))
     pieces = reading.behind(0)
     assert whole(pieces)[0] == "abc"
     scored = [token for piece in pieces for token in piece.tokens]
@@ -127,11 +129,11 @@ def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(la
     assert [one.logprob for one in scored[1].likeliest] == [-0.25]
 
 
-def test_an_echo_without_logprobs_is_the_text_alone(language: ModelLanguage) -> None:
+async def test_an_echo_without_logprobs_is_the_text_alone(language: ModelLanguage) -> None:
     job = SampleJob("r", "", np.array(tokens_of(language, "<|im_start|>ab"), np.int32), AT_THE_END)
     reading = Reading()
     reading.begin(language, job, worker_pb2.Reading(echo=True))
-    reading.finish(outcome(tokens_of(language, "c<|im_end|>")))
+    await reading.finish(outcome(tokens_of(language, "c<|im_end|>")))
     assert whole(reading.behind(0))[0] == "abc"
     assert not any(piece.tokens for piece in reading.behind(0))
     with pytest.raises(ValueError, match="needs prompt_logprobs"):
