@@ -48,10 +48,11 @@ class Reading:
         self._echo = PromptEcho(language, job.prompt.tolist(), request.logprobs) if request.echo else None
 
     def drawn(self, index: int, token: DrawnToken) -> None:
-        if self._echo is not None:
-            return
-        self._add(index, self._sequences[index].push(token))
         self.tokens += 1
+        if self._echo is None:
+            self._add(index, self._sequences[index].push(token))
+        else:
+            self._grown.set()  # whoever reads hears how many there are: they are charged also if the text never comes
 
     async def finish(self, outcome: SampleOutcome) -> None:
         """With what was not said before the end, when nothing more will be drawn. Of a failure there is no text.
@@ -78,7 +79,8 @@ class Reading:
         return tuple(self._pieces)
 
     async def grown(self, seen: int, timeout_seconds: float) -> None:
-        """Returns when there is more than was seen, when there will be no more, or when it is time."""
+        """Returns when there is more than was seen, when there will be no more, or when it is time. With an echo also
+        when more was drawn."""
         if self._forgotten + len(self._pieces) > seen:
             return
         self._grown.clear()

@@ -140,6 +140,26 @@ async def test_an_echo_without_logprobs_is_the_text_alone(language: ModelLanguag
         Reading().begin(language, job, worker_pb2.Reading(echo=True, logprobs=True))
 
 
+async def test_an_echo_is_counted_while_it_is_drawn_and_whoever_waits_hears_of_it(language: ModelLanguage) -> None:
+    """Who goes away before its text has come is charged for what was drawn till then."""
+    prompt, tokens = np.array(tokens_of(language, "ab"), np.int32), tokens_of(language, "cde")
+    reading = Reading()
+    reading.begin(language, SampleJob("r", "", prompt, AT_THE_END, num_samples=2), worker_pb2.Reading(echo=True))
+    for drawn, token in enumerate(tokens, start=1):
+        waiting = asyncio.create_task(reading.grown(0, 60.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        reading.drawn(drawn % 2, DrawnToken(token, -1.0))
+        await waiting
+        assert (reading.tokens, reading.behind(0)) == (drawn, ())
+    sequences = outcome(tokens[1:2]).sequences + outcome(tokens[::2]).sequences
+    await reading.finish(SampleOutcome(sequences))
+    assert reading.tokens == 3
+    pieces = reading.behind(0)
+    texts = ["".join(piece.content for piece in pieces if piece.sequence == index) for index in range(2)]
+    assert texts == ["abd", "abce"]
+
+
 async def test_pieces_that_were_seen_are_forgotten_and_whoever_waits_hears_of_new_ones(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN)
     for token in tokens_of(language, "ab"):

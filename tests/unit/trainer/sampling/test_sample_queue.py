@@ -15,10 +15,10 @@ from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
 from tinsmith_trainer.engines.base import LoraSpec
-from tinsmith_trainer.errors import Draining, SamplerClosed
+from tinsmith_trainer.errors import Draining, SamplerClosed, UserError
 from tinsmith_trainer.oplog.journal_tables import Failure
 from tinsmith_trainer.sampling import sample_queue as samples_module
-from tinsmith_trainer.sampling.base import SampleOutcome, TopkLogprobs
+from tinsmith_trainer.sampling.base import DrawnToken, SampleOutcome, TopkLogprobs
 from tinsmith_trainer.sampling.checks import MOST_ECHOED_TEXTS
 from tinsmith_trainer.sampling.codec import unpacked_bytes
 from tinsmith_trainer.sampling.sample_queue import QueueLimits, Samples, TooManySamples
@@ -323,6 +323,23 @@ async def test_an_echo_is_put_together_beside_the_loop_on_which_others_are_answe
     assert "".join(piece.content for piece in read.pieces) == "xxxx"
     assert letters.threads
     assert threading.get_ident() not in letters.threads
+
+
+async def test_an_echo_that_nobody_waited_for_was_counted(samples: Samples, sampler: ScriptedSampler) -> None:
+    sampler.holds, sampler.language = True, Letters()
+    samples.submit(echo("a"), TENANT)
+    await until_held(sampler, 1)
+    reading = asyncio.create_task(samples.read("a", 0, WAIT_SECONDS))
+    await settle()
+    (job,) = sampler.jobs
+    assert job.drawn is not None
+    job.drawn(0, DrawnToken(7, -0.5))
+    read = await reading
+    assert (read.tokens, read.pieces, read.result) == (1, (), None)
+    samples.cancel("a")
+    sampler.finish(SampleOutcome(error=UserError("The request was cancelled.")))
+    await samples.wait("a", WAIT_SECONDS)
+    assert (await samples.read("a", 0, 0)).tokens == 1
 
 
 async def test_a_sample_that_cannot_be_read_as_text_fails_and_gives_its_place_back(
