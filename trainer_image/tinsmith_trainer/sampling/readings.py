@@ -122,10 +122,22 @@ class PromptEcho:
         self._logprobs = logprobs
 
     def piece(self, outcome: SampleOutcome) -> worker_pb2.TextPiece:
-        text = self._language.tokenizer.decode(
-            list(self._prompt), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return worker_pb2.TextPiece(content=text, tokens=self._scored(outcome) if self._logprobs else [])
+        if not self._logprobs:
+            text = self._language.tokenizer.decode(
+                list(self._prompt), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            return worker_pb2.TextPiece(content=text)
+        tokens, texts = self._scored(outcome), self._texts()
+        for token, text in zip(tokens, texts, strict=True):
+            token.width = len(text)
+        return worker_pb2.TextPiece(content="".join(texts), tokens=tokens)
+
+    def _texts(self) -> list[str]:
+        """What each token adds to the text."""
+        text, hidden = IncrementalText(self._language.tokenizer), self._language.special_tokens
+        texts = ["" if token in hidden else text.push(token) for token in self._prompt]
+        texts[-1] += text.rest()
+        return texts
 
     def _scored(self, outcome: SampleOutcome) -> list[worker_pb2.TokenText]:
         assert outcome.prompt_logprobs is not None, "begin() has seen that they are asked for"
@@ -160,13 +172,13 @@ class SequenceReading:
     def push(self, drawn: DrawnToken) -> list[worker_pb2.TextPiece]:
         self.tokens += 1
         is_end = drawn.token in self._rule.token_ids
-        is_scored = self._logprobs and (self._ends or not is_end)
-        pieces = [worker_pb2.TextPiece(tokens=[scored_text(self._language, drawn)])] if is_scored else []
-        if is_end:
-            return pieces
-        if drawn.token not in self._hidden:
-            pieces += _pieces(self._parser.feed(self._cut.push(self._text.push(drawn.token))))
-        return pieces
+        text = "" if is_end or drawn.token in self._hidden else self._text.push(drawn.token)
+        pieces = []
+        if self._logprobs and (self._ends or not is_end):
+            scored = scored_text(self._language, drawn)
+            scored.width = len(text)
+            pieces.append(worker_pb2.TextPiece(tokens=[scored]))
+        return pieces + (_pieces(self._parser.feed(self._cut.push(text))) if text else [])
 
     def finish(self, sequence: Sequence) -> list[worker_pb2.TextPiece]:
         rest = self._cut.push(self._text.rest()) + self._cut.rest()

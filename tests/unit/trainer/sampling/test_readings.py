@@ -140,6 +140,33 @@ async def test_an_echo_without_logprobs_is_the_text_alone(language: ModelLanguag
         Reading().begin(language, job, worker_pb2.Reading(echo=True, logprobs=True))
 
 
+async def test_the_tokens_of_an_echo_are_as_wide_as_what_they_add_to_its_text(language: ModelLanguage) -> None:
+    """Those that stand for no text nothing, and of those that make a character together the last."""
+    prompt, drawn = tokens_of(language, "<|im_start|>a 漢b"), tokens_of(language, "c漢<|im_end|>")
+    job = SampleJob("r", "", np.array(prompt, np.int32), AT_THE_END, prompt_logprobs=True)
+    reading = Reading()
+    reading.begin(language, job, worker_pb2.Reading(logprobs=True, echo=True))
+    await reading.finish(replace(outcome(drawn), prompt_logprobs=np.zeros(len(prompt), np.float32)))
+    pieces = reading.behind(0)
+    text, rest = whole(pieces)[0], "a 漢bc漢"
+    assert text == rest
+    for token in [token for piece in pieces for token in piece.tokens]:
+        grown, rest = rest[: token.width], rest[token.width :]
+        assert (grown == token.text) or grown in ("", "漢")
+    assert rest == ""
+
+
+async def test_the_text_of_an_echo_that_ends_within_a_character_is_its_last_tokens(language: ModelLanguage) -> None:
+    prompt = tokens_of(language, "a漢")[:-1]
+    job = SampleJob("r", "", np.array(prompt, np.int32), AT_THE_END, prompt_logprobs=True)
+    reading = Reading()
+    reading.begin(language, job, worker_pb2.Reading(logprobs=True, echo=True))
+    await reading.finish(replace(outcome([]), prompt_logprobs=np.zeros(len(prompt), np.float32)))
+    echo = reading.behind(0)[0]
+    assert echo.content == language.tokenizer.decode(prompt)
+    assert [token.width for token in echo.tokens] == [1, *[0] * (len(prompt) - 2), len(echo.content) - 1]
+
+
 async def test_an_echo_is_counted_while_it_is_drawn_and_whoever_waits_hears_of_it(language: ModelLanguage) -> None:
     """Who goes away before its text has come is charged for what was drawn till then."""
     prompt, tokens = np.array(tokens_of(language, "ab"), np.int32), tokens_of(language, "cde")
