@@ -1898,9 +1898,12 @@ class TokenText(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     LIKELIEST_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     logprob: _builtins.float
     """absent: nothing is before a prompt's first token"""
+    width: _builtins.int
+    """characters that the sequence's text grows by with it; none for what stands for no text"""
     @_builtins.property
     def likeliest(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenText]: ...
     def __init__(
@@ -1909,10 +1912,11 @@ class TokenText(_message.Message):
         text: _builtins.str = ...,
         logprob: _builtins.float | None = ...,
         likeliest: _abc.Iterable[Global___TokenText] | None = ...,
+        width: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "likeliest", b"likeliest", "logprob", b"logprob", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "likeliest", b"likeliest", "logprob", b"logprob", "text", b"text", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015

@@ -16,6 +16,9 @@ MOST_LOGPROBS = 1 << 24
 """In an answer, beside those of its own tokens: 128 MiB with the tokens they are of. Workers keep answers a while."""
 MOST_TOPK = 1024
 """Per position. Other makers' servers answer in text, where wider rows would take longer than the model does."""
+MOST_ECHOED_TEXTS = 1 << 17
+"""Of the prompt's tokens and of the likeliest ones beside them, in all sequences. Each takes 15 µs to decode and 75
+bytes to keep: two seconds and ten megabytes, where a request within the other limits came to minutes and gigabytes."""
 
 
 def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = None) -> int:
@@ -43,6 +46,17 @@ def room_for_tokens(job: SampleJob, info: BaseModelInfo, longest: int | None = N
         _check_targets(job.target_prompt_logprobs, len(job.prompt), info.vocab_size)
     _check_room(job, max_tokens)
     return max_tokens
+
+
+def check_echo(job: SampleJob) -> None:
+    """Of a prompt with its logprobs as text, before each of the sequences. Raises UserError where that is too much."""
+    texts = job.num_samples * len(job.prompt) * (1 + job.topk_prompt_logprobs)
+    if texts > MOST_ECHOED_TEXTS:
+        raise UserError(
+            f"echo with logprobs asks for {texts} texts: {job.num_samples} times a prompt of {len(job.prompt)} tokens, "
+            f"each with {job.topk_prompt_logprobs} of the likeliest; an answer has room for {MOST_ECHOED_TEXTS}. "
+            "Ask for a smaller n or fewer logprobs, or shorten the prompt."
+        )
 
 
 def _check_prompt(job: SampleJob, info: BaseModelInfo) -> None:

@@ -19,7 +19,7 @@ from tinsmith_trainer.sampling.base import (
     Sequence,
     TopkLogprobs,
 )
-from tinsmith_trainer.sampling.checks import MOST_LOGPROBS
+from tinsmith_trainer.sampling.checks import MOST_ECHOED_TEXTS, MOST_LOGPROBS
 from tinsmith_trainer.training.codec import decode_image
 from tinsmith_trainer.training.tensors import decode_tensor, encode_dense, encode_like
 from tinsmith_trainer.unknown_fields import unknown_fields_of
@@ -31,17 +31,22 @@ ASSET_BYTES = 2**20
 """What an image that is still to be read is taken for."""
 CELL_BYTES = 8
 """Of a named token, and of an id with its logprob."""
+TEXT_BYTES = 80
+"""Of a token's text with its logprob, as a message."""
 
 
 def unpacked_bytes(request: worker_pb2.SampleRequest) -> int:
-    """What the prompt, its images and the target tokens of its job take in memory, and the answer's logprobs."""
+    """What the prompt, images and the target tokens of its job take in memory, and its answer's logprobs and echo."""
     shape = request.target_prompt_logprobs.shape if request.HasField(TARGETS) else ()
     cells = math.prod(shape) if len(shape) == 2 else 0  # others will be refused
     positions = len(request.prompt_tokens) // TOKEN_BYTES
     cells += (request.topk_prompt_logprobs + request.prompt_alt_tokens_k) * positions
     cells += request.topk_sample_logprobs * request.num_samples * request.max_tokens
     images = sum(ASSET_BYTES if one.asset else len(one.image.data) for one in request.images)
-    return len(request.prompt_tokens) + images + min(max(0, cells), MOST_LOGPROBS) * CELL_BYTES
+    echo = request.reading.echo and request.reading.logprobs
+    texts = request.num_samples * positions * (1 + request.topk_prompt_logprobs) if echo else 0
+    unpacked = min(max(0, cells), MOST_LOGPROBS) * CELL_BYTES + min(max(0, texts), MOST_ECHOED_TEXTS) * TEXT_BYTES
+    return len(request.prompt_tokens) + images + unpacked
 
 
 def decode_sample(request: worker_pb2.SampleRequest, tenant: str = "") -> SampleJob:

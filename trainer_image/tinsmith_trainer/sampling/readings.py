@@ -11,7 +11,15 @@ from collections.abc import Sequence as Items
 
 from tinsmith_rpc import wire_pb2, worker_pb2
 
-from tinsmith_trainer.sampling.base import EMPTY_TOKEN, DrawnToken, SampleJob, SampleOutcome, Sequence, TopkLogprobs
+from tinsmith_trainer.sampling.base import (
+    EMPTY_LOGPROB,
+    EMPTY_TOKEN,
+    DrawnToken,
+    SampleJob,
+    SampleOutcome,
+    Sequence,
+    TopkLogprobs,
+)
 from tinsmith_trainer.sampling.language import Delta, Language, PlainText, TextParser
 from tinsmith_trainer.sampling.stops import IncrementalText, StopRule
 
@@ -20,6 +28,7 @@ class Reading:
     """Of one sample. One event loop's, but for its beginning."""
 
     def __init__(self) -> None:
+        self.tokens = 0  # drawn so far, by all sequences
         self._sequences: Items[SequenceReading] = ()
         self._echo: PromptEcho | None = None
         self._pieces: list[worker_pb2.TextPiece] = []
@@ -39,29 +48,24 @@ class Reading:
         self._echo = PromptEcho(language, job.prompt.tolist(), request.logprobs) if request.echo else None
 
     def drawn(self, index: int, token: DrawnToken) -> None:
-        if self._echo is not None:
-            return
-        self._add(index, self._sequences[index].push(token))
+        self.tokens += 1
+        if self._echo is None:
+            self._add(index, self._sequences[index].push(token))
+        else:
+            self._grown.set()  # whoever reads hears how many there are: they are charged also if the text never comes
 
-    def finish(self, outcome: SampleOutcome) -> None:
-        """With what was not said before the end. Of a failure there is no text."""
-        for index, sequence in enumerate(outcome.sequences):
-            reading = self._sequences[index]
-            if self._echo is not None:
-                self._add(index, [self._echo.piece(outcome)])
-            drawn = drawn_tokens(sequence.tokens.tolist(), sequence.logprobs.tolist(), sequence.topk_logprobs)
-            for token in drawn[reading.tokens :]:
-                self._add(index, reading.push(token))
-            self._add(index, reading.finish(sequence))
+    async def finish(self, outcome: SampleOutcome) -> None:
+        """With what was not said before the end, when nothing more will be drawn. Of a failure there is no text.
+
+        In a thread: 131,072 texts of an echo take two seconds, in which nobody else would be answered.
+        """
+        for index, pieces in await asyncio.to_thread(self._unsaid, outcome):
+            self._add(index, pieces)
+        self.tokens = sum(sequence.tokens for sequence in self._sequences)
 
     def ended(self) -> None:
         """Whoever waits shall look why."""
         self._grown.set()
-
-    @property
-    def tokens(self) -> int:
-        """Drawn so far, by all sequences."""
-        return sum(sequence.tokens for sequence in self._sequences)
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +79,8 @@ class Reading:
         return tuple(self._pieces)
 
     async def grown(self, seen: int, timeout_seconds: float) -> None:
-        """Returns when there is more than was seen, when there will be no more, or when it is time."""
+        """Returns when there is more than was seen, when there will be no more, or when it is time. With an echo also
+        when more was drawn."""
         if self._forgotten + len(self._pieces) > seen:
             return
         self._grown.clear()
@@ -84,6 +89,21 @@ class Reading:
                 await self._grown.wait()
         except TimeoutError:
             return
+
+    def _unsaid(self, outcome: SampleOutcome) -> list[tuple[int, list[worker_pb2.TextPiece]]]:
+        found = []
+        echo = self._echo.piece(outcome) if self._echo is not None and outcome.sequences else None
+        for index, sequence in enumerate(outcome.sequences):
+            reading = self._sequences[index]
+            pieces = []
+            if echo is not None:
+                pieces.append(worker_pb2.TextPiece())  # each sequence marks its own as its own
+                pieces[0].CopyFrom(echo)
+            drawn = drawn_tokens(sequence.tokens.tolist(), sequence.logprobs.tolist(), sequence.topk_logprobs)
+            for token in drawn[reading.tokens :]:
+                pieces += reading.push(token)
+            found.append((index, pieces + reading.finish(sequence)))
+        return found
 
     def _add(self, index: int, pieces: Items[worker_pb2.TextPiece]) -> None:
         for piece in pieces:
@@ -102,10 +122,22 @@ class PromptEcho:
         self._logprobs = logprobs
 
     def piece(self, outcome: SampleOutcome) -> worker_pb2.TextPiece:
-        text = self._language.tokenizer.decode(
-            list(self._prompt), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return worker_pb2.TextPiece(content=text, tokens=self._scored(outcome) if self._logprobs else [])
+        if not self._logprobs:
+            text = self._language.tokenizer.decode(
+                list(self._prompt), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            return worker_pb2.TextPiece(content=text)
+        tokens, texts = self._scored(outcome), self._texts()
+        for token, text in zip(tokens, texts, strict=True):
+            token.width = len(text)
+        return worker_pb2.TextPiece(content="".join(texts), tokens=tokens)
+
+    def _texts(self) -> list[str]:
+        """What each token adds to the text."""
+        text, hidden = IncrementalText(self._language.tokenizer), self._language.special_tokens
+        texts = ["" if token in hidden else text.push(token) for token in self._prompt]
+        texts[-1] += text.rest()
+        return texts
 
     def _scored(self, outcome: SampleOutcome) -> list[worker_pb2.TokenText]:
         assert outcome.prompt_logprobs is not None, "begin() has seen that they are asked for"
@@ -140,13 +172,13 @@ class SequenceReading:
     def push(self, drawn: DrawnToken) -> list[worker_pb2.TextPiece]:
         self.tokens += 1
         is_end = drawn.token in self._rule.token_ids
-        is_scored = self._logprobs and (self._ends or not is_end)
-        pieces = [worker_pb2.TextPiece(tokens=[scored_text(self._language, drawn)])] if is_scored else []
-        if is_end:
-            return pieces
-        if drawn.token not in self._hidden:
-            pieces += _pieces(self._parser.feed(self._cut.push(self._text.push(drawn.token))))
-        return pieces
+        text = "" if is_end or drawn.token in self._hidden else self._text.push(drawn.token)
+        pieces = []
+        if self._logprobs and (self._ends or not is_end):
+            scored = scored_text(self._language, drawn)
+            scored.width = len(text)
+            pieces.append(worker_pb2.TextPiece(tokens=[scored]))
+        return pieces + (_pieces(self._parser.feed(self._cut.push(text))) if text else [])
 
     def finish(self, sequence: Sequence) -> list[worker_pb2.TextPiece]:
         rest = self._cut.push(self._text.rest()) + self._cut.rest()
@@ -193,7 +225,7 @@ def scored_text(language: Language, drawn: DrawnToken) -> worker_pb2.TokenText:
     scored = token_text(language, drawn.token, drawn.logprob)
     if (top := drawn.top_logprobs) is not None:
         for token, logprob in zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True):
-            if token != EMPTY_TOKEN:
+            if (token, logprob) != (EMPTY_TOKEN, EMPTY_LOGPROB):  # token 0 alone is one like any other
                 scored.likeliest.append(token_text(language, token, logprob))
     return scored
 

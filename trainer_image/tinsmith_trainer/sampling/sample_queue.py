@@ -6,15 +6,17 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 from tinsmith_rpc import worker_pb2
 
-from tinsmith_trainer.errors import Draining, SamplerClosed, StorageUnavailable, TrainerError, UserError
+from tinsmith_trainer.errors import Draining, SamplerClosed, ServerError, StorageUnavailable, TrainerError, UserError
 from tinsmith_trainer.oplog.journal_tables import Failure
 from tinsmith_trainer.sampling.base import DrawnToken, SampleJob, SampleOutcome, Sampler
+from tinsmith_trainer.sampling.checks import check_echo
 from tinsmith_trainer.sampling.codec import decode_sample, encode_sample, unpacked_bytes
 from tinsmith_trainer.sampling.ended_samples import EndedSamples, SampleClient
 from tinsmith_trainer.sampling.readings import Reading
@@ -120,9 +122,7 @@ class Samples:
         if request.HasField("rejection"):
             self._finish(request.request_id, Failure("user", request.rejection.message))
             return
-        task = self._loop.create_task(self._start(request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._run(self._start(request))
 
     def prepare(self, adapter: worker_pb2.AdapterRef) -> None:
         """Samples of it are about to come."""
@@ -195,6 +195,11 @@ class Samples:
     def unfinished(self) -> int:
         return len(self._samples) - len(self._kept)
 
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _start(self, request: worker_pb2.SampleRequest) -> None:
         """Whatever goes wrong here is the sample's failure, unless it may pass: nobody else would ever finish it."""
         request_id = request.request_id
@@ -226,6 +231,8 @@ class Samples:
         language = self.sampler.language
         if language is None:
             raise UserError("This sampler knows tokens alone, and gives no text. Ask it for tokens.")
+        if wanted.echo and wanted.logprobs:
+            check_echo(job)
         try:
             await asyncio.to_thread(reading.begin, language, job, wanted)
         except ValueError as error:
@@ -237,8 +244,24 @@ class Samples:
         return replace(job, drawn=drawn)
 
     def _end(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
-        if (reading := self._samples[request.request_id].reading) is not None:
-            reading.finish(outcome)
+        reading = self._samples[request.request_id].reading
+        if reading is None or outcome.error is not None:
+            self._settle(request, outcome)
+        else:
+            self._run(self._end_in_words(reading, request, outcome))
+
+    async def _end_in_words(self, reading: Reading, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
+        """What cannot be read has failed: else its place would never be given back."""
+        try:
+            await reading.finish(outcome)
+        except Exception as error:
+            log.exception("a sample could not be read as text", request_id=request.request_id)
+            what = f"The sample was drawn and could not be read as text ({type(error).__name__}: {error})."
+            failed = ServerError(f"{what} Send it again, or ask for tokens.")
+            outcome = SampleOutcome(error=failed, started_at=outcome.started_at)
+        self._settle(request, outcome)
+
+    def _settle(self, request: worker_pb2.SampleRequest, outcome: SampleOutcome) -> None:
         if isinstance(outcome.error, SamplerClosed):
             self._lose(request.request_id)
             return

@@ -79,7 +79,7 @@ class CompletionChunks:
 
 
 class CompletionLogprobs:
-    """Of one choice; offsets are within all of its tokens' texts."""
+    """Of one choice. Offsets are within its text, where tokens without a text of their own are no characters wide."""
 
     def __init__(self) -> None:
         self._offset = 0
@@ -88,7 +88,7 @@ class CompletionLogprobs:
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
-            self._offset += len(token.text)
+            self._offset += token.width
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob if token.HasField("logprob") else None for token in tokens],

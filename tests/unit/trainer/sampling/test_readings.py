@@ -51,50 +51,62 @@ def whole(pieces: Items[worker_pb2.TextPiece]) -> tuple[str, str, worker_pb2.Seq
 
 
 @pytest.mark.parametrize("told", [0, 5, 1000], ids=["at the end", "some before", "all before"])
-def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLanguage, told: int) -> None:
+async def test_a_text_is_the_same_however_its_tokens_were_told(language: ModelLanguage, told: int) -> None:
     tokens = tokens_of(language, ANSWER + "<|im_end|>")
     reading = begun(language, CHAT)
     for token in tokens[:told]:
         reading.drawn(0, DrawnToken(token, -1.0))
-    reading.finish(outcome(tokens))
+    await reading.finish(outcome(tokens))
     content, reasoning, end = whole(reading.behind(0))
     assert (content, reasoning) == ("Grüße, 漢!", "Hm.")
     assert (end.reason, end.stop_string, end.tokens) == (wire_pb2.STOP, "", len(tokens))
 
 
-def test_plain_text_shows_no_tokens_that_stand_for_no_text(language: ModelLanguage) -> None:
+async def test_plain_text_shows_no_tokens_that_stand_for_no_text(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN)
-    reading.finish(outcome(tokens_of(language, "a<|im_start|>b<|im_end|>")))
+    await reading.finish(outcome(tokens_of(language, "a<|im_start|>b<|im_end|>")))
     assert whole(reading.behind(0))[0] == "ab"
 
 
-def test_a_text_that_runs_to_its_length_in_the_middle_of_a_character_says_so(language: ModelLanguage) -> None:
+async def test_a_text_that_runs_to_its_length_in_the_middle_of_a_character_says_so(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN)
-    reading.finish(outcome(tokens_of(language, "a漢")[:-1], stopped=False))
+    await reading.finish(outcome(tokens_of(language, "a漢")[:-1], stopped=False))
     content, _, end = whole(reading.behind(0))
     assert (content[0], end.reason) == ("a", wire_pb2.LENGTH)
     assert set(content[1:]) == {"\ufffd"}
 
 
-def test_a_stop_string_ends_the_text_and_is_named(language: ModelLanguage) -> None:
+async def test_a_stop_string_ends_the_text_and_is_named(language: ModelLanguage) -> None:
     reading = begun(language, PLAIN, "never", "STOP")
-    reading.finish(outcome(tokens_of(language, "one STOP and")))
+    await reading.finish(outcome(tokens_of(language, "one STOP and")))
     content, _, end = whole(reading.behind(0))
     assert (content, end.stop_string) == ("one ", "STOP")
 
 
-def test_logprobs_come_with_the_texts_of_their_tokens_but_not_of_the_one_that_ends(language: ModelLanguage) -> None:
+async def test_logprobs_come_with_the_texts_of_their_tokens_but_not_of_the_one_that_ends(
+    language: ModelLanguage,
+) -> None:
     reading = begun(language, worker_pb2.Reading(logprobs=True))
     first, second = tokens_of(language, "ab")
     top = TopkLogprobs(np.array([[second, first]], np.int32), np.array([[-0.5, -1.0]], np.float32))
     reading.drawn(0, DrawnToken(first, -1.0, top))
-    reading.finish(outcome([first, second, *tokens_of(language, "<|im_end|>")]))
+    await reading.finish(outcome([first, second, *tokens_of(language, "<|im_end|>")]))
     scored = [token for piece in reading.behind(0) for token in piece.tokens]
     assert [(token.text, token.logprob) for token in scored] == [("a", -1.0), ("b", -1.0)]
     assert [one.text for one in scored[0].likeliest] == ["b", "a"]
 
 
-def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(language: ModelLanguage) -> None:
+def test_token_0_is_among_the_likeliest_like_any_other_and_an_empty_cell_is_not(language: ModelLanguage) -> None:
+    reading = begun(language, worker_pb2.Reading(logprobs=True))
+    top = TopkLogprobs.empty(1, 3)
+    top.token_ids[0, :2], top.logprobs[0, :2] = [0, 1], [-0.25, -2.0]
+    reading.drawn(0, DrawnToken(0, -0.25, top))
+    (scored,) = (token for piece in reading.behind(0) for token in piece.tokens)
+    texts = [language.tokenizer.decode([token]) for token in (0, 1)]
+    assert [(one.text, one.logprob) for one in scored.likeliest] == [(texts[0], -0.25), (texts[1], -2.0)]
+
+
+async def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(language: ModelLanguage) -> None:
     """Nothing is before the first token; and the one that ends is there, on which readers of prompts count."""
     prompt, (drawn, end) = tokens_of(language, "ab"), tokens_of(language, "c<|im_end|>")
     rows = TopkLogprobs(np.array([[0], [7]], np.int32), np.array([[0.0], [-0.25]], np.float32))
@@ -104,7 +116,7 @@ def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(la
     reading.drawn(0, DrawnToken(drawn, -1.0))
     assert reading.behind(0) == (), "the prompt's logprobs come with the end"
     scores = np.array([np.nan, -0.5], np.float32)
-    reading.finish(replace(outcome([drawn, end]), prompt_logprobs=scores, topk_prompt_logprobs=rows))
+    await reading.finish(replace(outcome([drawn, end]), prompt_logprobs=scores, topk_prompt_logprobs=rows))
     pieces = reading.behind(0)
     assert whole(pieces)[0] == "abc"
     scored = [token for piece in pieces for token in piece.tokens]
@@ -117,15 +129,62 @@ def test_an_echo_is_the_prompt_with_its_logprobs_and_what_is_drawn_to_its_end(la
     assert [one.logprob for one in scored[1].likeliest] == [-0.25]
 
 
-def test_an_echo_without_logprobs_is_the_text_alone(language: ModelLanguage) -> None:
+async def test_an_echo_without_logprobs_is_the_text_alone(language: ModelLanguage) -> None:
     job = SampleJob("r", "", np.array(tokens_of(language, "<|im_start|>ab"), np.int32), AT_THE_END)
     reading = Reading()
     reading.begin(language, job, worker_pb2.Reading(echo=True))
-    reading.finish(outcome(tokens_of(language, "c<|im_end|>")))
+    await reading.finish(outcome(tokens_of(language, "c<|im_end|>")))
     assert whole(reading.behind(0))[0] == "abc"
     assert not any(piece.tokens for piece in reading.behind(0))
     with pytest.raises(ValueError, match="needs prompt_logprobs"):
         Reading().begin(language, job, worker_pb2.Reading(echo=True, logprobs=True))
+
+
+async def test_the_tokens_of_an_echo_are_as_wide_as_what_they_add_to_its_text(language: ModelLanguage) -> None:
+    """Those that stand for no text nothing, and of those that make a character together the last."""
+    prompt, drawn = tokens_of(language, "<|im_start|>a 漢b"), tokens_of(language, "c漢<|im_end|>")
+    job = SampleJob("r", "", np.array(prompt, np.int32), AT_THE_END, prompt_logprobs=True)
+    reading = Reading()
+    reading.begin(language, job, worker_pb2.Reading(logprobs=True, echo=True))
+    await reading.finish(replace(outcome(drawn), prompt_logprobs=np.zeros(len(prompt), np.float32)))
+    pieces = reading.behind(0)
+    text, rest = whole(pieces)[0], "a 漢bc漢"
+    assert text == rest
+    for token in [token for piece in pieces for token in piece.tokens]:
+        grown, rest = rest[: token.width], rest[token.width :]
+        assert (grown == token.text) or grown in ("", "漢")
+    assert rest == ""
+
+
+async def test_the_text_of_an_echo_that_ends_within_a_character_is_its_last_tokens(language: ModelLanguage) -> None:
+    prompt = tokens_of(language, "a漢")[:-1]
+    job = SampleJob("r", "", np.array(prompt, np.int32), AT_THE_END, prompt_logprobs=True)
+    reading = Reading()
+    reading.begin(language, job, worker_pb2.Reading(logprobs=True, echo=True))
+    await reading.finish(replace(outcome([]), prompt_logprobs=np.zeros(len(prompt), np.float32)))
+    echo = reading.behind(0)[0]
+    assert echo.content == language.tokenizer.decode(prompt)
+    assert [token.width for token in echo.tokens] == [1, *[0] * (len(prompt) - 2), len(echo.content) - 1]
+
+
+async def test_an_echo_is_counted_while_it_is_drawn_and_whoever_waits_hears_of_it(language: ModelLanguage) -> None:
+    """Who goes away before its text has come is charged for what was drawn till then."""
+    prompt, tokens = np.array(tokens_of(language, "ab"), np.int32), tokens_of(language, "cde")
+    reading = Reading()
+    reading.begin(language, SampleJob("r", "", prompt, AT_THE_END, num_samples=2), worker_pb2.Reading(echo=True))
+    for drawn, token in enumerate(tokens, start=1):
+        waiting = asyncio.create_task(reading.grown(0, 60.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        reading.drawn(drawn % 2, DrawnToken(token, -1.0))
+        await waiting
+        assert (reading.tokens, reading.behind(0)) == (drawn, ())
+    sequences = outcome(tokens[1:2]).sequences + outcome(tokens[::2]).sequences
+    await reading.finish(SampleOutcome(sequences))
+    assert reading.tokens == 3
+    pieces = reading.behind(0)
+    texts = ["".join(piece.content for piece in pieces if piece.sequence == index) for index in range(2)]
+    assert texts == ["abd", "abce"]
 
 
 async def test_pieces_that_were_seen_are_forgotten_and_whoever_waits_hears_of_new_ones(language: ModelLanguage) -> None:

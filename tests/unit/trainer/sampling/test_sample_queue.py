@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.engine.reference import ReferenceEngine
-from support.sampler.scripted_sampler import ScriptedSampler
+from support.sampler.scripted_sampler import SEVEN, ScriptedSampler
 from tinsmith_rpc import wire_pb2, worker_pb2
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage
 from tinsmith_trainer.engines.base import LoraSpec
-from tinsmith_trainer.errors import Draining, SamplerClosed
+from tinsmith_trainer.errors import Draining, SamplerClosed, UserError
 from tinsmith_trainer.oplog.journal_tables import Failure
 from tinsmith_trainer.sampling import sample_queue as samples_module
-from tinsmith_trainer.sampling.base import SampleOutcome
+from tinsmith_trainer.sampling.base import DrawnToken, SampleOutcome, TopkLogprobs
+from tinsmith_trainer.sampling.checks import MOST_ECHOED_TEXTS
 from tinsmith_trainer.sampling.codec import unpacked_bytes
 from tinsmith_trainer.sampling.sample_queue import QueueLimits, Samples, TooManySamples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
@@ -50,10 +53,53 @@ def request(request_id: str, adapter: worker_pb2.AdapterRef | None = None) -> wo
     )
 
 
+def echo(request_id: str, tokens: int = 3, likeliest: int = 1) -> worker_pb2.SampleRequest:
+    """Of `tokens` tokens, with their logprobs and the likeliest ones."""
+    asked = request(request_id)
+    asked.prompt_tokens = np.ones(tokens, "<i4").tobytes()
+    asked.prompt_logprobs, asked.topk_prompt_logprobs = True, likeliest
+    asked.reading.CopyFrom(worker_pb2.Reading(echo=True, logprobs=True))
+    return asked
+
+
+class Letters:
+    """A language in which each token is the letter x. Says which threads ask it, and fails where a test says so."""
+
+    eos_token_ids = (0,)
+    special_tokens: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.error: Exception | None = None
+
+    @property
+    def tokenizer(self) -> Letters:
+        return self
+
+    def decode(self, tokens: list[int], **how: bool) -> str:
+        self.threads.add(threading.get_ident())
+        if self.error is not None:
+            raise self.error
+        return "x" * len(tokens)
+
+    def render(self, request: worker_pb2.RenderPromptRequest) -> list[int]:
+        return [1]
+
+    def message_parser(self, prompt: object, tools: str) -> None:
+        return None
+
+
 async def settle() -> None:
     """All samples are where they wait for somebody else."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def until_held(sampler: ScriptedSampler, samples: int) -> None:
+    """So many have come as far as the sampler, by threads of their own."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while len(sampler.held) < samples:
+            await asyncio.sleep(0.01)
 
 
 def saved_adapter(root: Path) -> worker_pb2.AdapterRef:
@@ -260,3 +306,77 @@ async def test_samples_that_end_with_their_sampler_are_as_if_they_had_never_been
         await samples.wait("a", 0)
     assert samples.unfinished == 0
     await asyncio.wait_for(samples.drained(), WAIT_SECONDS)
+
+
+ECHOED = replace(SEVEN, prompt_logprobs=np.array([np.nan, -1.0, -2.0], np.float32))
+
+
+async def test_an_echo_is_put_together_beside_the_loop_on_which_others_are_answered(
+    samples: Samples, sampler: ScriptedSampler
+) -> None:
+    sampler.holds, sampler.language = True, (letters := Letters())
+    samples.submit(echo("a"), TENANT)
+    await until_held(sampler, 1)
+    sampler.finish(replace(ECHOED, topk_prompt_logprobs=TopkLogprobs.empty(3, 1)))
+    assert isinstance(await samples.wait("a", WAIT_SECONDS), bytes)
+    read = await samples.read("a", 0, 0)
+    assert "".join(piece.content for piece in read.pieces) == "xxxx"
+    assert letters.threads
+    assert threading.get_ident() not in letters.threads
+
+
+async def test_an_echo_that_nobody_waited_for_was_counted(samples: Samples, sampler: ScriptedSampler) -> None:
+    sampler.holds, sampler.language = True, Letters()
+    samples.submit(echo("a"), TENANT)
+    await until_held(sampler, 1)
+    reading = asyncio.create_task(samples.read("a", 0, WAIT_SECONDS))
+    await settle()
+    (job,) = sampler.jobs
+    assert job.drawn is not None
+    job.drawn(0, DrawnToken(7, -0.5))
+    read = await reading
+    assert (read.tokens, read.pieces, read.result) == (1, (), None)
+    samples.cancel("a")
+    sampler.finish(SampleOutcome(error=UserError("The request was cancelled.")))
+    await samples.wait("a", WAIT_SECONDS)
+    assert (await samples.read("a", 0, 0)).tokens == 1
+
+
+async def test_a_sample_that_cannot_be_read_as_text_fails_and_gives_its_place_back(
+    samples: Samples, sampler: ScriptedSampler
+) -> None:
+    sampler.holds, sampler.language = True, (letters := Letters())
+    letters.error = RuntimeError("no such token")
+    samples.submit(echo("a"), TENANT)
+    await until_held(sampler, 1)
+    sampler.finish(ECHOED)
+    failure = await samples.wait("a", WAIT_SECONDS)
+    assert isinstance(failure, Failure)
+    assert failure.category == "server"
+    assert "could not be read as text (RuntimeError: no such token). Send it again" in failure.message
+    assert samples.unfinished == 0
+    samples.stop_taking()
+    await asyncio.wait_for(samples.drained(), WAIT_SECONDS)
+
+
+async def test_an_echo_of_more_texts_than_a_worker_can_decode_beside_its_work_is_refused(
+    samples: Samples, sampler: ScriptedSampler
+) -> None:
+    sampler.language = Letters()
+    most = echo("most", MOST_ECHOED_TEXTS // 8, 3)
+    more = echo("more", MOST_ECHOED_TEXTS // 8 + 1, 3)
+    alone = echo("text alone", MOST_ECHOED_TEXTS // 8 + 1, 3)
+    alone.reading.logprobs = False
+    for one in (most, more, alone):
+        one.num_samples = 2
+    sampler.holds = True
+    for one in (most, more, alone):
+        samples.submit(one, TENANT)
+    await until_held(sampler, 2)
+    assert await samples.wait("more", WAIT_SECONDS) == Failure(
+        "user",
+        "echo with logprobs asks for 131080 texts: 2 times a prompt of 16385 tokens, each with 3 of the likeliest; an "
+        "answer has room for 131072. Ask for a smaller n or fewer logprobs, or shorten the prompt.",
+    )
+    assert sorted(job.request_id for job in sampler.jobs) == ["most", "text alone"]
+    assert unpacked_bytes(most) - unpacked_bytes(alone) > MOST_ECHOED_TEXTS * 64

@@ -93,12 +93,14 @@ def test_how_a_sequence_ended_has_a_word_in_each_dialect(
 
 
 def test_logprobs_of_a_streamed_completion_are_those_of_a_whole_one() -> None:
-    tokens = [worker_pb2.TokenText(text=text, logprob=-0.5) for text in ("a", "bc", "\ufffd")]
+    texts = (("<s>", 0), ("a", 1), ("bc", 3), ("\ufffd", 0), ("\ufffd", 1))  # a space before bc, and two halves of one
+    tokens = [worker_pb2.TokenText(text=text, logprob=-0.5, width=width) for text, width in texts]
     tokens[0].likeliest.extend([worker_pb2.TokenText(text="x", logprob=-0.1)] * 2)
     pieces = [worker_pb2.TextPiece(tokens=[token]) for token in tokens]
     head = openai_answers.Head("m", "cmpl")
     answer = openai_answers.completion(head, [whole(pieces)], USAGE)["choices"][0]["logprobs"]
-    assert (answer["tokens"], answer["text_offset"]) == (["a", "bc", "\ufffd"], [0, 1, 3])
+    assert answer["tokens"] == [text for text, _ in texts]
+    assert answer["text_offset"] == [0, 0, 1, 4, 4]
     chunks = openai_answers.CompletionChunks(head)
     streamed = [chunk["choices"][0]["logprobs"] for piece in pieces for chunk in chunks.of(0, piece)]
     assert {name: [value for one in streamed for value in one[name]] for name in answer} == answer
