@@ -1,12 +1,13 @@
 """What a server gives away of a checkpoint: files by links of their own, or one archive of all. Streamed to a disk.
 
-A link is a permission by itself, and is asked without a key.
+A link is a permission by itself, and is asked without a key: it may lead to a storage that is not to learn it.
 """
 
 from __future__ import annotations
 
 import gzip
 import shutil
+import ssl
 import tarfile
 import tempfile
 import zlib
@@ -39,7 +40,8 @@ def fetch_export(rest: tinker.RestClient, export_path: str, wanted: Mapping[str,
     for name, target in wanted.items():
         if name not in urls:
             raise NotOffered(f"the server's export {export_path} has no {name}")
-        _download(urls[name], target)
+        with target.open("wb") as file:
+            _download(urls[name], file)
 
 
 def fetch_from_archive(rest: tinker.RestClient, path: str, wanted: Mapping[str, Path]) -> None:
@@ -50,16 +52,13 @@ def fetch_from_archive(rest: tinker.RestClient, path: str, wanted: Mapping[str, 
     left = dict(wanted)
     try:
         with _archive(rest, path) as content:
-            with tarfile.open(fileobj=content, mode="r|") as archive:
+            with _opened(content, path) as archive:
                 for member in archive:
-                    if (file := archive.extractfile(member)) is not None and member.name in left:
-                        _write(file, left.pop(member.name))
-            # gzip compares its digest of the content behind the last byte, to which no archive reads.
-            while content.read(DRAIN_BYTES):
-                pass
-    except tarfile.ReadError as error:
-        raise NotOffered(f"what the server gives for {path} is no archive") from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                    # Of a link, a stream cannot go to what it stands for.
+                    if member.name in left and member.isreg():
+                        _write(cast(IO[bytes], archive.extractfile(member)), left.pop(member.name))
+            _read_to_the_end(content)
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise _damaged(error) from error
     if left:
         raise NotOffered(f"the server's archive of {path} has no {next(iter(left))}")
@@ -76,8 +75,24 @@ def _archive(rest: tinker.RestClient, path: str) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, gzip.GzipFile(fileobj=file) if compressed else file)
 
 
+def _opened(content: BinaryIO, path: str) -> tarfile.TarFile:
+    """With its first header read. Raises NotOffered, and gzip's errors where that is why there is none."""
+    try:
+        return tarfile.open(fileobj=content, mode="r|")
+    except tarfile.ReadError as error:
+        content.seek(0)
+        _read_to_the_end(content)
+        raise NotOffered(f"what the server gives for {path} is no archive") from error
+
+
+def _read_to_the_end(content: BinaryIO) -> None:
+    """gzip compares its digest of the content behind the last byte, to which no archive reads."""
+    while content.read(DRAIN_BYTES):
+        pass
+
+
 def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> None:
-    """The SDK has no function for it any more; its layer of HTTP makes the call, and follows to the file."""
+    """The SDK has no function for it any more; its layer of HTTP makes the call, which mostly leads to a link."""
     parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
     address = f"/api/v1/training_runs/{parsed.training_run_id}/checkpoints/{parsed.checkpoint_id}/archive"
     holder = rest.holder
@@ -85,25 +100,41 @@ def _ask_for_archive(rest: tinker.RestClient, path: str, target: IO[bytes]) -> N
     async def ask() -> None:
         options: Any = {"timeout": SILENCE_SECONDS}
         with holder.aclient(ClientConnectionPoolType.TRAIN) as client:
-            answer: httpx.Response = await client.get(address, cast_to=httpx.Response, options=options, stream=True)
-            async with aclosing(answer):
-                async for part in answer.aiter_bytes():
-                    target.write(part)
+            # The SDK's own transport follows by itself, whatever it is told, and takes its `X-API-Key` along.
+            async with httpx.AsyncClient(verify=_trusted(), follow_redirects=False) as stays:
+                asking = client.with_options(http_client=stays)
+                answer: httpx.Response = await asking.get(address, cast_to=httpx.Response, options=options, stream=True)
+                async with aclosing(answer):
+                    async for part in answer.aiter_bytes():
+                        target.write(part)
 
     asked: Future[None] = holder.run_coroutine_threadsafe(ask()).future()
     try:
         asked.result()
     except NO_SUCH_CALL as error:
         raise NotOffered(f"this server gives no archive of {path}") from error
+    except tinker.APIStatusError as error:
+        # To the SDK a redirect is an error, as whatever is no success.
+        if (onward := error.response.next_request) is None:
+            raise
+        _download(str(onward.url), target)
     except httpx.TransportError as error:
         raise _damaged(error) from error
 
 
-def _download(url: str, target: Path) -> None:
+def _trusted() -> ssl.SSLContext:
+    """httpx's authorities and this machine's, as the SDK has it."""
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
+    return context
+
+
+def _download(url: str, target: IO[bytes]) -> None:
+    """Without a key, wherever it leads."""
     try:
-        with httpx.stream("GET", url, timeout=SILENCE_SECONDS) as answer, target.open("wb") as file:
+        with httpx.stream("GET", url, timeout=SILENCE_SECONDS, follow_redirects=True, verify=_trusted()) as answer:
             for part in answer.raise_for_status().iter_bytes():
-                file.write(part)
+                target.write(part)
     except httpx.HTTPError as error:
         raise _damaged(error) from error
 

@@ -49,6 +49,7 @@ def test_all_packages_register_their_commands() -> None:
         "parity",
         "promote",
         "serve",
+        "train",
         "version",
     }
 

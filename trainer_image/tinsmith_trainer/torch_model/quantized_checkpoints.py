@@ -62,4 +62,16 @@ def load_to_save(architecture: Any, directory: Path, config: Any, dtype: torch.d
     with torch.device("meta"):
         dense = architecture.from_config(config, dtype=dtype)
     dense.load_state_dict(model.state_dict(), assign=True)
+    _take_what_no_state_has(dense, model)
     return dense
+
+
+def _take_what_no_state_has(dense: Any, model: Any) -> None:
+    """Buffers that are in no checkpoint, such as the frequencies of positions; how to generate; and evaluation."""
+    persistent = model.state_dict().keys()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name not in persistent:
+            parent, _, leaf = name.rpartition(".")
+            dense.get_submodule(parent).register_buffer(leaf, buffer, persistent=False)
+    dense.generation_config = model.generation_config
+    dense.train(model.training)

@@ -72,7 +72,19 @@ class BaseModel:
         with torch.device("meta"):
             dense = self._class().from_config(self._config, dtype=model.dtype)
         dense.load_state_dict(model.state_dict(), assign=True)
+        _take_what_no_state_has(dense, model)
         return dense
+
+
+def _take_what_no_state_has(dense: Any, model: Any) -> None:
+    """Buffers that are in no checkpoint, such as the frequencies of positions; how to generate; and evaluation."""
+    persistent = model.state_dict().keys()
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        if name not in persistent:
+            parent, _, leaf = name.rpartition(".")
+            dense.get_submodule(parent).register_buffer(leaf, buffer, persistent=False)
+    dense.generation_config = model.generation_config
+    dense.train(model.training)
 
 
 def _directory(source: str) -> Path:

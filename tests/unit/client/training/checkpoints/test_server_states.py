@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import random
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,7 @@ import tinker
 from tinsmith.training.checkpoints.server_states import ServerStates
 from tinsmith.training.errors import DownloadDamaged, NotOffered, StateGone
 
+KEY = "tml-test"
 STATE = "tinker://run:train:0/weights/step-000001"
 EXPORT = "tinker://run:train:0/external_weights/step-000001"
 BELOW = "/api/v1/training_runs/run:train:0/checkpoints"
@@ -29,7 +32,10 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: dict[str, bytes] = {"/api/v1/client/config": b"{}", "/api/v1/client/dynamic_config": b"{}"}
         self.redirects: dict[str, str] = {}
+        self.redirect_status = 302
         self.deleted: list[str] = []
+        self.asked: list[tuple[str, str | None]] = []
+        """Paths, each with the key that came along."""
 
     @property
     def url(self) -> str:
@@ -43,8 +49,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if length := int(self.headers.get("content-length") or 0):
             self.rfile.read(length)
+        self.server.asked.append((self.path, self.headers.get("x-api-key")))
         if (location := self.server.redirects.get(self.path)) is not None:
-            self._answer(302, b"", location)
+            self._answer(self.server.redirect_status, b"", location)
         elif (body := self.server.bodies.get(self.path)) is not None:
             self._answer(200, body)
         else:
@@ -89,7 +96,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def states(server: Server) -> Iterator[ServerStates]:
-    rest = tinker.RestClient(base_url=server.url, api_key="tml-test")
+    rest = tinker.RestClient(base_url=server.url, api_key=KEY)
     yield ServerStates(rest)
     # What the SDK does beside would go on, asking a server that is gone: its pauses are drawn from `random`, whose
     # state must not change while hypothesis draws.
@@ -115,6 +122,30 @@ def test_an_optimizer_is_taken_from_the_archive_of_a_state(
     assert (tmp_path / "moments").read_bytes() == b"moments"
 
 
+@pytest.mark.parametrize("status", [302, 308])
+def test_a_key_stays_with_the_server_when_an_archive_is_elsewhere(
+    server: Server, states: ServerStates, tmp_path: Path, status: int
+) -> None:
+    with running() as storage:
+        server.redirect_status = status
+        server.redirects[ARCHIVE] = f"{storage.url}/moved"
+        storage.redirects["/moved"] = "/files"
+        storage.bodies["/files"] = archive_of({"optimizer.safetensors": b"moments"})
+        states.fetch_optimizer(STATE, tmp_path / "moments")
+        assert storage.asked == [("/moved", None), ("/files", None)]
+    assert (tmp_path / "moments").read_bytes() == b"moments"
+    assert (ARCHIVE, KEY) in server.asked
+
+
+@pytest.mark.parametrize("location", ["/nowhere", "ftp://elsewhere/files"])
+def test_an_archive_whose_link_leads_nowhere_is_said_to(
+    server: Server, states: ServerStates, tmp_path: Path, location: str
+) -> None:
+    server.redirects[ARCHIVE] = location
+    with pytest.raises(DownloadDamaged, match="did not come whole"):
+        states.fetch_optimizer(STATE, tmp_path / "moments")
+
+
 def test_an_archive_that_does_not_come_whole_is_said_to(server: Server, states: ServerStates, tmp_path: Path) -> None:
     archive = archive_of({"optimizer.safetensors": bytes(3000)})
     flipped = bytearray(archive)
@@ -123,6 +154,49 @@ def test_an_archive_that_does_not_come_whole_is_said_to(server: Server, states: 
         server.bodies[ARCHIVE] = damaged
         with pytest.raises(DownloadDamaged, match="did not come whole"):
             states.fetch_optimizer(STATE, tmp_path / "moments")
+
+
+def test_an_archive_that_is_damaged_before_its_first_file_is_no_server_without_archives(
+    server: Server, states: ServerStates, tmp_path: Path
+) -> None:
+    archive = bytearray(archive_of({"optimizer.safetensors": random.Random(0).randbytes(3000)}))
+    archive[12] ^= 0xFF  # where what is compressed begins
+    server.bodies[ARCHIVE] = bytes(archive)
+    with pytest.raises(DownloadDamaged, match="did not come whole"):
+        states.fetch_optimizer(STATE, tmp_path / "moments")
+
+
+def test_an_archive_that_is_damaged_at_a_file_that_nobody_wants_is_said_to(
+    server: Server, states: ServerStates, tmp_path: Path
+) -> None:
+    first, second = (random.Random(seed).randbytes(200_000) for seed in (0, 1))
+    archive = archive_of({"adapter_model.safetensors": first, "optimizer.safetensors": second})
+    server.bodies[ARCHIVE] = archive[:100_000] + bytes([0xFF]) * 1000
+    with pytest.raises(DownloadDamaged, match="did not come whole"):
+        states.fetch_optimizer(STATE, tmp_path / "moments")
+
+
+def test_a_plain_archive_that_breaks_off_in_a_file_is_said_to(
+    server: Server, states: ServerStates, tmp_path: Path
+) -> None:
+    server.bodies[ARCHIVE] = gzip.decompress(archive_of({"optimizer.safetensors": bytes(30_000)}))[:20_000]
+    with pytest.raises(DownloadDamaged, match="unexpected end of data"):
+        states.fetch_optimizer(STATE, tmp_path / "moments")
+
+
+def test_links_in_an_archive_are_passed_over(server: Server, states: ServerStates, tmp_path: Path) -> None:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as archive:
+        for name in ("latest", "optimizer.safetensors"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, "elsewhere"
+            archive.addfile(link)
+        entry = tarfile.TarInfo("optimizer.safetensors")
+        entry.size = 7
+        archive.addfile(entry, io.BytesIO(b"moments"))
+    server.bodies[ARCHIVE] = written.getvalue()
+    states.fetch_optimizer(STATE, tmp_path / "moments")
+    assert (tmp_path / "moments").read_bytes() == b"moments"
 
 
 def test_a_link_that_leads_nowhere_is_said_to(server: Server, states: ServerStates, tmp_path: Path) -> None:

@@ -65,13 +65,15 @@ def test_where_no_server_answers_the_command_that_starts_one_is_told(run: Run) -
     assert said.endswith("; `tinsmith serve --model demo/tiny` starts one on this machine\n")
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo", "rl"])
-def test_an_example_has_settings_and_data_and_is_not_written_over_others(run: Run, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "files"), [("sft", 2), ("dpo", 1), ("rl", 0)])
+def test_an_example_has_settings_and_data_and_is_not_written_over_others(
+    run: Run, tmp_path: Path, kind: str, files: int
+) -> None:
     status, shown, _ = run(kind, "--example", "here")
     assert status == 0
     assert f"tinsmith train {kind} --config run.yaml" in shown
     data = [*(tmp_path / "here").glob("*.jsonl")]
-    assert len(data) == (kind != "rl")
+    assert len(data) == files
     assert all(json.loads(line) for file in data for line in file.read_text().splitlines())
     status, _, said = run(kind, "--example", "here")
     assert status == 1

@@ -43,7 +43,7 @@ def test_each_panel_has_ink_in_it(tmp_path: Path) -> None:
 
 def test_the_table_has_what_was_evaluated_before_and_after() -> None:
     outcome = Outcome(
-        "sft", "m", 7, {}, {"eval/held_out/nll": 2.5}, {"eval/held_out/nll": 1.25}, "tinker://a", "a", "c"
+        "sft", "m", 7, {}, {"eval/held_out/nll": 2.5}, {"eval/held_out/nll": 1.25}, "tinker://a", "tinker://b", "a", "c"
     )
     shown = io.StringIO()
     Console(file=shown, width=80).print(outcome.table())
