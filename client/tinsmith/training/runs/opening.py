@@ -69,9 +69,11 @@ def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
     ServerNotReady, and what the SDK raises.
     """
     claim_folder(config, digest)
-    require_server(config.model)
+    base_url, api_key = base_url_from_environment(), api_key_from_environment()
+    require_server(config.model, base_url, api_key)
     tokenizer = None if config.tokenizer is None else _tokenizer_at(config.tokenizer)
-    with tinker.ServiceClient() as service:
+    # The very server that was asked: without a URL the SDK takes its maker's.
+    with tinker.ServiceClient(base_url=base_url, api_key=api_key) as service:
         manager = RunCheckpoints(
             config.out / CHECKPOINTS,
             service,
@@ -101,10 +103,10 @@ def claim_folder(config: RunConfig, digest: str) -> None:
     write_whole(data, digest)
 
 
-def require_server(model: str) -> None:
+def require_server(model: str, base_url: str, api_key: str | None) -> None:
     """Raises ServerNotReady: with the command that starts one where none answers."""
     try:
-        with Api(base_url_from_environment(), api_key_from_environment()) as api:
+        with Api(base_url, api_key) as api:
             served = [each.name for each in api.served_models()]
     except Unreachable as error:
         raise ServerNotReady(f"{error}; `tinsmith serve --model {model}` starts one on this machine") from error

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.runs import opening
 from tinsmith.training.runs.config import SftConfig
 from tinsmith.training.runs.loop import StopRequest
-from tinsmith.training.runs.opening import claim_folder
+from tinsmith.training.runs.opening import claim_folder, opened
 
 
 @pytest.fixture
@@ -46,6 +47,32 @@ def test_a_run_with_a_checkpoint_goes_on_with_its_settings_and_data(out: Path) -
         BadData, match=r"the data is not that which the run in .* began with: give this run another out"
     ):
         claim_folder(config(out), "another")
+
+
+class Opened(Exception):
+    """A session at a server begins."""
+
+
+@pytest.mark.parametrize("url", [None, "http://10.0.0.7:8000"])
+def test_the_server_that_was_asked_for_the_model_is_the_one_that_trains(
+    out: Path, monkeypatch: pytest.MonkeyPatch, url: str | None
+) -> None:
+    """Without a URL the SDK would go to its maker's server, and data with it."""
+    asked: list[tuple[str, str | None]] = []
+
+    def session(*, base_url: str, api_key: str | None) -> None:
+        assert (base_url, api_key) == asked[0]
+        raise Opened
+
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    if url is not None:
+        monkeypatch.setenv("TINKER_BASE_URL", url)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-this-server")
+    monkeypatch.setattr(opening, "require_server", lambda model, *server: asked.append(server))
+    monkeypatch.setattr(opening.tinker, "ServiceClient", session)
+    with pytest.raises(Opened), opened(config(out), "one"):
+        pass
+    assert asked == [(url or "http://127.0.0.1:8000", "tml-of-this-server")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
