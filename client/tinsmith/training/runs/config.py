@@ -127,8 +127,8 @@ class RlConfig(RunConfig):
 
 Config = TypeVar("Config", bound=RunConfig)
 
-MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "keep_last"})
-"""Between two processes of one run: the weights do not depend on them."""
+MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "keep_last", "out", "data", "eval_data"})
+"""Between two processes of one run: the weights do not depend on them. What the files of data hold is compared."""
 CONFIG_FILE = "config.yaml"
 
 

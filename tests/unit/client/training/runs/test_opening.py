@@ -49,6 +49,18 @@ def test_a_run_with_a_checkpoint_goes_on_with_its_settings_and_data(out: Path) -
         claim_folder(config(out), "another")
 
 
+def test_a_run_goes_on_where_its_folder_and_its_data_were_moved(out: Path, tmp_path: Path) -> None:
+    """The same file may also be spelled otherwise; what is in it counts."""
+    claim_folder(config(out), "one")
+    with_checkpoint(out)
+    moved = out.rename(tmp_path / "moved")
+    elsewhere = SftConfig(model="demo/tiny", data=tmp_path / "a.jsonl", eval_data=tmp_path / "b.jsonl", out=moved)
+    claim_folder(elsewhere, "one")
+    assert yaml.safe_load((moved / "config.yaml").read_text())["data"] == str(tmp_path / "a.jsonl")
+    with pytest.raises(BadData, match="the data is not that which"):
+        claim_folder(elsewhere, "another")
+
+
 class Opened(Exception):
     """A session at a server begins."""
 
