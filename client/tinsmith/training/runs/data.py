@@ -35,8 +35,7 @@ class Examples(Generic[Example]):
         digest = digest_of_files([config.data, config.eval_data])
         if config.eval_data is not None:
             return cls(found, read_examples(config.eval_data, parse)[: config.eval_examples], digest)
-        fraction = min(config.eval_fraction, config.eval_examples / len(found))
-        train, held_out = held_out_split(len(found), fraction, config.seed)
+        train, held_out = held_out_split(len(found), config.eval_fraction, config.eval_examples, config.seed)
         return cls([found[place] for place in train], [found[place] for place in held_out], digest)
 
 

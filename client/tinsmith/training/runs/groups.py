@@ -24,6 +24,8 @@ from tinsmith.training.runs.schedule import held_out_split
 Grader: TypeAlias = Callable[[str, str], float]
 """Of what was said, and of the answer."""
 Groups: TypeAlias = Sequence[EnvGroupBuilder]
+MOST_HELD_OUT = 0.5
+"""Of prompts, where `eval_groups` are more."""
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -46,7 +48,7 @@ def read_prompts(config: RlConfig) -> Prompts:
     found = _read(config, config.data)
     if config.eval_data is not None:
         return Prompts(found, _read(config, config.eval_data)[: config.eval_groups])
-    train, held_out = held_out_split(len(found), min(config.eval_groups / len(found), 0.5), config.seed)
+    train, held_out = held_out_split(len(found), MOST_HELD_OUT, config.eval_groups, config.seed)
     return Prompts([found[place] for place in train], [found[place] for place in held_out])
 
 
