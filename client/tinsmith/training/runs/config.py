@@ -107,8 +107,8 @@ class RlConfig(RunConfig):
     eval_data: Path | None = Field(None, description="Of jsonl, held out; by default eval_groups of data are.")
     grader: str = Field(
         "exact",
-        description="Of jsonl: exact, contains, number (the last one said), or module:function, which is called with "
-        "what was said and the answer, and returns the reward.",
+        description="Of jsonl: exact, contains, number (the last one said), as tinsmith eval has them, or "
+        "module:function, which is called with what was said and the answer, and returns the reward.",
     )
     renderer: str = Field(
         "auto",
