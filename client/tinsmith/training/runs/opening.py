@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ import tinker
 from typing_extensions import override
 
 from tinsmith.api import Api, ApiError, Unreachable, api_key_from_environment, base_url_from_environment
-from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
+from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed, has_tokenizer_json
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
 from tinsmith.training.runs.config import CONFIG_FILE, RunConfig, require_same, to_yaml
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DATA_DIGEST_FILE = "data.sha256"
@@ -45,6 +48,14 @@ class RunCheckpoints(CheckpointManager):
             return False
         self.asked_step = step
         return True
+
+    def keep_tokenizer(self, tokenizer: Any) -> None:
+        """In each checkpoint. One that no file can hold is told of now: the first save is many steps away."""
+        self._tokenizer = tokenizer if has_tokenizer_json(tokenizer) else False
+        if self._tokenizer is False:
+            logger.warning(
+                "%s has no tokenizer.json: the run's checkpoints are without a tokenizer", type(tokenizer).__name__
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +91,14 @@ def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
             config=config.model_dump(mode="json"),
             save_every=config.save_every,
             retention=Retention(keep_last=config.keep_last),
-            tokenizer=tokenizer,
         )
         with manager:
             resumed = manager.resume()
             client = _new_client(service, config) if resumed is None else resumed.training_client
-            yield OpenRun(manager, client, tokenizer or _tokenizer_of(client, config), resumed)
+            if tokenizer is None:
+                tokenizer = _tokenizer_of(client, config)
+            manager.keep_tokenizer(tokenizer)
+            yield OpenRun(manager, client, tokenizer, resumed)
 
 
 def claim_folder(config: RunConfig, digest: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.client.checkpoints.fake_server import FakeModel, FakeServer, FakeTokenizer
+from tinsmith.training.checkpoints import manager as manager_module
 from tinsmith.training.errors import BadConfig, BadData
 from tinsmith.training.runs import opening
 from tinsmith.training.runs.config import SftConfig
@@ -85,6 +88,45 @@ def test_the_server_that_was_asked_for_the_model_is_the_one_that_trains(
     with pytest.raises(Opened), opened(config(out), "one"):
         pass
     assert asked == [(url or "http://127.0.0.1:8000", "tml-of-this-server")]
+
+
+class Service(FakeServer):
+    """A session whose model has this tokenizer."""
+
+    def __init__(self, tokenizer: object) -> None:
+        super().__init__()
+        self.model = FakeModel(self)
+        self.model.tokenizer = tokenizer
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def create_lora_training_client(self, *_: object, **__: object) -> Future[FakeModel]:
+        future: Future[FakeModel] = Future()
+        future.set_result(self.model)
+        return future
+
+
+@pytest.mark.parametrize(("tokenizer", "is_fast"), [(FakeTokenizer(), True), (object(), False)])
+def test_a_tokenizer_without_a_file_is_told_of_once_and_the_run_is_saved_without(
+    out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tokenizer: object, is_fast: bool
+) -> None:
+    service = Service(tokenizer)
+    monkeypatch.setattr(manager_module, "ServerStates", service)
+    monkeypatch.setattr(opening, "require_server", lambda *_: None)
+    monkeypatch.setattr(opening.tinker, "ServiceClient", lambda **_: service)
+    with opened(config(out), "one") as run:
+        for step in (1, 2):
+            run.manager.save(run.client, step, loop_state={})
+    told = "object has no tokenizer.json: the run's checkpoints are without a tokenizer"
+    assert caplog.messages == ([] if is_fast else [told])
+    for step in (1, 2):
+        folder = out / "checkpoints" / f"step-00000{step}"
+        assert (folder / "metadata.json").exists()
+        assert (folder / "tokenizer.json").exists() is is_fast
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
