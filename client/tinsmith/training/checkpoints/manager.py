@@ -273,10 +273,14 @@ def _state_path_in(trainer_state: bytes) -> str | None:
         return None
 
 
+def has_tokenizer_json(tokenizer: Any) -> bool:
+    """A slow one of transformers has none."""
+    return getattr(tokenizer, "backend_tokenizer", None) is not None
+
+
 def _tokenizer_json(tokenizer: Any) -> str:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if not has_tokenizer_json(tokenizer):
         raise NotOffered(
             f"{type(tokenizer).__name__} has no tokenizer.json: give the manager a fast tokenizer, or tokenizer=False"
         )
-    return str(backend.to_str())
+    return str(tokenizer.backend_tokenizer.to_str())

@@ -23,7 +23,7 @@ QUESTION_TOKEN = 10
 """Where prompts are tokens: before the number of red balls, which is a token itself."""
 SMALLEST_NUMBER_TOKEN = 20
 FORECASTS_IN_TOKENS = (0.0, 0.25, 0.5, 0.75, 1.0)
-PERCENT = re.compile(r"(\d{1,3})\s*%")
+PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s*%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def as_tokens(question: Question) -> list[int]:
 
 def probability_of_text(answer: str) -> float | None:
     """The last percentage of the answer, None without one from 0 to 100."""
-    found = [int(number) for number in PERCENT.findall(answer)]
+    found = [float(number) for number in PERCENT.findall(answer)]
     return found[-1] / 100 if found and found[-1] <= 100 else None
 
 

@@ -16,6 +16,8 @@ from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import EvaluationError, StateGone
 
 Kind = Literal["sampler", "training", "base"]
+STEP_AT_START = re.compile(r"step-(\d+)")
+"""Of a state that a CheckpointManager saved; hexadecimal digits follow."""
 NUMBER_AT_END = re.compile(r"(\d+)\D*$")
 
 Connect = Callable[[], tinker.ServiceClient]
@@ -33,7 +35,10 @@ class Checkpoint:
 
 
 def at_path(path: str) -> Checkpoint:
-    """The step is the last number of the checkpoint's name. Raises EvaluationError for a path of no weights."""
+    """The step is that of a name `step-N…`, and else the last number in it.
+
+    Raises EvaluationError for a path of no weights.
+    """
     try:
         parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
     except ValueError as error:
@@ -110,5 +115,5 @@ async def _sampling_client(service: tinker.ServiceClient, checkpoint: Checkpoint
 
 
 def _number_in(name: str) -> int | None:
-    matched = NUMBER_AT_END.search(name)
+    matched = STEP_AT_START.match(name) or NUMBER_AT_END.search(name)
     return int(matched[1]) if matched else None

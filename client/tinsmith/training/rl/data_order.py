@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,10 +38,20 @@ class SequenceOfGroups(RLDataset):
 class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
     """Never ends. Groups that were begun and not `finished` are the first ones of a run that resumes.
 
+    With `shuffle_seed` each epoch has its batches in an order of its own, which that and the epoch's number say alone.
+
     Raises ValueError for data without any group, and what a dataset raises.
     """
 
-    def __init__(self, groups: RLDataset | Sequence[EnvGroupBuilder], state: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        groups: RLDataset | Sequence[EnvGroupBuilder],
+        state: Mapping[str, Any] | None = None,
+        *,
+        shuffle_seed: int | None = None,
+    ) -> None:
+        self._shuffle_seed = shuffle_seed
+        self._order: tuple[int, Sequence[int]] = (-1, ())
         self._dataset = groups if isinstance(groups, RLDataset) else SequenceOfGroups(groups)
         begun = [GroupPlace(*place) for place in (state or {}).get("begun", [])]
         self._again = deque(sorted(begun))
@@ -52,11 +63,11 @@ class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
     def __next__(self) -> tuple[GroupPlace, EnvGroupBuilder]:
         if self._again:
             place = self._again.popleft()
-            return place, self._batch_of(place.batch)[place.item]
+            return place, self._batch_of(place)[place.item]
         place = self._next = self._found(self._next)
         self._begun.add(place)
         self._next = place._replace(number=place.number + 1, item=place.item + 1)
-        return place, self._batch_of(place.batch)[place.item]
+        return place, self._batch_of(place)[place.item]
 
     def finished(self, place: GroupPlace) -> None:
         """Nothing comes of it any more: it was trained on, or dropped."""
@@ -71,13 +82,21 @@ class DataOrder(Iterator[tuple[GroupPlace, EnvGroupBuilder]]):
         for _ in range(2 + len(self._dataset)):
             if place.batch >= len(self._dataset):
                 place = place._replace(epoch=place.epoch + 1, batch=0, item=0)
-            elif place.item >= len(self._batch_of(place.batch)):
+            elif place.item >= len(self._batch_of(place)):
                 place = place._replace(batch=place.batch + 1, item=0)
             else:
                 return place
         raise ValueError(f"there is no group in the {len(self._dataset)} batches of the data")
 
-    def _batch_of(self, number: int) -> Sequence[EnvGroupBuilder]:
+    def _batch_of(self, place: GroupPlace) -> Sequence[EnvGroupBuilder]:
+        number = place.batch if self._shuffle_seed is None else self._shuffled_in(place.epoch)[place.batch]
         if self._batch is None or self._batch[0] != number:
             self._batch = (number, self._dataset.get_batch(number))
         return self._batch[1]
+
+    def _shuffled_in(self, epoch: int) -> Sequence[int]:
+        if self._order[0] != epoch:
+            order = list(range(len(self._dataset)))
+            random.Random(f"{self._shuffle_seed} {epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]

@@ -54,6 +54,7 @@ class RLTrainer:
 
     `plan`: groups of a step, and its bound on staleness. With `most_stale_steps=0` and a `seed` a run is the same one
     each time, bit for bit, on a server that computes deterministically: also one that goes on from a checkpoint.
+    `shuffle_seed` says the order of `groups` each time through them; without it they come as they are.
     `adam`: of every step, or by the step's number from 0. `max_tokens` and `temperature`: of each answer.
     `groups_in_flight` are sampled at once, at most; as many as the plan has use for without it.
     `strategy`: of the cookbook, as to retry what fails or to do with a part of a group. It samples without seeds.
@@ -74,6 +75,7 @@ class RLTrainer:
         loss_fn: types.LossFnType = "importance_sampling",
         loss_fn_config: Mapping[str, float | str] | None = None,
         seed: int | None = None,
+        shuffle_seed: int | None = None,
         groups_in_flight: int | None = None,
         strategy: RolloutStrategy | None = None,
         most_fruitless_groups: int | None = None,
@@ -89,7 +91,8 @@ class RLTrainer:
         self.training_client = training_client
         self.step = resumed.step if resumed else 0
         self._groups = groups
-        self._order = DataOrder(groups, _position(resumed))
+        self._shuffle_seed = shuffle_seed
+        self._order = DataOrder(groups, _position(resumed), shuffle_seed=shuffle_seed)
         self._plan = plan
         self._adam: Callable[[int], types.AdamParams] = adam if callable(adam) else lambda _: adam
         self._loss_fn: types.LossFnType = loss_fn
@@ -138,7 +141,8 @@ class RLTrainer:
         return self.step
 
     async def _train(self, steps: int) -> None:
-        self._order = DataOrder(self._groups, self._order.state())  # what an earlier run left under way comes first
+        # What an earlier run left under way comes first.
+        self._order = DataOrder(self._groups, self._order.state(), shuffle_seed=self._shuffle_seed)
         self._weights = await self._saved_weights()
         sampling = RolloutPump(self._order, self._plan, self._roll_out, self._groups_in_flight)
         async with sampling as pump, aclosing(self._steps(pump)) as reports:

@@ -107,8 +107,8 @@ class RlConfig(RunConfig):
     eval_data: Path | None = Field(None, description="Of jsonl, held out; by default eval_groups of data are.")
     grader: str = Field(
         "exact",
-        description="Of jsonl: exact, contains, number (the last one said), or module:function, which is called with "
-        "what was said and the answer, and returns the reward.",
+        description="Of jsonl: exact, contains, number (the last one said), as tinsmith eval has them, or "
+        "module:function, which is called with what was said and the answer, and returns the reward.",
     )
     renderer: str = Field(
         "auto",
@@ -127,8 +127,8 @@ class RlConfig(RunConfig):
 
 Config = TypeVar("Config", bound=RunConfig)
 
-MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "keep_last"})
-"""Between two processes of one run: the weights do not depend on them."""
+MAY_CHANGE = frozenset({"logs", "project", "name", "eval_every", "save_every", "keep_last", "out", "data", "eval_data"})
+"""Between two processes of one run: the weights do not depend on them. What the files of data hold is compared."""
 CONFIG_FILE = "config.yaml"
 
 

@@ -17,7 +17,7 @@ from tinsmith.training.runs.schedule import held_out_split
 
 Example = TypeVar("Example")
 Sequences = tuple[Tokens, ...]
-"""Of one example: one for a conversation, two for a preference."""
+"""Of one example: one or more for a conversation, two for a preference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,7 @@ class Examples(Generic[Example]):
         digest = digest_of_files([config.data, config.eval_data])
         if config.eval_data is not None:
             return cls(found, read_examples(config.eval_data, parse)[: config.eval_examples], digest)
-        fraction = min(config.eval_fraction, config.eval_examples / len(found))
-        train, held_out = held_out_split(len(found), fraction, config.seed)
+        train, held_out = held_out_split(len(found), config.eval_fraction, config.eval_examples, config.seed)
         return cls([found[place] for place in train], [found[place] for place in held_out], digest)
 
 
@@ -59,9 +58,18 @@ class Prepared:
         }
 
 
-def prepare(config: DataConfig, examples: Examples[Example], render: Callable[[Example], Sequences]) -> Prepared:
-    """Raises BadData for what cannot be rendered or is too long where that is refused, and where none is left."""
-    cut = _Cut(config)
+def prepare(
+    config: DataConfig,
+    examples: Examples[Example],
+    render: Callable[[Example], Sequences],
+    *,
+    are_compared: bool = False,
+) -> Prepared:
+    """`are_compared`: of the sequences of an example none means anything without the others.
+
+    Raises BadData for what cannot be rendered or is too long where that is refused, and where none is left.
+    """
+    cut = _Cut(config, are_compared=are_compared)
     train = [fitted for one in examples.train if (fitted := cut.fit(one.place, _rendered(one, render))) is not None]
     held_out = [
         fitted for one in examples.held_out if (fitted := cut.fit(one.place, _rendered(one, render))) is not None
@@ -110,7 +118,8 @@ def _rendered(one: Placed[Example], render: Callable[[Example], Sequences]) -> S
 class _Cut:
     """What does not fit, counted."""
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, *, are_compared: bool) -> None:
+        self._are_compared = are_compared
         self._longest = config.max_length
         self._too_long = config.too_long
         self.dropped = self.truncated = 0
@@ -126,7 +135,8 @@ class _Cut:
                 return None
             self.truncated += 1
             sequences = tuple(Tokens(one.tokens[: self._longest], one.learned[: self._longest]) for one in sequences)
-        if any(learned_count(one) == 0 for one in sequences):
+        fruitful = tuple(one for one in sequences if learned_count(one) > 0)
+        if not fruitful or (self._are_compared and fruitful != sequences):
             self.dropped += 1
             return None
-        return sequences
+        return fruitful

@@ -125,7 +125,12 @@ def begin(
     client: tinker.TrainingClient,
     state: Mapping[str, Any] | None,
 ) -> Work:
-    data = prepare(config, examples, lambda pair: (rendering.render(pair.chosen), rendering.render(pair.rejected)))
+    data = prepare(
+        config,
+        examples,
+        lambda pair: (rendering.render(pair.chosen), rendering.render(pair.rejected)),
+        are_compared=True,
+    )
     batches = ShuffledBatches(len(data.train), config.batch_size, config.epochs, config.seed)
     return PreferenceWork(client, data, batches, config.beta, state)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from tinker_cookbook.rl.types import EnvGroupBuilder
 from tinsmith.training.environments.forecaster import forecasting, questions
 from tinsmith.training.environments.functions import from_functions
 from tinsmith.training.environments.guessing import guessing, secrets
-from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.errors import BadConfig, BadData, EvaluationError
+from tinsmith.training.evaluation.examples import Answer, Example
+from tinsmith.training.evaluation.graders import GRADERS, contains, exact, number, require_fit
 from tinsmith.training.runs.config import RlConfig
 from tinsmith.training.runs.json_lines import AnsweredPrompt, Placed, parse_answered, read_examples
 from tinsmith.training.runs.schedule import held_out_split
@@ -24,7 +25,10 @@ from tinsmith.training.runs.schedule import held_out_split
 Grader: TypeAlias = Callable[[str, str], float]
 """Of what was said, and of the answer."""
 Groups: TypeAlias = Sequence[EnvGroupBuilder]
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+NAMED = tuple(each.__name__ for each in (exact, contains, number))
+"""Those of `tinsmith eval`: a reward is what an evaluation by the same name says."""
+MOST_HELD_OUT = 0.5
+"""Of prompts, where `eval_groups` are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +50,17 @@ def read_prompts(config: RlConfig) -> Prompts:
     found = _read(config, config.data)
     if config.eval_data is not None:
         return Prompts(found, _read(config, config.eval_data)[: config.eval_groups])
-    train, held_out = held_out_split(len(found), min(config.eval_groups / len(found), 0.5), config.seed)
+    train, held_out = held_out_split(len(found), MOST_HELD_OUT, config.eval_groups, config.seed)
     return Prompts([found[place] for place in train], [found[place] for place in held_out])
 
 
 def _read(config: RlConfig, file: Path) -> list[Placed[AnsweredPrompt]]:
     found = read_examples(file, parse_answered)
-    for placed in found if config.grader == "number" else ():
-        if NUMBER.fullmatch(_without_commas(placed.example.answer)) is None:
-            raise BadData(f"{placed.place}: answer is {placed.example.answer!r}, and grader is number")
+    for placed in found:
+        try:
+            require_fit(config.grader, Example("", placed.example.answer))
+        except EvaluationError as error:
+            raise BadData(f"{placed.place}: {error}, and grader is {config.grader}") from error
     return found
 
 
@@ -111,28 +117,10 @@ def _of_function(name: str) -> Make:
 
 def grader(name: str) -> Grader:
     """Raises BadConfig."""
-    return GRADERS.get(name) or named_function(name, "grader", tuple(GRADERS))
-
-
-def exact(said: str, answer: str) -> float:
-    return float(said.strip() == answer.strip())
-
-
-def contains(said: str, answer: str) -> float:
-    return float(answer.strip() in said)
-
-
-def number(said: str, answer: str) -> float:
-    """Whether the last number that was said is the answer."""
-    numbers = NUMBER.findall(_without_commas(said))
-    return float(bool(numbers) and float(numbers[-1]) == float(_without_commas(answer)))
-
-
-def _without_commas(text: str) -> str:
-    return text.replace(",", "").strip()
-
-
-GRADERS: Mapping[str, Grader] = {"exact": exact, "contains": contains, "number": number}
+    if name not in NAMED:
+        return named_function(name, "grader", NAMED)
+    grade = GRADERS[name]
+    return lambda said, answer: grade(Example("", answer), Answer(said))
 
 
 def named_function(name: str, setting: str, known: Sequence[str]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ import tinker
 from typing_extensions import override
 
 from tinsmith.api import Api, ApiError, Unreachable, api_key_from_environment, base_url_from_environment
-from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed
+from tinsmith.training.checkpoints.manager import CheckpointManager, Resumed, has_tokenizer_json
 from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
 from tinsmith.training.runs.config import CONFIG_FILE, RunConfig, require_same, to_yaml
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DATA_DIGEST_FILE = "data.sha256"
@@ -46,6 +49,14 @@ class RunCheckpoints(CheckpointManager):
         self.asked_step = step
         return True
 
+    def keep_tokenizer(self, tokenizer: Any) -> None:
+        """In each checkpoint. One that no file can hold is told of now: the first save is many steps away."""
+        self._tokenizer = tokenizer if has_tokenizer_json(tokenizer) else False
+        if self._tokenizer is False:
+            logger.warning(
+                "%s has no tokenizer.json: the run's checkpoints are without a tokenizer", type(tokenizer).__name__
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
@@ -69,21 +80,25 @@ def opened(config: RunConfig, digest: str) -> Iterator[OpenRun]:
     ServerNotReady, and what the SDK raises.
     """
     claim_folder(config, digest)
-    require_server(config.model)
+    base_url, api_key = base_url_from_environment(), api_key_from_environment()
+    require_server(config.model, base_url, api_key)
     tokenizer = None if config.tokenizer is None else _tokenizer_at(config.tokenizer)
-    with tinker.ServiceClient() as service:
+    # The very server that was asked: without a URL the SDK takes its maker's.
+    with tinker.ServiceClient(base_url=base_url, api_key=api_key) as service:
         manager = RunCheckpoints(
             config.out / CHECKPOINTS,
             service,
             config=config.model_dump(mode="json"),
             save_every=config.save_every,
             retention=Retention(keep_last=config.keep_last),
-            tokenizer=tokenizer,
         )
         with manager:
             resumed = manager.resume()
             client = _new_client(service, config) if resumed is None else resumed.training_client
-            yield OpenRun(manager, client, tokenizer or _tokenizer_of(client, config), resumed)
+            if tokenizer is None:
+                tokenizer = _tokenizer_of(client, config)
+            manager.keep_tokenizer(tokenizer)
+            yield OpenRun(manager, client, tokenizer, resumed)
 
 
 def claim_folder(config: RunConfig, digest: str) -> None:
@@ -101,10 +116,10 @@ def claim_folder(config: RunConfig, digest: str) -> None:
     write_whole(data, digest)
 
 
-def require_server(model: str) -> None:
+def require_server(model: str, base_url: str, api_key: str | None) -> None:
     """Raises ServerNotReady: with the command that starts one where none answers."""
     try:
-        with Api(base_url_from_environment(), api_key_from_environment()) as api:
+        with Api(base_url, api_key) as api:
             served = [each.name for each in api.served_models()]
     except Unreachable as error:
         raise ServerNotReady(f"{error}; `tinsmith serve --model {model}` starts one on this machine") from error

@@ -39,20 +39,26 @@ class Rendering(ABC):
         self.name = name
         self._tokenizer = tokenizer
 
-    def render(self, example: Conversation | Completion | Text, train_on: TrainOn = "last_assistant") -> Tokens:
+    def render(self, example: Conversation | Completion | Text) -> Tokens:
+        """Of a conversation the last answer is learned."""
+        [tokens] = self.sequences(example, "last_assistant")
+        return tokens
+
+    def sequences(self, example: Conversation | Completion | Text, train_on: TrainOn) -> tuple[Tokens, ...]:
+        """One, or one for each answer of a conversation where a renderer writes it otherwise once more follows."""
         if isinstance(example, Text):
-            return self._with_end([], self._encoded(example.text))
+            return (self._with_end([], self._encoded(example.text)),)
         if isinstance(example, Completion):
-            return self.completion(example)
+            return (self.completion(example),)
         return self.conversation(example.messages, train_on)
 
     @abstractmethod
-    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> Tokens: ...
+    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> tuple[Tokens, ...]: ...
 
     def completion(self, example: Completion) -> Tokens:
         """As a question and its answer."""
         asked = {"role": "user", "content": example.prompt}
-        return self.conversation([asked, {"role": "assistant", "content": example.completion}], "last_assistant")
+        return self.render(Conversation([asked, {"role": "assistant", "content": example.completion}]))
 
     def _encoded(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -65,20 +71,29 @@ class Rendering(ABC):
 
 
 class OfCookbook(Rendering):
-    """By a renderer of tinker-cookbook."""
+    """By a renderer of tinker-cookbook.
+
+    One that has thoughts in the last answer alone, as Qwen3's, writes earlier ones otherwise than they are sampled: the
+    cookbook makes a sequence for each answer then, which begins with what is there when that is sampled.
+    """
 
     def __init__(self, name: str, tokenizer: Any, renderer: renderers.Renderer) -> None:
         super().__init__(name, tokenizer)
         self.renderer = renderer
 
     @override
-    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> Tokens:
+    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> tuple[Tokens, ...]:
         told: list[Any] = [dict(message) for message in messages]
         try:
-            rendered, weights = self.renderer.build_supervised_example(told, OF_COOKBOOK[train_on])
+            if train_on == "all_assistant":
+                made = self.renderer.build_supervised_examples(told, OF_COOKBOOK[train_on])
+            else:
+                made = [self.renderer.build_supervised_example(told, OF_COOKBOOK[train_on])]
         except RendererError as error:
             raise BadExample(f"the renderer {self.name} refuses it: {error}") from error
-        return Tokens(list(rendered.to_ints()), [float(weight) > 0 for weight in weights])
+        return tuple(
+            Tokens(list(rendered.to_ints()), [float(weight) > 0 for weight in weights]) for rendered, weights in made
+        )
 
 
 class Plain(OfCookbook):
@@ -102,7 +117,7 @@ class ChatTemplate(Rendering):
         super().__init__(CHAT_TEMPLATE, tokenizer)
 
     @override
-    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> Tokens:
+    def conversation(self, messages: Sequence[Message], train_on: TrainOn) -> tuple[Tokens, ...]:
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         text = self._text(messages, is_whole=True)
         tokens: list[int] = []
@@ -122,7 +137,7 @@ class ChatTemplate(Rendering):
                 learned += [is_learned] * len(encoded)
             told = len(after)
         rest = self._encoded(text[told:])
-        return Tokens(tokens + rest, learned + [False] * len(rest))
+        return (Tokens(tokens + rest, learned + [False] * len(rest)),)
 
     def _text(self, messages: Sequence[Message], *, is_whole: bool) -> str:
         try:

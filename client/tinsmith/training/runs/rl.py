@@ -85,6 +85,8 @@ class _Run:
             temperature=config.temperature,
             loss_fn=config.loss,
             seed=config.seed,
+            # The others are drawn by the seed.
+            shuffle_seed=config.seed if config.environment == "jsonl" else None,
             checkpoints=manager,
             resumed=self._open_run.resumed,
             on_step=[self._after],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Literal
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -58,9 +59,13 @@ class ShuffledBatches:
         return self._epoch[1][within]
 
 
-def held_out_split(count: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """Places of those to train on and of those that are held out, by chance. At least one stays to train on."""
-    held_out = min(math.ceil(count * fraction), count - 1)
+def held_out_split(count: int, fraction: float, most: int, seed: int) -> tuple[list[int], list[int]]:
+    """Places of those to train on and of those that are held out, `most` at most, by chance.
+
+    At least one stays to train on.
+    """
+    # The fraction as it is written: in floating point 70 * 0.1 is more than 7.
+    held_out = min(math.ceil(count * Fraction(str(fraction))), most, count - 1)
     order = list(range(count))
     random.Random(f"{seed} held out").shuffle(order)
     return sorted(order[held_out:]), sorted(order[:held_out])

@@ -27,7 +27,7 @@ class SupervisedWork(Work):
 
     @override
     def step(self, number: int, adam: types.AdamParams) -> dict[str, float]:
-        batch = [self.data.train[place][0] for place in self.batches[number]]
+        batch = [one for place in self.batches[number] for one in self.data.train[place]]
         learned = sum(map(learned_count, batch))
         trained = self.client.forward_backward([datum_of(one, 1 / learned) for one in batch], "cross_entropy")
         stepped = self.client.optim_step(adam)
@@ -44,7 +44,7 @@ class SupervisedWork(Work):
 
     @override
     def evaluate(self) -> dict[str, float]:
-        held_out = [example[0] for example in self.data.held_out]
+        held_out = [one for example in self.data.held_out for one in example]
         if not held_out:
             return {}
         total = sum(learned_logprobs(self.client, held_out, self.batches.batch_size))
@@ -62,7 +62,7 @@ def begin(
     client: tinker.TrainingClient,
     state: Mapping[str, Any] | None,
 ) -> Work:
-    data = prepare(config, examples, lambda example: (rendering.render(example, config.train_on),))
+    data = prepare(config, examples, lambda example: rendering.sequences(example, config.train_on))
     return SupervisedWork(client, data, ShuffledBatches(len(data.train), config.batch_size, config.epochs, config.seed))
 
 

@@ -66,7 +66,16 @@ def test_questions_are_the_same_for_the_same_seed_and_outcomes_as_frequent_as_pr
 
 @pytest.mark.parametrize(
     ("answer", "forecast"),
-    [("35%", 0.35), ("10 %, no: 100%", 1.0), ("I do not know", None), ("350%", None), ("", None)],
+    [
+        ("35%", 0.35),
+        ("10 %, no: 100%", 1.0),
+        ("62.5%", 0.625),
+        ("100.5 %", None),
+        ("I do not know", None),
+        ("350%", None),
+        ("1005%", None),
+        ("", None),
+    ],
 )
 def test_a_percentage_is_read_from_words(answer: str, forecast: float | None) -> None:
     assert probability_of_text(answer) == forecast

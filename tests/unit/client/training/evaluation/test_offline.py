@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import tinker
+from support.client.checkpoints.fake_server import FakeModel, FakeServer
 from support.client.scripted_sampling import ScriptedSampling, ScriptedService
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinsmith.training.checkpoints.metadata import directory_name
+from tinsmith.training.checkpoints.server_states import start_save
 from tinsmith.training.errors import EvaluationError, ResultsUnfit
 from tinsmith.training.evaluation.examples import Answer, Example
 from tinsmith.training.evaluation.offline import OfflineEvaluator
@@ -128,10 +131,17 @@ def test_a_base_model_has_no_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "step"), [("step-000012", 12), ("000040", 40), ("epoch2-7.final", 7), ("final", None)]
+    ("path", "step"),
+    [("step-000012", 12), ("step-000012-9f03c77e", 12), ("000040", 40), ("epoch2-7.final", 7), ("final", None)],
 )
-def test_the_step_is_the_last_number_of_a_name(path: str, step: int | None) -> None:
+def test_the_step_is_the_one_that_a_name_begins_with_or_its_last_number(path: str, step: int | None) -> None:
     assert at_path(f"tinker://run:train:0/sampler_weights/{path}").step == step
+
+
+def test_the_step_of_a_state_that_a_checkpoint_manager_saved_is_the_managers() -> None:
+    server = FakeServer()
+    saved = start_save(FakeModel(server), directory_name(12), adapter=False, ttl_seconds=None)  # type: ignore[arg-type]
+    assert at_path(saved.state.result().path).step == 12
 
 
 def test_what_is_no_path_of_weights_is_refused() -> None:

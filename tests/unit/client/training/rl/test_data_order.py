@@ -62,6 +62,43 @@ def test_a_resumed_run_begins_with_what_was_under_way() -> None:
     assert taken(again, 3) == [(1, "b"), (3, "a"), (4, "b")]
 
 
+LETTERS = [Group(name) for name in "abcdefgh"]
+
+
+def names(order: DataOrder, count: int) -> str:
+    return "".join(name for _, name in taken(order, count))
+
+
+def test_a_seed_orders_each_time_through_the_data_otherwise() -> None:
+    order = names(DataOrder(LETTERS, shuffle_seed=1), 24)
+    epochs = [order[first : first + 8] for first in (0, 8, 16)]
+    assert all(sorted(epoch) == list("abcdefgh") for epoch in epochs)
+    assert len({*epochs, "abcdefgh"}) == 4
+    assert names(DataOrder(LETTERS, shuffle_seed=1), 24) == order != names(DataOrder(LETTERS, shuffle_seed=2), 24)
+
+
+@pytest.mark.parametrize("done", [3, 8, 13])
+def test_a_resumed_run_goes_on_in_the_same_shuffled_order(done: int) -> None:
+    expected = taken(DataOrder(LETTERS, shuffle_seed=1), 24)
+    order = DataOrder(LETTERS, shuffle_seed=1)
+    places = [next(order)[0] for _ in range(done)]
+    for place in places[:-2]:
+        order.finished(place)
+    again = DataOrder(LETTERS, order.state(), shuffle_seed=1)
+    assert taken(again, 24 - done + 2) == expected[done - 2 :]
+
+
+def test_a_shuffled_run_resumes_with_what_was_under_way_in_the_epoch_before() -> None:
+    expected = taken(DataOrder(LETTERS, shuffle_seed=1), 12)
+    order = DataOrder(LETTERS, shuffle_seed=1)
+    places = [next(order)[0] for _ in range(10)]
+    for place in places:
+        if place.number not in (5, 9):
+            order.finished(place)
+    again = DataOrder(LETTERS, order.state(), shuffle_seed=1)
+    assert taken(again, 4) == [expected[5], expected[9], *expected[10:]]
+
+
 def test_data_without_a_group_is_said_to_be_empty() -> None:
     with pytest.raises(ValueError, match="no group in the 2 batches"):
         next(DataOrder(Batches("", "")))

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from tinker_cookbook.rl.types import EnvGroupBuilder
 from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.evaluation.examples import Answer, Example
+from tinsmith.training.evaluation.graders import GRADERS
 from tinsmith.training.runs.config import RlConfig
-from tinsmith.training.runs.groups import Prompts, contains, exact, grader, make_groups, number, read_prompts
+from tinsmith.training.runs.groups import Prompts, grader, make_groups, read_prompts
 
 
 def config(**given: Any) -> RlConfig:
@@ -62,11 +64,28 @@ def test_an_environment_that_there_is_not_is_told(name: str, told: str) -> None:
         make_groups(config(environment=name), Prompts(), None)
 
 
-def test_graders_are_what_their_names_say() -> None:
-    assert (exact(" a\n", "a"), exact("a b", "a")) == (1.0, 0.0)
-    assert (contains("so: a.", "a"), contains("so", "a")) == (1.0, 0.0)
-    assert (number("3, or 1,200", "1200"), number("12", "1"), number("none", "1")) == (1.0, 0.0, 0.0)
-    assert grader("exact") is exact
+@pytest.mark.parametrize(
+    ("name", "said", "answer", "reward"),
+    [
+        ("exact", " a\n", "a", 1.0),
+        ("exact", "a b", "a", 0.0),
+        ("contains", "So: PARIS.", "Paris", 1.0),
+        ("contains", "so", "a", 0.0),
+        ("number", "3, or 1,200", "1200", 1.0),
+        ("number", "12", "1", 0.0),
+        ("number", r"so \boxed{4}, and not 5", "4", 1.0),
+        ("number", "10-5", "5", 1.0),
+        ("number", "1e3", "1000", 1.0),
+        ("number", "none", "1", 0.0),
+    ],
+)
+def test_a_reward_is_what_an_evaluation_by_the_same_grader_says(
+    name: str, said: str, answer: str, reward: float
+) -> None:
+    assert grader(name)(said, answer) == reward == GRADERS[name](Example("?", answer), Answer(said))
+
+
+def test_a_grader_that_there_is_not_is_told() -> None:
     with pytest.raises(BadConfig, match="grader is 'nice': it is exact, contains, number or module:function"):
         grader("nice")
 
@@ -93,5 +112,5 @@ def test_data_and_environment_that_do_not_go_together_are_told(tmp_path: Path) -
 def test_an_answer_that_is_no_number_is_told_where_numbers_are_graded(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "a", "answer": "1,000"}\n{"prompt": "b", "answer": "two"}\n')
-    with pytest.raises(BadData, match=r"a\.jsonl:2: answer is 'two', and grader is number"):
+    with pytest.raises(BadData, match=r"a\.jsonl:2: the answer 'two' is no number, and grader is number"):
         read_prompts(config(environment="jsonl", data=file, grader="number"))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.client.checkpoints.fake_server import FakeModel, FakeServer, FakeTokenizer
+from tinsmith.training.checkpoints import manager as manager_module
 from tinsmith.training.errors import BadConfig, BadData
+from tinsmith.training.runs import opening
 from tinsmith.training.runs.config import SftConfig
 from tinsmith.training.runs.loop import StopRequest
-from tinsmith.training.runs.opening import claim_folder
+from tinsmith.training.runs.opening import claim_folder, opened
 
 
 @pytest.fixture
@@ -46,6 +50,83 @@ def test_a_run_with_a_checkpoint_goes_on_with_its_settings_and_data(out: Path) -
         BadData, match=r"the data is not that which the run in .* began with: give this run another out"
     ):
         claim_folder(config(out), "another")
+
+
+def test_a_run_goes_on_where_its_folder_and_its_data_were_moved(out: Path, tmp_path: Path) -> None:
+    """The same file may also be spelled otherwise; what is in it counts."""
+    claim_folder(config(out), "one")
+    with_checkpoint(out)
+    moved = out.rename(tmp_path / "moved")
+    elsewhere = SftConfig(model="demo/tiny", data=tmp_path / "a.jsonl", eval_data=tmp_path / "b.jsonl", out=moved)
+    claim_folder(elsewhere, "one")
+    assert yaml.safe_load((moved / "config.yaml").read_text())["data"] == str(tmp_path / "a.jsonl")
+    with pytest.raises(BadData, match="the data is not that which"):
+        claim_folder(elsewhere, "another")
+
+
+class Opened(Exception):
+    """A session at a server begins."""
+
+
+@pytest.mark.parametrize("url", [None, "http://10.0.0.7:8000"])
+def test_the_server_that_was_asked_for_the_model_is_the_one_that_trains(
+    out: Path, monkeypatch: pytest.MonkeyPatch, url: str | None
+) -> None:
+    """Without a URL the SDK would go to its maker's server, and data with it."""
+    asked: list[tuple[str, str | None]] = []
+
+    def session(*, base_url: str, api_key: str | None) -> None:
+        assert (base_url, api_key) == asked[0]
+        raise Opened
+
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    if url is not None:
+        monkeypatch.setenv("TINKER_BASE_URL", url)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-of-this-server")
+    monkeypatch.setattr(opening, "require_server", lambda model, *server: asked.append(server))
+    monkeypatch.setattr(opening.tinker, "ServiceClient", session)
+    with pytest.raises(Opened), opened(config(out), "one"):
+        pass
+    assert asked == [(url or "http://127.0.0.1:8000", "tml-of-this-server")]
+
+
+class Service(FakeServer):
+    """A session whose model has this tokenizer."""
+
+    def __init__(self, tokenizer: object) -> None:
+        super().__init__()
+        self.model = FakeModel(self)
+        self.model.tokenizer = tokenizer
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def create_lora_training_client(self, *_: object, **__: object) -> Future[FakeModel]:
+        future: Future[FakeModel] = Future()
+        future.set_result(self.model)
+        return future
+
+
+@pytest.mark.parametrize(("tokenizer", "is_fast"), [(FakeTokenizer(), True), (object(), False)])
+def test_a_tokenizer_without_a_file_is_told_of_once_and_the_run_is_saved_without(
+    out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tokenizer: object, is_fast: bool
+) -> None:
+    service = Service(tokenizer)
+    monkeypatch.setattr(manager_module, "ServerStates", service)
+    monkeypatch.setattr(opening, "require_server", lambda *_: None)
+    monkeypatch.setattr(opening.tinker, "ServiceClient", lambda **_: service)
+    with opened(config(out), "one") as run:
+        for step in (1, 2):
+            run.manager.save(run.client, step, loop_state={})
+    told = "object has no tokenizer.json: the run's checkpoints are without a tokenizer"
+    assert caplog.messages == ([] if is_fast else [told])
+    for step in (1, 2):
+        folder = out / "checkpoints" / f"step-00000{step}"
+        assert (folder / "metadata.json").exists()
+        assert (folder / "tokenizer.json").exists() is is_fast
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

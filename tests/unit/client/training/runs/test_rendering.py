@@ -10,7 +10,7 @@ from tinsmith.training.errors import BadConfig, BadData
 from tinsmith.training.runs.config import SftConfig
 from tinsmith.training.runs.data import Examples, datum_of, prepare
 from tinsmith.training.runs.json_lines import BadExample, Completion, Conversation, Placed, SftExample, Text
-from tinsmith.training.runs.rendering import Rendering, Tokens, TrainOn, choose_rendering
+from tinsmith.training.runs.rendering import OfCookbook, Rendering, Tokens, TrainOn, choose_rendering
 from tinsmith_trainer.torch_model.tiny_model import make_tiny_model
 from transformers import AutoTokenizer
 
@@ -33,7 +33,7 @@ def learned(
     rendering: Rendering, tokenizer: Any, example: SftExample, train_on: TrainOn = "all_assistant"
 ) -> list[str]:
     """The runs of tokens that are learned, as text."""
-    rendered = rendering.render(example, train_on)
+    [rendered] = rendering.sequences(example, train_on)
     runs: list[list[int]] = []
     for place, (token, is_learned) in enumerate(zip(rendered.tokens, rendered.learned, strict=True)):
         if is_learned and (place == 0 or not rendered.learned[place - 1]):
@@ -79,7 +79,7 @@ def test_a_template_that_renders_earlier_answers_otherwise_is_told(tokenizer: An
     )
     rendering = choose_rendering("chat_template", forgetful, "demo/tiny")
     with pytest.raises(BadExample, match=r"the answer in message 1 otherwise when .* more follows: use"):
-        rendering.render(TALK, "all_assistant")
+        rendering.sequences(TALK, "all_assistant")
     assert learned(rendering, forgetful, TALK, "last_assistant") == ["2\n"]
 
 
@@ -93,6 +93,24 @@ def test_plain_text_is_learned_to_its_end_and_of_a_completion_only_what_complete
 def test_a_renderer_of_the_cookbook_learns_the_answer(tokenizer: Any) -> None:
     rendering = choose_rendering("qwen3", tokenizer, "demo/tiny")
     assert learned(rendering, tokenizer, Completion("One", "1"))[-1].endswith("1<|im_end|>")
+
+
+def test_each_answer_is_learned_as_it_is_sampled(tokenizer: Any) -> None:
+    """Qwen3's renderer writes thoughts, empty ones too, into the last answer alone."""
+    rendering = choose_rendering("qwen3", tokenizer, "demo/tiny")
+    assert isinstance(rendering, OfCookbook)
+    first, second = rendering.sequences(TALK, "all_assistant")
+    for sequence, place in ((first, 1), (second, 3)):
+        prompt = rendering.renderer.build_generation_prompt(TALK.messages[:place]).to_ints()  # type: ignore[arg-type]
+        assert sequence.tokens[: len(prompt)] == prompt
+        assert sequence.learned == [False] * len(prompt) + [True] * (len(sequence.tokens) - len(prompt))
+        answer = tokenizer.decode(sequence.tokens[len(prompt) :])
+        assert answer == f"<think>\n\n</think>\n\n{TALK.messages[place]['content']}<|im_end|>"
+    assert rendering.sequences(TALK, "last_assistant") == (second,)
+
+
+def test_a_renderer_that_writes_answers_as_they_are_sampled_has_one_sequence(tokenizer: Any) -> None:
+    assert len(learned(choose_rendering("plain", tokenizer, "demo/tiny"), tokenizer, TALK)) == 2
 
 
 def test_a_datum_predicts_each_token_from_those_before_it() -> None:
@@ -125,6 +143,17 @@ def test_what_is_truncated_stays_if_there_is_something_to_learn() -> None:
     prepared = prepare(config(max_length=4, too_long="truncate"), of_lengths(3, 5, 9), render_length)
     assert [len(one.tokens) for (one,) in prepared.train] == [3, 4]
     assert (prepared.truncated, prepared.dropped) == (2, 1)
+
+
+def test_of_several_answers_those_are_left_that_fit_but_of_a_comparison_none() -> None:
+    def render(length: int) -> tuple[Tokens, ...]:
+        return (*render_length(length), *render_length(length + 4))
+
+    truncated = config(max_length=4, too_long="truncate")
+    [[left]] = prepare(truncated, of_lengths(4), render).train
+    assert left == render_length(4)[0]
+    with pytest.raises(BadData, match="no example"):
+        prepare(truncated, of_lengths(4), render, are_compared=True)
 
 
 def test_what_is_too_long_is_refused_where_that_is_asked_for() -> None:

@@ -49,9 +49,22 @@ def test_a_batch_that_is_larger_than_the_data_goes_through_it_more_than_once() -
         batches[2]
 
 
-@pytest.mark.parametrize(("count", "fraction", "held_out"), [(10, 0.0, 0), (10, 0.1, 1), (10, 0.11, 2), (1, 0.5, 0)])
-def test_a_part_is_held_out_and_something_is_left(count: int, fraction: float, held_out: int) -> None:
-    train, held = held_out_split(count, fraction, seed=3)
+@pytest.mark.parametrize(
+    ("count", "fraction", "most", "held_out"),
+    [
+        (10, 0.0, 100, 0),
+        (10, 0.1, 100, 1),
+        (10, 0.11, 100, 2),
+        (1, 0.5, 100, 0),
+        (70, 0.1, 100, 7),  # 70 * 0.1 > 7
+        (151, 0.9, 100, 100),  # 151 * (100 / 151) > 100
+        (10, 0.5, 0, 0),
+    ],
+)
+def test_a_part_is_held_out_at_most_so_many_and_something_is_left(
+    count: int, fraction: float, most: int, held_out: int
+) -> None:
+    train, held = held_out_split(count, fraction, most, seed=3)
     assert len(held) == held_out
     assert sorted(train + held) == list(range(count))
-    assert (train, held) == held_out_split(count, fraction, seed=3)
+    assert (train, held) == held_out_split(count, fraction, most, seed=3)
