@@ -239,6 +239,18 @@ async def test_a_resumed_run_goes_on_after_the_last_step_in_data_and_seeds() -> 
     assert numbers_of(rest) == numbers_of(whole)[4 * 3 :]
 
 
+async def test_a_resumed_run_that_has_nothing_left_to_learn_ends_at_the_step_of_an_undisturbed_one() -> None:
+    """Saved in the middle of the row of groups without data, which counts on from there."""
+    reward = lambda example, answer: answer[0] if example in (0, 6) else 1  # noqa: E731
+    plan = MinibatchPlan(groups_per_step=4, groups_per_minibatch=4)
+    options: Any = {"plan": plan, "examples": 12, "most_fruitless_groups": 5}
+    manager = Manager(save_every=1)
+    assert await trainer_of(SimulatedModel(SimulatedSampler(drawn)), reward, checkpoints=manager, **options).run(9) == 1
+    resumed = trainer_of(SimulatedModel(SimulatedSampler(drawn)), reward, resumed=manager.saved[0], **options)
+    assert manager.saved[0].loop_state["fruitless"] == {"equal rewards": 3}
+    assert await resumed.run(9) == 1
+
+
 async def test_a_second_run_begins_with_what_the_first_left_under_way() -> None:
     """Off-policy, where more is sampled than is trained on."""
     model = SimulatedModel(SimulatedSampler(drawn))
