@@ -124,23 +124,32 @@ class RLTrainer:
         the policy has nothing to learn from them any more, which is logged as a warning.
 
         Raises NothingToTrainOn, MinibatchFailed, SaveFailed, what the SDK raises where the server fails, and what
-        `on_step` raises. Groups in flight are cancelled then.
+        `on_step` raises. Groups in flight are cancelled then, and so is what shadows are at.
         """
         if self.step >= steps:
             return self.step
         self._last_step_at = time.monotonic()
+        try:
+            await self._train_as_long_as_it_learns(steps)
+            await self._save_last()
+            for shadow in self._shadows:
+                await shadow.finish(SHADOW_SECONDS)
+        finally:
+            await asyncio.gather(*(shadow.cancel() for shadow in self._shadows))
+        return self.step
+
+    async def _train_as_long_as_it_learns(self, steps: int) -> None:
         try:
             await self._train(steps)
         except NothingToTrainOn as error:
             if self.step == 0 or error.causes.keys() != {EQUAL_REWARDS}:
                 raise
             log.warning("the run ends after %d of %d steps: %s", self.step, steps, error)
+
+    async def _save_last(self) -> None:
         if self._checkpoints is not None and not self._is_saved:
             await asyncio.to_thread(partial(self._checkpoints.save, self.training_client, self.step, **self._to_save))
             self._is_saved = True
-        for shadow in self._shadows:
-            await shadow.finish(SHADOW_SECONDS)
-        return self.step
 
     async def _train(self, steps: int) -> None:
         self._order = DataOrder(self._groups, self._order.state())  # what an earlier run left under way comes first
