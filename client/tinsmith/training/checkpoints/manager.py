@@ -108,6 +108,7 @@ class CheckpointManager:
         self._delete_states = delete_states
         self._saves = BackgroundSaves()
         self._swept = False
+        self._went_back_to: int | None = None
 
     @property
     def store(self) -> CheckpointStore:
@@ -143,7 +144,8 @@ class CheckpointManager:
         that is still under way. Raises SaveFailed for that one, CheckpointExists, and UnfitLoopState.
         """
         self._saves.wait()
-        self._store.require_free(step)
+        if self._went_back_to is None or step <= self._went_back_to:
+            self._store.require_free(step)
         copied = frozen_copy(loop_state)
         scores = {name: float(value) for name, value in (metrics or {}).items()}
         started = start_save(
@@ -163,7 +165,8 @@ class CheckpointManager:
     def resume(self, step: int | None = None) -> Resumed | None:
         """The newest whole checkpoint with a training client that goes on from it, or that of `step`; None without any.
 
-        Raises NoCheckpoint and CheckpointDamaged for a `step` of yours, and StateGone.
+        From `step` the run goes another way than before: the next save removes the newer checkpoints, as `retention`
+        removes one. Raises NoCheckpoint and CheckpointDamaged for a `step` of yours, and StateGone.
         """
         self._saves.wait()
         metadata, damaged = self._store.newest_whole() if step is None else (self._store.verify(step), [])
@@ -174,6 +177,7 @@ class CheckpointManager:
         with self._store.open(metadata.step, TRAINER_STATE_FILE) as stream:
             state = read_trainer_state(stream.read())
         self._server.require(state.state_path)
+        self._went_back_to = step
         client = self._service.create_training_client_from_state_with_optimizer(state.state_path).result()
         return Resumed(metadata.step, client, state.loop_state, metadata.metrics, tuple(damaged))
 
@@ -202,10 +206,11 @@ class CheckpointManager:
     def _write(self, save: _Save) -> None:
         """In the thread."""
         self._sweep()
-        if save.step in self._store.steps():  # damaged: a whole one was refused
-            self._discard(directory_name(save.step))
         state_path = save.started.state.result().path
         try:
+            self._retire_newer()
+            if save.step in self._store.steps():  # damaged: a whole one was refused
+                self._discard(directory_name(save.step))
             self._store.write(save.step, partial(self._fill, save, state_path))
         except BaseException:
             # No directory refers to it.
@@ -237,6 +242,22 @@ class CheckpointManager:
             adapter_config=adapter_config,
             files={},
         )
+
+    def _retire_newer(self) -> None:
+        """Of the way that the run took before it went back. The newest first: what a kill leaves are steps of one way.
+
+        When the server has the new state, so that one that is away costs nothing.
+        """
+        if self._went_back_to is None:
+            return
+        for step in reversed(self._store.steps()):
+            if step <= self._went_back_to:
+                break
+            try:
+                self._store.remove(step, partial(self._delete_state, self._store.metadata(step).state_path))
+            except CheckpointDamaged:
+                self._discard(directory_name(step))
+        self._went_back_to = None
 
     def _rotate(self, step: int) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,49 @@ def test_a_run_goes_on_from_the_newest_whole_one_and_names_what_it_passed_over(
     assert earlier.training_client.weights == bytes([1])  # type: ignore[attr-defined]
     with pytest.raises(CheckpointDamaged):
         manage().resume(3)
+
+
+@pytest.mark.parametrize("delete_states", [True, False])
+def test_a_run_that_goes_back_replaces_the_newer_ones_and_their_states(
+    manage: Manage, server: FakeServer, model: Any, tmp_path: Path, delete_states: bool
+) -> None:
+    with manage() as manager:
+        train(manager, model, range(1, 6))
+    (tmp_path / "step-000004" / "metadata.json").write_text("{}")
+    with manage(retention=Retention(keep_last=2), delete_states=delete_states) as manager:
+        resumed = manager.resume(2)
+        assert resumed is not None
+        assert manager.store.steps() == [1, 2, 3, 4, 5], "until the next save"
+        train(manager, resumed.training_client, range(3, 4))
+        manager.wait()
+        assert manager.store.steps() == [2, 3]
+        with pytest.raises(CheckpointExists):
+            manager.save(model, 3, loop_state={})
+    assert len(server.states) == (2 if delete_states else 6)
+    newest = manage().resume()
+    assert newest is not None
+    assert newest.training_client.weights == bytes([1, 2, 3])  # type: ignore[attr-defined]
+
+
+def test_a_run_that_goes_back_loses_nothing_to_a_server_that_is_away(
+    manage: Manage, server: FakeServer, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with manage() as manager:
+        train(manager, model, range(1, 4))
+    manager = manage()
+    resumed = manager.resume(1)
+    assert resumed is not None
+    away: Future[Any] = Future()
+    away.set_exception(ConnectionError("no route to host"))
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeModel, "save_state", lambda *_, **__: away)
+        manager.save(resumed.training_client, 2, loop_state={})
+        with pytest.raises(SaveFailed, match="saving step 2: no route"):
+            manager.wait()
+    assert manager.store.steps() == [1, 2, 3]
+    manager.save(resumed.training_client, 2, loop_state={})
+    manager.close()
+    assert manager.store.steps() == [1, 2]
 
 
 def test_a_damaged_one_is_saved_anew_and_its_state_goes(
