@@ -38,6 +38,8 @@ from tinsmith.training.errors import CheckpointDamaged, CheckpointError, NotOffe
 
 logger = logging.getLogger(__name__)
 
+LEFT = "the save of step {step} was under way, and is no checkpoint"
+
 
 class FastTokenizer(Protocol):
     """Of transformers, or whatever else has a `tokenizers.Tokenizer` inside."""
@@ -77,7 +79,8 @@ class CheckpointManager:
     `ttl_seconds` ends the states at the server, from one hour on; None keeps them as long as their directory.
     `delete_states` deletes a directory's state at the server when `retention` removes the directory.
 
-    One manager at a time writes below a root. As a context it waits for the last save, and raises what became of it.
+    One manager at a time writes below a root. As a context it waits for the last save, and raises what became of it;
+    a KeyboardInterrupt does not wait, and the save that is under way is no checkpoint then.
     """
 
     def __init__(
@@ -144,6 +147,8 @@ class CheckpointManager:
         that is still under way. Raises SaveFailed for that one, CheckpointExists, and UnfitLoopState.
         """
         self._saves.wait()
+        if self._saves.is_left:
+            raise CheckpointError("this manager was interrupted: resume with another one")
         if self._went_back_to is None or step <= self._went_back_to:
             self._store.require_free(step)
         copied = frozen_copy(loop_state)
@@ -189,12 +194,24 @@ class CheckpointManager:
         """As `wait`, and the last call."""
         self._saves.close()
 
+    def leave(self) -> int | None:
+        """The last call of a program that is interrupted: waits for nothing.
+
+        The save that is under way is no checkpoint then, and whoever waits for it is told so by SaveFailed. Returns
+        its step; None without one.
+        """
+        return self._saves.leave()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            if (step := self.leave()) is not None:
+                error.add_note(LEFT.format(step=step))
+            return
         try:
             self.close()
         except SaveFailed as failure:
@@ -233,6 +250,9 @@ class CheckpointManager:
             (folder / TOKENIZER_FILE).write_text(
                 _tokenizer_json(self._tokenizer or save.training_client.get_tokenizer())
             )
+        if self._saves.is_left:
+            # In a notebook the process goes on, and may have gone on from the checkpoint before this one.
+            raise CheckpointError(LEFT.format(step=save.step))
         return Metadata(
             step=save.step,
             created_at=datetime.now(UTC),

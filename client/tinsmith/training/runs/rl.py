@@ -45,7 +45,7 @@ def run_rl(config: RlConfig) -> Outcome:
         train, held_out = make_groups(config, prompts, renderer)
         with logged(config, config.steps) as log, StopRequest.listening() as stop:
             run = _Run(config, open_run, held_out, log, stop)
-            steps = asyncio.run(run.go_on(train))
+            steps = asyncio.run(run.go_on_until_interrupted(train))
         counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
         return finish(config, open_run.manager, open_run.client, steps, counted, run.last, PANELS)
 
@@ -67,6 +67,14 @@ class _Run:
         self._log = log
         self._stop = stop
         self.last: Mapping[str, float] = {}
+
+    async def go_on_until_interrupted(self, groups: Sequence[EnvGroupBuilder]) -> int:
+        """An event loop ends when its threads do, which would wait for a save as long as the server is away."""
+        try:
+            return await self.go_on(groups)
+        except asyncio.CancelledError:
+            self._open_run.manager.leave()
+            raise
 
     async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> int:
         """Returns how many steps were done in all: less than all where there is nothing to learn. Raises Stopped."""

@@ -15,7 +15,14 @@ from tinsmith.training import CheckpointManager, Retention
 from tinsmith.training.checkpoints import manager as manager_module
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.checkpoints.trainer_state import read_trainer_state
-from tinsmith.training.errors import CheckpointDamaged, CheckpointExists, SaveFailed, StateGone, UnfitLoopState
+from tinsmith.training.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointExists,
+    SaveFailed,
+    StateGone,
+    UnfitLoopState,
+)
 
 LIMIT_SECONDS = 20.0
 Manage = Callable[..., CheckpointManager]
@@ -52,10 +59,10 @@ def go_on_without_end(manager: CheckpointManager, model: Any) -> None:
         manager.maybe_save(model, 3, loop_state={})
 
 
-def save_and_fail(manager: CheckpointManager, model: Any) -> None:
+def save_and_fail(manager: CheckpointManager, model: Any, error: type[BaseException] = ZeroDivisionError) -> None:
     with manager:
         manager.save(model, 1, loop_state={})
-        raise ZeroDivisionError
+        raise error
 
 
 def loop_state_of(store: CheckpointStore, step: int) -> Any:
@@ -147,6 +154,35 @@ def test_what_ended_the_loop_is_not_hidden_by_a_failed_save(manage: Manage, serv
     with pytest.raises(ZeroDivisionError) as error:
         save_and_fail(manage(), model)
     assert error.value.__notes__ == ["saving step 1: no route to host"]
+
+
+def test_an_interrupt_waits_for_no_save_and_what_was_under_way_is_no_checkpoint(
+    manage: Manage, server: FakeServer, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, ended = threading.Event(), threading.Event()
+    fetch, delete = server.fetch_adapter, server.delete
+
+    def fetch_later(export_path: str, target: Path) -> dict[str, Any]:
+        assert go_on.wait(LIMIT_SECONDS)
+        return fetch(export_path, target)
+
+    def delete_and_tell(path: str) -> None:
+        delete(path)
+        ended.set()
+
+    monkeypatch.setattr(server, "fetch_adapter", fetch_later)
+    monkeypatch.setattr(server, "delete", delete_and_tell)
+    manager = manage()
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        save_and_fail(manager, model, KeyboardInterrupt)
+    assert interrupt.value.__notes__ == ["the save of step 1 was under way, and is no checkpoint"]
+    with pytest.raises(SaveFailed, match="it was left"):
+        manager.wait()
+    with pytest.raises(CheckpointError, match="resume with another one"):
+        manager.save(model, 2, loop_state={})
+    go_on.set()
+    assert ended.wait(LIMIT_SECONDS)
+    assert (manager.store.steps(), server.states) == ([], {})
 
 
 @pytest.mark.parametrize("delete_states", [True, False])
