@@ -77,6 +77,16 @@ class MinibatchFailed(TrainingError):
         self.step = step
 
 
+class ShadowCutOff(TrainingError):
+    """A shadow was cancelled in the middle of a step, whose gradient its next step would be made of."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"cancelled in step {step}, whose gradient may be on the server still: load a saved state before you go on"
+        )
+        self.step = step
+
+
 class EvaluationError(TrainingError):
     """Of tasks, evaluators and their results."""
 

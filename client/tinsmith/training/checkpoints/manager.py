@@ -38,6 +38,8 @@ from tinsmith.training.errors import CheckpointDamaged, CheckpointError, NotOffe
 
 logger = logging.getLogger(__name__)
 
+LEFT = "the save of step {step} was under way, and is no checkpoint"
+
 
 class FastTokenizer(Protocol):
     """Of transformers, or whatever else has a `tokenizers.Tokenizer` inside."""
@@ -77,7 +79,8 @@ class CheckpointManager:
     `ttl_seconds` ends the states at the server, from one hour on; None keeps them as long as their directory.
     `delete_states` deletes a directory's state at the server when `retention` removes the directory.
 
-    One manager at a time writes below a root. As a context it waits for the last save, and raises what became of it.
+    One manager at a time writes below a root. As a context it waits for the last save, and raises what became of it;
+    a KeyboardInterrupt does not wait, and the save that is under way is no checkpoint then.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class CheckpointManager:
         self._delete_states = delete_states
         self._saves = BackgroundSaves()
         self._swept = False
+        self._went_back_to: int | None = None
 
     @property
     def store(self) -> CheckpointStore:
@@ -143,7 +147,10 @@ class CheckpointManager:
         that is still under way. Raises SaveFailed for that one, CheckpointExists, and UnfitLoopState.
         """
         self._saves.wait()
-        self._store.require_free(step)
+        if self._saves.is_left:
+            raise CheckpointError("this manager was interrupted: resume with another one")
+        if self._went_back_to is None or step <= self._went_back_to:
+            self._store.require_free(step)
         copied = frozen_copy(loop_state)
         scores = {name: float(value) for name, value in (metrics or {}).items()}
         started = start_save(
@@ -163,7 +170,8 @@ class CheckpointManager:
     def resume(self, step: int | None = None) -> Resumed | None:
         """The newest whole checkpoint with a training client that goes on from it, or that of `step`; None without any.
 
-        Raises NoCheckpoint and CheckpointDamaged for a `step` of yours, and StateGone.
+        From `step` the run goes another way than before: the next save removes the newer checkpoints, as `retention`
+        removes one. Raises NoCheckpoint and CheckpointDamaged for a `step` of yours, and StateGone.
         """
         self._saves.wait()
         metadata, damaged = self._store.newest_whole() if step is None else (self._store.verify(step), [])
@@ -174,6 +182,7 @@ class CheckpointManager:
         with self._store.open(metadata.step, TRAINER_STATE_FILE) as stream:
             state = read_trainer_state(stream.read())
         self._server.require(state.state_path)
+        self._went_back_to = step
         client = self._service.create_training_client_from_state_with_optimizer(state.state_path).result()
         return Resumed(metadata.step, client, state.loop_state, metadata.metrics, tuple(damaged))
 
@@ -185,12 +194,24 @@ class CheckpointManager:
         """As `wait`, and the last call."""
         self._saves.close()
 
+    def leave(self) -> int | None:
+        """The last call of a program that is interrupted: waits for nothing.
+
+        The save that is under way is no checkpoint then, and whoever waits for it is told so by SaveFailed. Returns
+        its step; None without one.
+        """
+        return self._saves.leave()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            if (step := self.leave()) is not None:
+                error.add_note(LEFT.format(step=step))
+            return
         try:
             self.close()
         except SaveFailed as failure:
@@ -202,10 +223,11 @@ class CheckpointManager:
     def _write(self, save: _Save) -> None:
         """In the thread."""
         self._sweep()
-        if save.step in self._store.steps():  # damaged: a whole one was refused
-            self._discard(directory_name(save.step))
         state_path = save.started.state.result().path
         try:
+            self._retire_newer()
+            if save.step in self._store.steps():  # damaged: a whole one was refused
+                self._discard(directory_name(save.step))
             self._store.write(save.step, partial(self._fill, save, state_path))
         except BaseException:
             # No directory refers to it.
@@ -228,6 +250,9 @@ class CheckpointManager:
             (folder / TOKENIZER_FILE).write_text(
                 _tokenizer_json(self._tokenizer or save.training_client.get_tokenizer())
             )
+        if self._saves.is_left:
+            # In a notebook the process goes on, and may have gone on from the checkpoint before this one.
+            raise CheckpointError(LEFT.format(step=save.step))
         return Metadata(
             step=save.step,
             created_at=datetime.now(UTC),
@@ -237,6 +262,22 @@ class CheckpointManager:
             adapter_config=adapter_config,
             files={},
         )
+
+    def _retire_newer(self) -> None:
+        """Of the way that the run took before it went back. The newest first: what a kill leaves are steps of one way.
+
+        When the server has the new state, so that one that is away costs nothing.
+        """
+        if self._went_back_to is None:
+            return
+        for step in reversed(self._store.steps()):
+            if step <= self._went_back_to:
+                break
+            try:
+                self._store.remove(step, partial(self._delete_state, self._store.metadata(step).state_path))
+            except CheckpointDamaged:
+                self._discard(directory_name(step))
+        self._went_back_to = None
 
     def _rotate(self, step: int) -> None:
         try:

@@ -209,7 +209,7 @@ class InlineEvaluator:
                 for name, results in evaluated.results.items():
                     for one in results:
                         row = Row(label, label, evaluated.step, name, one.example, one.scores, described(one))
-                        kept.add(row)
+                        _add(kept, row, evaluated)
         except (EvaluationError, OSError) as error:
             evaluated.failures["answers"] = f"they were not written: {error}"
 
@@ -221,6 +221,15 @@ class InlineEvaluator:
             _log_late(self._logger, evaluated)
         if self._on_result is not None:
             self._on_result(evaluated)
+
+
+def _add(kept: Results, row: Row, evaluated: Evaluated) -> None:
+    """One that JSON has no words for, as a logprob of minus infinity, costs its row alone."""
+    try:
+        kept.add(row)
+    except (ValueError, TypeError) as error:
+        told = f"example {row.example} of {row.task} was not written: {error}"
+        evaluated.failures["answers"] = "; ".join([*filter(None, [evaluated.failures.get("answers")]), told])
 
 
 def _log_late(log: ml_log.Logger, evaluated: Evaluated) -> None:

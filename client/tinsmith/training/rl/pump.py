@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -70,7 +71,7 @@ class RolloutPump:
             self._changed.notify_all()
 
     async def __aenter__(self) -> RolloutPump:
-        self._start(self._begin_groups())
+        self._start(self._begin_groups)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -85,7 +86,7 @@ class RolloutPump:
                 await self._changed.wait_for(lambda: self.window.is_open)
             await self._slots.acquire()
             place, builder = next(self._order)
-            self._start(self._group(self.window.begun, place, builder))
+            self._start(partial(self._group, self.window.begun, place, builder))
             self.window.begun += 1
 
     async def _group(self, turn: int, place: GroupPlace, builder: EnvGroupBuilder) -> None:
@@ -101,13 +102,14 @@ class RolloutPump:
             self._turn += 1
             self._changed.notify_all()
 
-    def _start(self, work: Awaitable[None]) -> None:
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A task that is cancelled before it begins has begun no `work` that nobody would wait for."""
         task = asyncio.ensure_future(self._reported(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _reported(self, work: Awaitable[None]) -> None:
+    async def _reported(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except Exception as error:
             await self.groups.close(error)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import tinker
 from tinker import types
 
+from tinsmith.training.errors import ShadowCutOff
+
 logger = logging.getLogger(__name__)
 
 
@@ -27,7 +29,8 @@ class ShadowClient:
 
     `training_client` is its own. `most_steps_waiting` batches wait for it; while they do, others pass by and are
     counted in `missed_steps`. It fails once: `failure` says what of, it is logged as a warning, and later batches pass
-    by. On one server it takes its share of the machine; the other run's numbers stay the same.
+    by; to be cancelled in the middle of a step is a failure too. On one server it takes its share of the machine; the
+    other run's numbers stay the same.
     """
 
     def __init__(
@@ -71,9 +74,15 @@ class ShadowClient:
         done, _ = await asyncio.wait([self._work], timeout=within_seconds)
         if not done:
             logger.warning("shadow %s had %.0f s to finish, and did not", self.name, within_seconds)
-            self._work.cancel()
-            self.missed_steps += len(self._waiting)
-            self._waiting.clear()
+            await self.cancel()
+
+    async def cancel(self) -> None:
+        """What was offered and is not done counts as missed. Returns when nothing is under way."""
+        if self._work is None or self._work.done():
+            return
+        self._work.cancel()
+        await asyncio.wait([self._work])
+        self._miss_waiting()
 
     def metrics(self) -> dict[str, float]:
         """Of its newest step, under `shadow/<name>/…`, and how it keeps up."""
@@ -93,6 +102,10 @@ class ShadowClient:
             step, data = self._waiting[0]
             try:
                 self.steps.append(ShadowStep(step, await self._step(data)))
+            except asyncio.CancelledError:
+                # The calls that were sent are the server's by now: another step would be made of their gradient too.
+                self._fail(step, ShadowCutOff(step))
+                raise
             except Exception as error:
                 self._fail(step, error)
                 return
@@ -107,5 +120,8 @@ class ShadowClient:
     def _fail(self, step: int, error: Exception) -> None:
         logger.warning("shadow %s failed at step %d, and trains no more: %s", self.name, step, error)
         self.failure = error
+        self._miss_waiting()
+
+    def _miss_waiting(self) -> None:
         self.missed_steps += len(self._waiting)
         self._waiting.clear()

@@ -14,13 +14,13 @@ from tinsmith.training.streams.step import StepReport
 
 
 class Tally:
-    """`most_fruitless` groups in a row without data are the end of a run."""
+    """`most_fruitless` groups in a row without data are the end of a run. `in_a_row`: `state()` as it was saved."""
 
-    def __init__(self, most_fruitless: int) -> None:
+    def __init__(self, most_fruitless: int, in_a_row: Mapping[str, int] | None = None) -> None:
         if most_fruitless < 1:
             raise ValueError(f"most_fruitless_groups is {most_fruitless}; it must be 1 or more")
         self._most_fruitless = most_fruitless
-        self._in_a_row: Counter[str] = Counter()
+        self._in_a_row: Counter[str] = Counter(in_a_row)
         self._errors = RolloutErrorCounter()
         self._of_step: list[RolledOutGroup] = []
 
@@ -36,6 +36,10 @@ class Tally:
             self._errors.ingest(None)
         if self._in_a_row.total() >= self._most_fruitless:
             raise NothingToTrainOn(self._in_a_row.total(), self._in_a_row, step)
+
+    def state(self) -> dict[str, int]:
+        """For `loop_state`: how many of the row that is going on died of what."""
+        return dict(self._in_a_row)
 
     def metrics_of_step(self) -> dict[str, float]:
         """Of all groups since the last step: `env/…` of those that ended, and `rollout_errors/…` of the run so far."""

@@ -37,6 +37,8 @@ OnStep: TypeAlias = Callable[[StepReport, tinker.SamplingClient], Awaitable[None
 """What follows a step: its report, with the metrics that are logged, and a client of the weights after it."""
 POSITION = "groups"
 """In `loop_state`: where the run is in its data."""
+FRUITLESS = "fruitless"
+"""Beside it: the row of groups without data that was going on, which a run ends by at the same group, killed or not."""
 SHADOW_SECONDS = 60.0
 """After the last step, for what shadows have left."""
 
@@ -102,7 +104,10 @@ class RLTrainer:
         self._seed = seed
         self._groups_in_flight = groups_in_flight or (1 + plan.most_stale_steps) * plan.groups_per_step
         self._strategy = strategy or AllOrNone()
-        self._tally = Tally(8 * plan.groups_per_step if most_fruitless_groups is None else most_fruitless_groups)
+        self._tally = Tally(
+            8 * plan.groups_per_step if most_fruitless_groups is None else most_fruitless_groups,
+            resumed.loop_state.get(FRUITLESS) if resumed else None,
+        )
         self._checkpoints = checkpoints
         self._is_saved = True  # as nothing was done yet
         self._to_save: dict[str, Any] = {}
@@ -122,23 +127,32 @@ class RLTrainer:
         the policy has nothing to learn from them any more, which is logged as a warning.
 
         Raises NothingToTrainOn, MinibatchFailed, SaveFailed, what the SDK raises where the server fails, and what
-        `on_step` raises. Groups in flight are cancelled then.
+        `on_step` raises. Groups in flight are cancelled then, and so is what shadows are at.
         """
         if self.step >= steps:
             return self.step
         self._last_step_at = time.monotonic()
+        try:
+            await self._train_as_long_as_it_learns(steps)
+            await self._save_last()
+            for shadow in self._shadows:
+                await shadow.finish(SHADOW_SECONDS)
+        finally:
+            await asyncio.gather(*(shadow.cancel() for shadow in self._shadows))
+        return self.step
+
+    async def _train_as_long_as_it_learns(self, steps: int) -> None:
         try:
             await self._train(steps)
         except NothingToTrainOn as error:
             if self.step == 0 or error.causes.keys() != {EQUAL_REWARDS}:
                 raise
             log.warning("the run ends after %d of %d steps: %s", self.step, steps, error)
+
+    async def _save_last(self) -> None:
         if self._checkpoints is not None and not self._is_saved:
             await asyncio.to_thread(partial(self._checkpoints.save, self.training_client, self.step, **self._to_save))
             self._is_saved = True
-        for shadow in self._shadows:
-            await shadow.finish(SHADOW_SECONDS)
-        return self.step
 
     async def _train(self, steps: int) -> None:
         # What an earlier run left under way comes first.
@@ -191,7 +205,7 @@ class RLTrainer:
 
     async def _after(self, report: StepReport, pump: RolloutPump, *, is_last: bool) -> None:
         self.step = report.step + 1
-        position = self._order.state()
+        state = {POSITION: self._order.state(), FRUITLESS: self._tally.state()}
         for shadow in self._shadows:
             shadow.offer(report.step, report.data)
         self._weights = weights = await self._saved_weights()
@@ -200,7 +214,7 @@ class RLTrainer:
         report = replace(report, metrics=self._metrics(report))
         if self._logger is not None:
             self._logger.log_metrics(dict(report.metrics), step=report.step)
-        self._to_save = {"loop_state": {POSITION: position}, "metrics": report.metrics}
+        self._to_save = {"loop_state": state, "metrics": report.metrics}
         if self._checkpoints is not None:
             save = partial(self._checkpoints.maybe_save, self.training_client, self.step, **self._to_save)
             self._is_saved = await asyncio.to_thread(save)

@@ -21,6 +21,13 @@ class MetricsHistory:
         """The highest that was logged; None without any."""
         return max((step for line in self._lines() if (step := _step_of(line)) is not None), default=None)
 
+    def has_line_of(self, step: int, prefix: str) -> bool:
+        """One of that step with nothing else than metrics whose names begin so."""
+        return any(
+            _step_of(line) == step and all(name.startswith(prefix) for name in json.loads(line) if name != "step")
+            for line in self._lines()
+        )
+
     def forget_from(self, step: int) -> None:
         """The run is at `step` again: lines of it and of later ones move to `metrics.replaced.jsonl`.
 

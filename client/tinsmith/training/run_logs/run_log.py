@@ -94,6 +94,20 @@ class RunLog(ml_log.Logger):
             if hasattr(backend.logger, "enable_event_steps"):
                 backend.call("enable_event_steps")
 
+    def begin_at(self, step: int) -> None:
+        """Before the first metrics, where those may be of an earlier step: what was logged of `step` and later goes.
+
+        Raises MetricsLost.
+        """
+        if self._record is not None:
+            try:
+                self._begin(step)
+            except OSError as error:
+                raise MetricsLost(f"{self._directory / METRICS_FILE} cannot be written: {error}") from error
+        for backend in self._shown:
+            if isinstance(backend.logger, TensorBoardLogger):
+                backend.logger.begin_at(step)
+
     @override
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Raises MetricsLost."""

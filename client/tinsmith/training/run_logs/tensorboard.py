@@ -20,6 +20,11 @@ class TensorBoardLogger(ml_log.Logger):
         self._writer: Any = None
         self._config: str | None = None
         self._step = 0
+        self._begins_at: int | None = None
+
+    def begin_at(self, step: int) -> None:
+        """What is hidden begins there, and not with the first step."""
+        self._begins_at = step
 
     @override
     def log_hparams(self, config: Any) -> None:
@@ -49,7 +54,9 @@ class TensorBoardLogger(ml_log.Logger):
             from torch.utils.tensorboard import SummaryWriter
 
             writer: Any = SummaryWriter
-            self._writer = writer(str(self._directory), purge_step=self._step)
+            self._writer = writer(
+                str(self._directory), purge_step=self._begins_at if self._begins_at is not None else self._step
+            )
             if self._config is not None:
                 self._writer.add_text("config", f"```\n{self._config}\n```", self._step)
         return self._writer

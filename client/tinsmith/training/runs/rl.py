@@ -19,6 +19,8 @@ from tinsmith.training.rl.data_order import GroupPlace
 from tinsmith.training.rl.policy import AllOrNone, GroupPolicy
 from tinsmith.training.rl.rollouts import roll_out
 from tinsmith.training.rl.trainer import RLTrainer
+from tinsmith.training.run_logs.history import MetricsHistory
+from tinsmith.training.run_logs.run_log import RunLog
 from tinsmith.training.runs.config import RlConfig
 from tinsmith.training.runs.groups import make_groups, read_prompts
 from tinsmith.training.runs.json_lines import digest_of_files
@@ -45,7 +47,7 @@ def run_rl(config: RlConfig) -> Outcome:
         train, held_out = make_groups(config, prompts, renderer)
         with logged(config, config.steps) as log, StopRequest.listening() as stop:
             run = _Run(config, open_run, held_out, log, stop)
-            steps = asyncio.run(run.go_on(train))
+            steps = asyncio.run(run.go_on_until_interrupted(train))
         counted = {"groups": len(train), "held_out": len(held_out), "renderer": config.renderer}
         return finish(config, open_run.manager, open_run.client, steps, counted, run.last, PANELS)
 
@@ -58,7 +60,7 @@ class _Run:
         config: RlConfig,
         open_run: OpenRun,
         held_out: Sequence[EnvGroupBuilder],
-        log: ml_log.Logger,
+        log: RunLog,
         stop: StopRequest,
     ) -> None:
         self._config = config
@@ -66,16 +68,26 @@ class _Run:
         self._held_out = held_out
         self._log = log
         self._stop = stop
+        self._record = MetricsHistory(config.out)
+        self._evaluated_at: int | None = None
         self.last: Mapping[str, float] = {}
+
+    async def go_on_until_interrupted(self, groups: Sequence[EnvGroupBuilder]) -> int:
+        """An event loop ends when its threads do, which would wait for a save as long as the server is away."""
+        try:
+            return await self.go_on(groups)
+        except asyncio.CancelledError:
+            self._open_run.manager.leave()
+            raise
 
     async def go_on(self, groups: Sequence[EnvGroupBuilder]) -> int:
         """Returns how many steps were done in all: less than all where there is nothing to learn. Raises Stopped."""
         config, manager, client = self._config, self._open_run.manager, self._open_run.client
         manager.is_due = lambda step: step == config.steps or self._stop.asked
-        if self._open_run.step in (0, config.steps):
-            self.last = await self._evaluate(await client.save_weights_and_get_sampling_client())
-        if self._open_run.step == 0:
-            self._log.log_metrics(dict(self.last), 0)
+        begins_at = self._open_run.step
+        self._log.begin_at(begins_at + 1 if begins_at else 0)
+        if begins_at in (0, config.steps) or self._lacks_evaluation(begins_at):
+            await self._evaluate_at(begins_at, await client.save_weights_and_get_sampling_client())
         trainer = RLTrainer(
             client,
             groups,
@@ -95,18 +107,28 @@ class _Run:
         steps = await trainer.run(config.steps)
         await asyncio.to_thread(manager.wait)
         if steps < config.steps:
-            self.last = await self._evaluate(await client.save_weights_and_get_sampling_client())
-            self._log.log_metrics(dict(self.last), steps)
+            await self._evaluate_at(steps, await client.save_weights_and_get_sampling_client())
         return steps
 
     async def _after(self, report: StepReport, sampling_client: tinker.SamplingClient) -> None:
         step = report.step + 1
         if step == self._config.steps or is_every(self._config.eval_every, step):
-            self.last = await self._evaluate(sampling_client)
-            self._log.log_metrics(dict(self.last), step)
+            await self._evaluate_at(step, sampling_client)
         if self._stop.asked and step < self._config.steps and self._open_run.manager.asked_step == step:
             await asyncio.to_thread(self._open_run.manager.wait)
             raise Stopped(step, self._config.steps)
+
+    def _lacks_evaluation(self, step: int) -> bool:
+        """A trainer saves before its evaluation: a kill in between leaves that out."""
+        return is_every(self._config.eval_every, step) and not self._record.has_line_of(step, "eval/")
+
+    async def _evaluate_at(self, step: int, sampling_client: tinker.SamplingClient) -> None:
+        """Once, and logged where no earlier process has."""
+        if self._evaluated_at == step:
+            return
+        self._evaluated_at, self.last = step, await self._evaluate(sampling_client)
+        if not self._record.has_line_of(step, "eval/"):
+            self._log.log_metrics(dict(self.last), step)
 
     async def _evaluate(self, sampling_client: tinker.SamplingClient) -> dict[str, float]:
         """Always with the same seeds, so that evaluations differ by the weights alone."""

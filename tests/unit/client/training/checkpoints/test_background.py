@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import tinsmith
 from tinsmith.training.checkpoints.background import BackgroundSaves
 from tinsmith.training.errors import SaveFailed
 
 LIMIT_SECONDS = 20.0
+PROGRAM = """
+import threading
+from tinsmith.training.checkpoints.background import BackgroundSaves
+saves, begun = BackgroundSaves(), threading.Event()
+def held():
+    begun.set()
+    threading.Event().wait({seconds})
+    print("saved", flush=True)
+saves.start(4, held)
+begun.wait()
+{end}
+"""
 
 
 @pytest.fixture
@@ -83,3 +99,66 @@ def test_an_end_raises_a_failure() -> None:
     failed(saves, 4)
     with pytest.raises(SaveFailed, match="step 4"):
         saves.close()
+
+
+def test_who_waits_for_a_save_that_is_left_is_told(saves: BackgroundSaves) -> None:
+    go_on, told = threading.Event(), []
+
+    def wait() -> None:
+        try:
+            saves.wait()
+        except SaveFailed as error:
+            told.append(str(error))
+
+    saves.start(4, lambda: assert_soon(go_on))
+    waits = threading.Thread(target=wait)
+    waits.start()
+    assert saves.leave() == 4
+    waits.join(LIMIT_SECONDS)
+    assert told == ["saving step 4: it was left when the program was interrupted"]
+    go_on.set()
+    assert saves.leave() is None
+
+
+def test_who_interrupts_the_wait_at_the_end_leaves_the_save(
+    saves: BackgroundSaves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second Ctrl-C, where the loop has ended already."""
+    go_on = threading.Event()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    saves.start(4, lambda: assert_soon(go_on))
+    with monkeypatch.context() as patched:
+        patched.setattr(saves, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            saves.close()
+    assert saves.is_left
+    with pytest.raises(SaveFailed, match="it was left"):
+        saves.wait()
+    go_on.set()
+
+
+def assert_soon(event: threading.Event) -> None:
+    assert event.wait(LIMIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("end", "seconds", "said"),
+    [("saves.leave()", None, ""), ("", 0.2, "saved\n")],
+    ids=["that was left", "that nobody has left"],
+)
+def test_a_program_ends_without_a_save_that_was_left_and_waits_for_one_that_nobody_has_left(
+    end: str, seconds: float | None, said: str
+) -> None:
+    program = PROGRAM.format(end=end, seconds=seconds)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(tinsmith.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == (said, "")

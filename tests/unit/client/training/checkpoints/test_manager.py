@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from tinsmith.training import CheckpointManager, Retention
 from tinsmith.training.checkpoints import manager as manager_module
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.checkpoints.trainer_state import read_trainer_state
-from tinsmith.training.errors import CheckpointDamaged, CheckpointExists, SaveFailed, StateGone, UnfitLoopState
+from tinsmith.training.errors import (
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointExists,
+    SaveFailed,
+    StateGone,
+    UnfitLoopState,
+)
 
 LIMIT_SECONDS = 20.0
 Manage = Callable[..., CheckpointManager]
@@ -51,10 +59,10 @@ def go_on_without_end(manager: CheckpointManager, model: Any) -> None:
         manager.maybe_save(model, 3, loop_state={})
 
 
-def save_and_fail(manager: CheckpointManager, model: Any) -> None:
+def save_and_fail(manager: CheckpointManager, model: Any, error: type[BaseException] = ZeroDivisionError) -> None:
     with manager:
         manager.save(model, 1, loop_state={})
-        raise ZeroDivisionError
+        raise error
 
 
 def loop_state_of(store: CheckpointStore, step: int) -> Any:
@@ -148,6 +156,35 @@ def test_what_ended_the_loop_is_not_hidden_by_a_failed_save(manage: Manage, serv
     assert error.value.__notes__ == ["saving step 1: no route to host"]
 
 
+def test_an_interrupt_waits_for_no_save_and_what_was_under_way_is_no_checkpoint(
+    manage: Manage, server: FakeServer, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, ended = threading.Event(), threading.Event()
+    fetch, delete = server.fetch_adapter, server.delete
+
+    def fetch_later(export_path: str, target: Path) -> dict[str, Any]:
+        assert go_on.wait(LIMIT_SECONDS)
+        return fetch(export_path, target)
+
+    def delete_and_tell(path: str) -> None:
+        delete(path)
+        ended.set()
+
+    monkeypatch.setattr(server, "fetch_adapter", fetch_later)
+    monkeypatch.setattr(server, "delete", delete_and_tell)
+    manager = manage()
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        save_and_fail(manager, model, KeyboardInterrupt)
+    assert interrupt.value.__notes__ == ["the save of step 1 was under way, and is no checkpoint"]
+    with pytest.raises(SaveFailed, match="it was left"):
+        manager.wait()
+    with pytest.raises(CheckpointError, match="resume with another one"):
+        manager.save(model, 2, loop_state={})
+    go_on.set()
+    assert ended.wait(LIMIT_SECONDS)
+    assert (manager.store.steps(), server.states) == ([], {})
+
+
 @pytest.mark.parametrize("delete_states", [True, False])
 def test_a_checkpoint_that_no_rule_keeps_goes_and_its_state_if_it_may(
     manage: Manage, server: FakeServer, model: Any, delete_states: bool
@@ -209,6 +246,49 @@ def test_a_run_goes_on_from_the_newest_whole_one_and_names_what_it_passed_over(
     assert earlier.training_client.weights == bytes([1])  # type: ignore[attr-defined]
     with pytest.raises(CheckpointDamaged):
         manage().resume(3)
+
+
+@pytest.mark.parametrize("delete_states", [True, False])
+def test_a_run_that_goes_back_replaces_the_newer_ones_and_their_states(
+    manage: Manage, server: FakeServer, model: Any, tmp_path: Path, delete_states: bool
+) -> None:
+    with manage() as manager:
+        train(manager, model, range(1, 6))
+    (tmp_path / "step-000004" / "metadata.json").write_text("{}")
+    with manage(retention=Retention(keep_last=2), delete_states=delete_states) as manager:
+        resumed = manager.resume(2)
+        assert resumed is not None
+        assert manager.store.steps() == [1, 2, 3, 4, 5], "until the next save"
+        train(manager, resumed.training_client, range(3, 4))
+        manager.wait()
+        assert manager.store.steps() == [2, 3]
+        with pytest.raises(CheckpointExists):
+            manager.save(model, 3, loop_state={})
+    assert len(server.states) == (2 if delete_states else 6)
+    newest = manage().resume()
+    assert newest is not None
+    assert newest.training_client.weights == bytes([1, 2, 3])  # type: ignore[attr-defined]
+
+
+def test_a_run_that_goes_back_loses_nothing_to_a_server_that_is_away(
+    manage: Manage, server: FakeServer, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with manage() as manager:
+        train(manager, model, range(1, 4))
+    manager = manage()
+    resumed = manager.resume(1)
+    assert resumed is not None
+    away: Future[Any] = Future()
+    away.set_exception(ConnectionError("no route to host"))
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeModel, "save_state", lambda *_, **__: away)
+        manager.save(resumed.training_client, 2, loop_state={})
+        with pytest.raises(SaveFailed, match="saving step 2: no route"):
+            manager.wait()
+    assert manager.store.steps() == [1, 2, 3]
+    manager.save(resumed.training_client, 2, loop_state={})
+    manager.close()
+    assert manager.store.steps() == [1, 2]
 
 
 def test_a_damaged_one_is_saved_anew_and_its_state_goes(

@@ -14,7 +14,8 @@ import tinker
 from support.client.scripted_sampling import ScriptedSampling
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
 from tinsmith.training.errors import EvaluationError
-from tinsmith.training.evaluation.examples import Answer, Example
+from tinsmith.training.evaluation import inline
+from tinsmith.training.evaluation.examples import Answer, Example, ExampleResult
 from tinsmith.training.evaluation.inline import Evaluated, InlineEvaluator
 from tinsmith.training.evaluation.results import read_rows
 from tinsmith.training.evaluation.tasks import Task
@@ -211,6 +212,23 @@ def test_answers_are_kept_as_a_sweep_keeps_them(tmp_path: Path) -> None:
         (step, example, {"score": 1.0}) for step in (1, 2) for example in ("0", "1")
     ]
     assert list(json.loads((tmp_path / "tasks.json").read_text())) == ["ones"]
+
+
+def test_an_answer_that_cannot_be_kept_costs_its_row_alone_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one with a token that is impossible."""
+
+    def impossible(result: ExampleResult) -> list[dict[str, Any]]:
+        return [{"logprobs": [float("-inf") if result.example == "0" else -1.0]}]
+
+    monkeypatch.setattr(inline, "described", impossible)
+    with InlineEvaluator([task()], every=1, directory=tmp_path) as evaluator:
+        evaluator.maybe_evaluate(Run().client, 1)
+    [evaluated] = evaluator.finished
+    assert evaluated.failures["answers"].startswith("example 0 of ones was not written: Out of range float")
+    assert evaluated.metrics == {"eval/ones/score": 1.0}
+    assert [row.example for row in read_rows(tmp_path)] == ["1"]
 
 
 def test_metrics_can_go_where_the_caller_wants_them() -> None:

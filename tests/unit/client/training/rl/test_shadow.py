@@ -19,9 +19,10 @@ class Held(SimulatedModel):
 
     def __init__(self) -> None:
         super().__init__(SimulatedSampler(lambda prompt, seed: []))
-        self.may = asyncio.Event()
+        self.begun, self.may = asyncio.Event(), asyncio.Event()
 
     async def forward_backward(self, data: list[tinker.Datum], *_: Any) -> types.ForwardBackwardOutput:
+        self.begun.set()
         await self.may.wait()
         return await super().forward_backward(data)
 
@@ -48,6 +49,29 @@ async def test_one_that_does_not_finish_is_left_behind() -> None:
     shadow.offer(0, [DATUM])
     await shadow.finish(within_seconds=0)
     assert (shadow.steps, shadow.missed_steps) == ([], 1)
+
+
+async def test_one_that_is_cancelled_in_the_middle_of_a_step_makes_no_other_of_its_gradient() -> None:
+    model = Held()
+    shadow = shadow_of(model, 3)
+    for step in (4, 5):
+        shadow.offer(step, [DATUM])
+    await model.begun.wait()
+    await shadow.cancel()
+    assert str(shadow.failure).startswith("cancelled in step 4, whose gradient may be on the server still")
+    assert (shadow.offer(6, [DATUM]), shadow.missed_steps, model.steps) == (False, 3, 0)
+
+
+async def test_one_that_is_cancelled_between_two_steps_goes_on() -> None:
+    model = Held()
+    model.may.set()
+    shadow = shadow_of(model, 2)
+    shadow.offer(0, [DATUM])
+    await shadow.finish(within_seconds=60)
+    await shadow.cancel()
+    assert shadow.offer(1, [DATUM])
+    await shadow.finish(within_seconds=60)
+    assert ([step.step for step in shadow.steps], shadow.failure) == ([0, 1], None)
 
 
 def test_a_shadow_without_a_queue_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from typing import Any
@@ -14,7 +15,7 @@ from tinker_cookbook.rl.rollout_strategy import RetryOnFailure
 from tinker_cookbook.utils.ml_log import Logger
 from tinsmith.training.checkpoints.manager import Resumed
 from tinsmith.training.environments.functions import from_functions
-from tinsmith.training.errors import NothingToTrainOn
+from tinsmith.training.errors import NothingToTrainOn, ShadowCutOff
 from tinsmith.training.rl.shadow import ShadowClient
 from tinsmith.training.rl.trainer import RLTrainer
 from tinsmith.training.streams.step import MinibatchPlan, StepReport
@@ -239,6 +240,18 @@ async def test_a_resumed_run_goes_on_after_the_last_step_in_data_and_seeds() -> 
     assert numbers_of(rest) == numbers_of(whole)[4 * 3 :]
 
 
+async def test_a_resumed_run_that_has_nothing_left_to_learn_ends_at_the_step_of_an_undisturbed_one() -> None:
+    """Saved in the middle of the row of groups without data, which counts on from there."""
+    reward = lambda example, answer: answer[0] if example in (0, 6) else 1  # noqa: E731
+    plan = MinibatchPlan(groups_per_step=4, groups_per_minibatch=4)
+    options: Any = {"plan": plan, "examples": 12, "most_fruitless_groups": 5}
+    manager = Manager(save_every=1)
+    assert await trainer_of(SimulatedModel(SimulatedSampler(drawn)), reward, checkpoints=manager, **options).run(9) == 1
+    resumed = trainer_of(SimulatedModel(SimulatedSampler(drawn)), reward, resumed=manager.saved[0], **options)
+    assert manager.saved[0].loop_state["fruitless"] == {"equal rewards": 3}
+    assert await resumed.run(9) == 1
+
+
 async def test_a_second_run_begins_with_what_the_first_left_under_way() -> None:
     """Off-policy, where more is sampled than is trained on."""
     model = SimulatedModel(SimulatedSampler(drawn))
@@ -274,3 +287,21 @@ async def test_a_shadow_that_fails_is_told_of_and_the_run_goes_on(caplog: pytest
     assert (main.steps, beside.steps, shadow.missed_steps) == (4, 1, 3)
     assert str(shadow.failure) == "out of memory"
     assert "shadow big failed at step 1, and trains no more: out of memory" in caplog.text
+
+
+async def test_a_shadow_does_not_outlive_a_run_that_fails() -> None:
+    class Endless(SimulatedModel):
+        async def forward_backward(self, data: list[tinker.Datum], *_: Any) -> types.ForwardBackwardOutput:
+            await asyncio.Event().wait()
+            raise AssertionError("it was cancelled")
+
+    async def fail(report: StepReport, _: tinker.SamplingClient) -> None:
+        await asyncio.sleep(0)  # the shadow begins
+        raise ZeroDivisionError
+
+    sampler = SimulatedSampler(drawn)
+    shadow = ShadowClient("slow", Endless(sampler), ADAM)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        await trainer_of(SimulatedModel(sampler), shadows=[shadow], on_step=[fail]).run(4)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert isinstance(shadow.failure, ShadowCutOff)

@@ -62,6 +62,21 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
     assert drawn(tmp_path, "loss") == expected
 
 
+def test_what_is_logged_late_of_the_step_before_replaces_nothing_of_it(tmp_path: Path) -> None:
+    """As an evaluation that a kill has left out."""
+    with run_log(tmp_path, to=("jsonl", "tensorboard")) as log:
+        for step in (1, 2, 3):
+            log.log_metrics({"loss": 1.0}, step)
+    with run_log(tmp_path, to=("jsonl", "tensorboard")) as log:
+        log.begin_at(3)
+        log.log_metrics({"eval/loss": 0.5}, 2)
+        log.log_metrics({"loss": 0.25}, 3)
+    rows = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0}, {"step": 2, "eval/loss": 0.5}]
+    assert recorded(tmp_path) == [*rows, {"step": 3, "loss": 0.25}]
+    assert drawn(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 0.25)]
+    assert drawn(tmp_path, "eval/loss") == [(2, 0.5)]
+
+
 def test_a_backend_whose_package_is_missing_is_one_sentence_with_its_cure(tmp_path: Path) -> None:
     with pytest.raises(BackendMissing, match=r"logging to trackio needs .*: pip install trackio$"):
         run_log(tmp_path, to=("trackio",))
