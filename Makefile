@@ -41,7 +41,7 @@ WITHOUT_PYTORCH := $(IMPORTS) $(addprefix tests/unit/,rpc client operator server
 NEEDING_PYTORCH := tests/unit/client/test_tokenizers.py \
     tests/unit/client/training/environments tests/unit/client/training/rl \
     $(addprefix tests/unit/client/training/run_logs/,test_console.py test_run_log.py test_services.py) \
-    $(addprefix tests/unit/client/training/runs/,test_commands.py test_groups.py test_opening.py test_outcome.py) \
+    $(addprefix tests/unit/client/training/runs/,test_commands.py test_groups.py test_opening.py test_outcome.py test_rl.py) \
     $(addprefix tests/unit/client/training/runs/,test_rendering.py) \
     $(addprefix tests/unit/client/training/checkpoints/,test_commands.py test_manager.py) \
     $(addprefix tests/unit/client/training/evaluation/,test_commands.py test_inline.py test_loading.py test_offline.py \
