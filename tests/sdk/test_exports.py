@@ -107,8 +107,12 @@ def test_the_command_writes_over_http_what_it_writes_beside_the_server(
 def test_from_a_server_without_archives_a_state_comes_through_an_export_that_is_deleted(
     client: tinker.ServiceClient, saved: dict[str, str]
 ) -> None:
-    before = exports_kept(client)
+    before, rest = exports_kept(client), tinker.RestClient(client.holder)
     through = export_lora_weights(saved["training"], service=client)
+    ours = rest.get_session(client.holder.get_session_id()).result()
+    assert ours.training_run_ids == [], (
+        "what was loaded for it holds no place for as long as the caller's session lasts"
+    )
     assert same(dict(through.tensors), dict(export_lora_weights(saved["external"], service=client).tensors))
     assert exports_kept(client) == before
 

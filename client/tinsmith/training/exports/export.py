@@ -88,6 +88,17 @@ def _session(service: tinker.ServiceClient | None) -> Iterator[tinker.ServiceCli
         own.close("success").result()
 
 
+def _beside(service: tinker.ServiceClient) -> tinker.ServiceClient:
+    """Another session with the same server, key and project."""
+    same = service.holder.shadow_config
+    return tinker.ServiceClient(
+        project_id=service._project_id,
+        base_url=same.base_url,
+        api_key=same.api_key,
+        default_headers_overrides=same.default_headers_overrides,
+    )
+
+
 def _fetched(service: tinker.ServiceClient, path: str) -> StoredAdapter:
     from tinsmith.training.exports.stored import read_adapter
 
@@ -120,10 +131,14 @@ def _fetch_saved(
 def _fetch_through_export(
     service: tinker.ServiceClient, rest: tinker.RestClient, path: str, wanted: dict[str, Path]
 ) -> None:
-    """As the protocol has it: a training client takes the state up, and saves it for others."""
+    """As the protocol has it: a training client takes the state up, and saves it for others.
+
+    In a session of its own, since nothing else ends a model: in the caller's it would keep a place until that ends.
+    """
     try:
-        training_client = service.create_training_client_from_state(path).result()
-        exported = training_client.save_weights_external("export", ttl_seconds=EXPORT_TTL_SECONDS).result().path
+        with _beside(service) as own:
+            training_client = own.create_training_client_from_state(path).result()
+            exported = training_client.save_weights_external("export", ttl_seconds=EXPORT_TTL_SECONDS).result().path
     except tinker.TinkerError as error:
         raise NotOffered(
             f"this server gives neither an archive nor an export of {path}: {error}. Sample from it there, or ask "
