@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tinker
 import typer
@@ -24,13 +24,14 @@ from tinsmith.api import api_key_from_environment, base_url_from_environment
 from tinsmith.training.errors import TrainingError
 from tinsmith.training.evaluation.comparison import Compared, compare, csv_of_comparison, read_runs
 from tinsmith.training.evaluation.curves import draw_curves
-from tinsmith.training.evaluation.examples import DEFAULT_SEED
+from tinsmith.training.evaluation.examples import DEFAULT_CONCURRENCY, DEFAULT_MAX_TOKENS, DEFAULT_SEED
+from tinsmith.training.evaluation.graders import GRADER_NAMES
 from tinsmith.training.evaluation.intervals import Estimate
-from tinsmith.training.evaluation.loading import GRADER_NAMES, TaskOptions, find_tasks
-from tinsmith.training.evaluation.offline import OfflineEvaluator, Sweep
 from tinsmith.training.evaluation.sources import Checkpoint, at_path, in_root, of_base_model, of_run
 from tinsmith.training.evaluation.summary import Summary, shown
-from tinsmith.training.evaluation.tasks import DEFAULT_CONCURRENCY, DEFAULT_MAX_TOKENS
+
+if TYPE_CHECKING:
+    from tinsmith.training.evaluation.offline import Sweep
 
 RUN = "run"
 PICTURE_FILE, TABLE_FILE = "comparison.png", "comparison.csv"
@@ -94,6 +95,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate checkpoints; the default command. What a killed one has found is not asked again."""
+    # Here, so that help does not wait for the cookbook.
+    from tinsmith.training.evaluation.loading import TaskOptions, find_tasks
+
     if not (checkpoints or path or run_id or model):
         raise typer.BadParameter("say what to evaluate: --checkpoints, --path, --run or --model")
     server = _Server(base_url or base_url_from_environment(), api_key_from_environment())
@@ -151,6 +155,8 @@ _PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}
 
 
 def _swept(tasks: Sequence[Any], chosen: Sequence[Checkpoint], server: _Server, out: Path, concurrency: int) -> Sweep:
+    from tinsmith.training.evaluation.offline import OfflineEvaluator
+
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         evaluator = OfflineEvaluator(tasks, out, connect=server.session, concurrency=concurrency, progress=progress)

@@ -17,6 +17,9 @@ Scores = Mapping[str, float]
 SCORE = "score"
 """The metric of a grader that gives a number alone."""
 DEFAULT_SEED = 0
+DEFAULT_MAX_TOKENS = 256
+DEFAULT_CONCURRENCY = 32
+"""Examples under way at a time: a server refuses floods, and the SDK waits then."""
 
 
 @dataclass(frozen=True, slots=True)

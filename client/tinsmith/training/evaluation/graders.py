@@ -45,6 +45,7 @@ def regex(example: Example, answer: Answer) -> float:
 
 Grader = Callable[[Example, Answer], float]
 GRADERS: Mapping[str, Grader] = {grader.__name__: grader for grader in (exact, contains, number, regex)}
+GRADER_NAMES = (*GRADERS, CHOICE)
 
 
 def require_fit(grader: str, example: Example) -> None:

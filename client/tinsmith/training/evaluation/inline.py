@@ -16,11 +16,11 @@ import tinker
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator, TrainingClientEvaluator
 
 from tinsmith.training.errors import EvaluationError
-from tinsmith.training.evaluation.examples import ExampleResult
+from tinsmith.training.evaluation.examples import DEFAULT_CONCURRENCY, ExampleResult
 from tinsmith.training.evaluation.intervals import Estimate
 from tinsmith.training.evaluation.offline import plain_metrics
 from tinsmith.training.evaluation.results import Results, Row, described
-from tinsmith.training.evaluation.tasks import DEFAULT_CONCURRENCY, ExampleTask, by_name, estimates_of, metrics_of
+from tinsmith.training.evaluation.tasks import ExampleTask, by_name, estimates_of, metrics_of
 
 if TYPE_CHECKING:
     # It imports wandb, where that is installed.

@@ -16,11 +16,10 @@ from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 
 from tinsmith.training.errors import EvaluationError, TaskFileError
 from tinsmith.training.evaluation.examples import Example
-from tinsmith.training.evaluation.graders import CHOICE, GRADERS, exact, require_fit
+from tinsmith.training.evaluation.graders import CHOICE, GRADER_NAMES, GRADERS, exact, require_fit
 from tinsmith.training.evaluation.tasks import ChoiceTask, ExampleTask, Task, right_choice
 
 KNOWN = {"id", "prompt", "messages", "answer", "choices"}
-GRADER_NAMES = (*GRADERS, CHOICE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from typing_extensions import override
 
 from tinsmith.training.errors import EvaluationError, GradeFailed
 from tinsmith.training.evaluation.examples import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_MAX_TOKENS,
     DEFAULT_SEED,
     Answer,
     Example,
@@ -31,10 +33,6 @@ from tinsmith.training.evaluation.rendering import Rendering, rendering_by
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Renderer
-
-DEFAULT_MAX_TOKENS = 256
-DEFAULT_CONCURRENCY = 32
-"""Examples under way at a time: a server refuses floods, and the SDK waits then."""
 
 
 class ExampleTask(SamplingClientEvaluator, ABC):
