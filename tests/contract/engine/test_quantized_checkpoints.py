@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from support.zoo.stored_formats import FORMATS, TOKENS, make, say_format
+from support.zoo.stored_formats import FORMATS, TOKENS, check_made_dense, make, say_format, say_generation
 from tinsmith_trainer.engines.base import LoraSpec
 from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.errors import ModelDirectoryInvalid
@@ -36,18 +35,10 @@ def test_a_quantized_checkpoint_is_the_model_that_it_stands_for(method: str, tmp
 @pytest.mark.parametrize("method", FORMATS)
 def test_a_model_that_was_made_dense_runs_as_it_is_and_generates_as_its_makers_say(method: str, tmp_path: Path) -> None:
     stored, dense = make(method, tmp_path)
-    says = {"eos_token_id": [3, 7], "do_sample": True, "temperature": 0.6, "top_p": 0.95}
-    for directory in (stored, dense):
-        (directory / "generation_config.json").write_text(json.dumps(says))
+    say_generation((stored, dense))
     plain = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     made = load_to_save(AutoModelForCausalLM, stored, AutoConfig.from_pretrained(stored), torch.float32)
-    assert [name for name, one in (*made.named_parameters(), *made.named_buffers()) if one.is_meta] == []
-    with torch.no_grad():
-        torch.testing.assert_close(made(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)
-    assert made.generation_config.to_diff_dict() == plain.generation_config.to_diff_dict()
-    made.save_pretrained(tmp_path / "written")
-    written = json.loads((tmp_path / "written" / "generation_config.json").read_text())
-    assert {name: written.get(name) for name in says} == says
+    check_made_dense(made, plain, tmp_path / "written")
 
 
 def test_a_format_that_is_not_read_is_refused_with_those_that_are(tmp_path: Path) -> None:

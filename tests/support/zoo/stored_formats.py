@@ -77,3 +77,23 @@ def make(method: str, folder: Path) -> tuple[Path, Path]:
 def say_format(directory: Path, quantization: dict[str, Any]) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+
+
+GENERATION = {"eos_token_id": [3, 7], "do_sample": True, "temperature": 0.6, "top_p": 0.95}
+
+
+def say_generation(directories: tuple[Path, Path]) -> None:
+    """As makers of a model say how it generates."""
+    for directory in directories:
+        (directory / "generation_config.json").write_text(json.dumps(GENERATION))
+
+
+def check_made_dense(made: Any, plain: Any, folder: Path) -> None:
+    """It runs as the plain one does, and is written with what its makers say of generating."""
+    assert [name for name, one in (*made.named_parameters(), *made.named_buffers()) if one.is_meta] == []
+    with torch.no_grad():
+        torch.testing.assert_close(made(TOKENS).logits, plain(TOKENS).logits, atol=1e-5, rtol=0)
+    assert made.generation_config.to_diff_dict() == plain.generation_config.to_diff_dict()
+    made.save_pretrained(folder)
+    written = json.loads((folder / "generation_config.json").read_text())
+    assert {name: written.get(name) for name in GENERATION} == GENERATION
