@@ -26,6 +26,8 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFleet]:
     monkeypatch.setattr("tinsmith_server.services.training.line_keeper.RECHECK_SECONDS", 0.02)
     monkeypatch.setattr("tinsmith_server.services.training.binding.RETRY_SECONDS", 0.02)
     monkeypatch.setattr("tinsmith_server.services.training.binding.ATTEMPT_SECONDS", 0.1)
+    # The first word on why a model waits is another file's promise; here a busy disk brought it before the model.
+    monkeypatch.setattr("tinsmith_server.services.training.binding.FIRST_WORD_SECONDS", 60)
     served = ServedModel(BASE_MODEL, "tiny-1", max_rank=64)
     fleet = FakeFleet([served], [FakeHandle(name, "tiny-1", SLOTS) for name in ("w1", "w2")])
     yield fleet

@@ -87,9 +87,10 @@ class OfflineEvaluator:
                     under_way = _AtCheckpoint(checkpoint, self._tasks, results, sweep, limit, bar)
                     group.create_task(_in_turn(places, under_way.run(self._connect)))
             asked = {checkpoint.path for checkpoint in chosen}
-            rows = [row for row in results.rows if row.task in self._tasks and row.checkpoint in asked]
-            every = summaries_of(results.rows)
-        sweep.summaries = summaries_of(rows)
+            # Tasks end in any order; who reads them gets them in the order in which they were given.
+            rows = [row for task in self._tasks for row in results.rows if row.task == task]
+            every = summaries_of([*rows, *(row for row in results.rows if row.task not in self._tasks)])
+        sweep.summaries = summaries_of(row for row in rows if row.checkpoint in asked)
         (self._directory / CSV_FILE).write_text(csv_of(every))
         if every:
             draw_curves({"": every}, self._directory / CURVES_FILE)
