@@ -13,12 +13,13 @@ import pytest
 import yaml
 from nemo_rl_sizing import GIB, GPU_GIB, MODELS, SLOT_BYTES, Sizes, smallest
 from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
-from tinsmith_trainer.engines.nemo_rl.policy_config import GROUPED_ROW_FLOATS
+from tinsmith_trainer.engines.megatron.model.ranked_model import GROUPED_ROW_FLOATS
 from tinsmith_trainer.options import KNOWN_ENGINES, UsageError, parse_options
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE = (DOCS / "backends.md").read_text()
+PROSE = " ".join(PAGE.split())
 ZOO = (DOCS / "models.md").read_text()
 ZOO_COLUMNS = 7
 RANK, SHORT, LONG = 32, 8192, 32768
@@ -72,44 +73,44 @@ def test_every_engine_has_a_column() -> None:
 
 def test_it_says_that_no_test_ran_on_a_gpu_only_while_that_is_so() -> None:
     has_run = any("run" in entry for kind in ("test", "benchmark") for entry in gpu_reference.entries(kind))
-    assert ("**No engine has run on a GPU**" in PAGE) == (not has_run)
-    assert ("**On a GPU: nothing.**" in PAGE) == (not has_run)
+    assert ("**No engine has run on a GPU**" in PROSE) == (not has_run)
+    assert ("**On a GPU: nothing.**" in PROSE) == (not has_run)
 
 
 @pytest.mark.parametrize("sizes", MODELS, ids=lambda sizes: sizes.name)
 def test_how_many_gpus_a_model_needs_is_what_the_formula_says(sizes: Sizes) -> None:
-    assert tokens_row(sizes) in PAGE
-    assert f"GPUs of {GPU_GIB} GiB" in PAGE
+    assert tokens_row(sizes) in PROSE
+    assert f"GPUs of {GPU_GIB} GiB" in PROSE
 
 
 def test_its_limits_are_those_of_the_crd() -> None:
     nodes, slots, rank = spec_of("parallelism.nodes"), spec_of("adapters.slots"), spec_of("adapters.maxRank")
-    assert PAGE.count(f"GPUs of {nodes['minimum']} to {nodes['maximum']} nodes") == 2
-    assert f"({slots['minimum']} to {slots['maximum']}, {slots['default']} by default)" in PAGE
-    assert f"`maxRank` is {rank['default']} by default and {rank['maximum']} at most" in PAGE
+    assert PROSE.count(f"GPUs of {nodes['minimum']} to {nodes['maximum']} nodes") == 2
+    assert f"({slots['minimum']} to {slots['maximum']}, {slots['default']} by default)" in PROSE
+    assert f"`maxRank` is {rank['default']} by default and {rank['maximum']} at most" in PROSE
 
 
 def test_what_experts_ask_of_the_highest_rank_is_what_ranks_check() -> None:
-    assert f"a `maxRank` that is a multiple of {GROUPED_ROW_FLOATS}" in PAGE
+    assert f"a `maxRank` that is a multiple of {GROUPED_ROW_FLOATS}" in PROSE
 
 
 def test_families_that_train_are_as_many_as_the_zoo_found() -> None:
     lines = [line.split(" | ") for line in ZOO.splitlines() if line.startswith("| `")]
     families = [line for line in lines if len(line) == ZOO_COLUMNS]
     trained = [line for line in families if line[3] != "refused"]
-    assert f"[{len(trained)} of {len(families)} families]" in PAGE
+    assert f"[{len(trained)} of {len(families)} families]" in PROSE
 
 
 def test_differences_between_engines_are_those_of_the_recorded_runs() -> None:
     float32 = list(deviations("float32"))
-    assert f"{len(float32)} runs of float32" in PAGE
-    assert f"| {max(float32):.1e} at most |" in PAGE
-    assert f"| {max(deviations('bfloat16')):.1e} |" in PAGE
+    assert f"{len(float32)} runs of float32" in PROSE
+    assert f"| {max(float32):.1e} at most |" in PROSE
+    assert f"| {max(deviations('bfloat16')):.1e} |" in PROSE
 
 
 @pytest.mark.parametrize(("figure", "page", "row"), QUOTED, ids=[figure for figure, _, _ in QUOTED])
 def test_a_figure_is_still_what_its_page_has(figure: str, page: str, row: str) -> None:
-    assert figure in PAGE
+    assert figure in PROSE
     assert re.search(row, (DOCS / page).read_text())
 
 
