@@ -14,10 +14,10 @@ from support.nemo_rl.beside_peft import Apart, trained_apart
 from support.nemo_rl.engines import engine_over
 from support.nemo_rl.real_workers import RealWorker
 from support.tiny_models import tiny_model
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
-from tinsmith_trainer.engines.nemo_rl.megatron.architecture import read_architecture
-from tinsmith_trainer.engines.nemo_rl.megatron.weights import Checkpoint, Loader, Part
-from tinsmith_trainer.engines.nemo_rl.nemo.conversion import converted_model
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.model.architecture import read_architecture
+from tinsmith_trainer.engines.megatron.model.weights import Checkpoint, Loader, Part
+from tinsmith_trainer.engines.nemo_rl.conversion import converted_model
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.torch_model.tiny_model import Family
 from torch import Tensor
@@ -26,7 +26,7 @@ from transformers import AutoConfig
 pytestmark = [pytest.mark.nemo_rl, pytest.mark.timeout(1800)]
 
 MAX_RANK = 8
-SETTINGS = NemoRlSettings(max_rank=MAX_RANK, token_budget=64)
+SETTINGS = MegatronSettings(max_rank=MAX_RANK, token_budget=64)
 AS_SAVED = {
     ".input_layernorm.weight": ".self_attention.linear_qkv.layer_norm_weight",
     ".pre_mlp_layernorm.weight": ".mlp.linear_fc1.layer_norm_weight",

@@ -11,15 +11,15 @@ from support.nemo_rl.beside_peft import Apart, trained_apart
 from support.nemo_rl.engines import engine_over
 from support.nemo_rl.real_workers import real_ranks
 from support.tiny_models import tiny_model
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings, RankRecompute
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankRecompute
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.torch_model.tiny_model import Family
 
 pytestmark = [pytest.mark.nemo_rl, pytest.mark.timeout(1800)]
 
 MAX_RANK = 8
-SETTINGS = NemoRlSettings(max_rank=MAX_RANK, token_budget=64)
+SETTINGS = MegatronSettings(max_rank=MAX_RANK, token_budget=64)
 FLOAT32 = Apart(logprob=1e-5, norm=1e-4, weight=1e-5)
 BFLOAT16 = Apart(logprob=5e-2, norm=5e-2, weight=5e-3)
 """From the PEFT engine in float32: what a base in bfloat16 rounds, which is what GPUs have."""

@@ -14,14 +14,14 @@ from types import FrameType
 
 import structlog
 
-from tinsmith_trainer.engines.nemo_rl.flags import (
-    ENGINE,
+from tinsmith_trainer.engines.megatron.flags import (
+    NEMO_RL,
     RankFlags,
     add_rank_flags,
     ranks_wanted,
     refused_rank_flags,
 )
-from tinsmith_trainer.engines.nemo_rl.nemo.conversion_process import OutOfMemory
+from tinsmith_trainer.engines.nemo_rl.conversion_process import OutOfMemory
 from tinsmith_trainer.errors import TrainerError
 from tinsmith_trainer.logs import configure_logs
 from tinsmith_trainer.options import EXIT_USAGE, FlagParser, UsageError, add_model_flags, termination_log_of
@@ -78,7 +78,7 @@ def parse_options(arguments: Sequence[str]) -> ConversionOptions:
     """Raises UsageError."""
     parser = FlagParser(prog="tinsmith-conversion", description=__doc__, allow_abbrev=False)
     add_model_flags(parser)
-    parser.add_argument("--engine", choices=(ENGINE,), default=ENGINE, help="the one that needs a conversion")
+    parser.add_argument("--engine", choices=(NEMO_RL,), default=NEMO_RL, help="the one that needs a conversion")
     parser.add_argument("--max-rank", type=int, default=128, help="highest rank of an adapter")
     parser.add_argument("--termination-log", type=Path, help="file for the reason, as JSON, of a failure")
     parser.add_argument("--log-format", choices=("json", "console"), default="json")
@@ -106,12 +106,12 @@ def _bring(options: ConversionOptions) -> None:
 def _convert(directory: Path, options: ConversionOptions) -> None:
     from transformers import AutoConfig
 
-    from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
-    from tinsmith_trainer.engines.nemo_rl.nemo.preparation import prepare
+    from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+    from tinsmith_trainer.engines.nemo_rl.preparation import prepare
     from tinsmith_trainer.torch_model.loading import describe_model
 
     info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
-    prepare(directory, info, ranks_wanted(options).parallelism, NemoRlSettings(max_rank=options.max_rank))
+    prepare(directory, info, ranks_wanted(options).parallelism, MegatronSettings(max_rank=options.max_rank))
 
 
 def _fail(termination_log: Path | None, error: Exception, status: int) -> int:

@@ -17,8 +17,8 @@ from tinsmith_trainer.engines.base import (
     Quantization,
     Recompute,
 )
-from tinsmith_trainer.engines.nemo_rl.flags import ENGINE as RANKS_ENGINE
-from tinsmith_trainer.engines.nemo_rl.flags import (
+from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
+from tinsmith_trainer.engines.megatron.flags import (
     RankFlags,
     RankRecompute,
     add_rank_flags,
@@ -35,7 +35,7 @@ MEANING = (
 """Words of their command lines that change what a sample or its logprobs mean, and no client would see it."""
 
 DEFAULT_ENGINES = {"worker": "peft", "sampler": "builtin"}
-KNOWN_ENGINES = {"worker": ("peft", "nemo-rl"), "sampler": ("builtin", *TOKEN_SERVERS)}
+KNOWN_ENGINES = {"worker": ("peft", *RANKS_ENGINES), "sampler": ("builtin", *TOKEN_SERVERS)}
 
 EXIT_USAGE = 2
 
@@ -48,7 +48,8 @@ POSITIVE = (
 )
 
 OF_PEFT = ("lora_products", "loss_kernel")
-RECOMPUTE = {"peft": get_args(Recompute), RANKS_ENGINE: ("auto", *get_args(RankRecompute))}
+RANKS_RECOMPUTE = ("auto", *get_args(RankRecompute))
+RECOMPUTE = {"peft": get_args(Recompute), **dict.fromkeys(RANKS_ENGINES, RANKS_RECOMPUTE)}
 
 
 class UsageError(Exception):
@@ -266,7 +267,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--recompute",
-        choices=RECOMPUTE[RANKS_ENGINE],
+        choices=RANKS_RECOMPUTE,
         help="what peft and nemo-rl compute again in backward, not to keep it: layers, or nemo-rl their mlp alone; "
         "auto, the default: layers of what would not fit, with nemo-rl all of them on GPUs",
     )
@@ -346,10 +347,10 @@ def _check_engine(parser: argparse.ArgumentParser, options: WorkerOptions) -> No
 
 def _check_placement(parser: argparse.ArgumentParser, options: WorkerOptions) -> None:
     """Other engines place their weights by flags of their own; a sampler beside ranks is built in."""
-    ranks_alone = options.engine == RANKS_ENGINE and not options.sampling
+    ranks_alone = options.engine in RANKS_ENGINES and not options.sampling
     if (ranks_alone or options.engine in TOKEN_SERVERS) and options.device != "auto":
         parser.error(f"--device is for peft and the built-in sampler, and not for {options.engine}")
-    if options.quantization is not None and options.engine in (RANKS_ENGINE, *TOKEN_SERVERS):
+    if options.quantization is not None and options.engine in (*RANKS_ENGINES, *TOKEN_SERVERS):
         parser.error(f"--quantization is for peft and the built-in sampler, and not for {options.engine}")
     if ranks_alone and options.dtype != "auto":
         parser.error(f"--dtype is for peft and samplers, and not for {options.engine}")

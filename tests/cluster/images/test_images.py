@@ -26,13 +26,14 @@ PACKAGES = {
 }
 LARGEST_MB = {"trainer": 1500, "api-server": 450, "operator": 400}
 
-# The rest of tinsmith is a client's, and needs a client's packages. The engine on Megatron has images of its own.
+# The rest of tinsmith is a client's, and needs a client's packages. Engines on ranks have images of their own.
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys
 broken = {}
 for package in sys.argv[1:]:
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if not module.name.endswith(("__main__", ".asgi")) and ".engines.nemo_rl" not in module.name:
+        of_ranks = any(f".engines.{name}" in module.name for name in ("megatron", "nemo_rl"))
+        if not module.name.endswith(("__main__", ".asgi")) and not of_ranks:
             try:
                 importlib.import_module(module.name)
             except Exception as error:

@@ -23,9 +23,9 @@ from support.nemo_rl.engines import engine_over
 from support.nemo_rl.gloo_group import GlooGroup
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec, Work
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
-from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.errors import ServerError
 
@@ -63,7 +63,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[GlooGroup]:
 @pytest.fixture
 def sides(ranks: GlooGroup) -> Iterator[Sides]:
     """Each with adapters `a` and `b`, of another rank and other modules."""
-    engine = engine_over(ranks, tiny_model(), NemoRlSettings(max_rank=MAX_RANK, token_budget=64))
+    engine = engine_over(ranks, tiny_model(), MegatronSettings(max_rank=MAX_RANK, token_budget=64))
     sides = Sides(ranks, engine, build_peft_engine(tiny_model(), PeftEngineSettings(max_rank=MAX_RANK)))
     for each in (sides.engine, sides.peft):
         each.create_adapter("a", spec(each))

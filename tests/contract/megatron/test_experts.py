@@ -15,9 +15,9 @@ from support.nemo_rl.engines import engine_over
 from support.nemo_rl.gloo_group import GlooGroup
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, AdapterState, Engine, LoraSpec
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
-from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 
 MAX_RANK = 8
@@ -45,7 +45,7 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
     """Each with adapters `a` and `b`, of another rank and other modules, after steps in turn."""
     model = tiny_model("qwen3-moe")
     ranks = GlooGroup(RankModel(model.directory, LAYOUTS[request.param], MAX_RANK))
-    engine = engine_over(ranks, model, NemoRlSettings(max_rank=MAX_RANK, token_budget=64))
+    engine = engine_over(ranks, model, MegatronSettings(max_rank=MAX_RANK, token_budget=64))
     sides = Sides(engine, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
     told = [run_steps(each) for each in sides]
     for ours, theirs in zip(*told, strict=True):

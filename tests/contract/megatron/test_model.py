@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.nemo_rl.gloo import GlooRanks
 from support.tiny_models import tiny_directory, tiny_model
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.torch_model.lora import StackedDelta, routed
 from tinsmith_trainer.torch_model.tiny_model import Family, TinyShape
 from torch import Tensor
@@ -86,7 +86,7 @@ def layout(request: pytest.FixtureRequest) -> Iterator[Layout]:
 
 
 def _join_layout(parallelism: Parallelism) -> None:
-    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import initialise_parallel
+    from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
 
     initialise_parallel(parallelism, torch.distributed.get_rank())
 
@@ -215,9 +215,9 @@ def _on_rank(question: Question, parallelism: Parallelism) -> RankAnswer:
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel.layers import param_is_not_tensor_parallel_duplicate
-    from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
-    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model
-    from tinsmith_trainer.engines.nemo_rl.megatron.unembedding import defer_unembedding, target_logprobs
+    from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+    from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model
+    from tinsmith_trainer.engines.megatron.step.unembedding import defer_unembedding, target_logprobs
 
     model = build_megatron_model(question.directory, parallelism, max_rank=MAX_RANK)
     model.lora.set_scale(SCALE)

@@ -18,8 +18,8 @@ from support.nemo_rl.gloo_workers import GlooWorkers
 from support.nemo_rl.one_worker import tiny_sizes
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams, Engine
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.torch_model.tiny_model import Family
 
@@ -42,7 +42,7 @@ class Sides(NamedTuple):
 def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
     family, parallelism = LAYOUTS[request.param]
     model, workers = tiny_model(family), GlooWorkers(tiny_sizes(MAX_RANK, family), parallelism)
-    engine = engine_over(workers, model, NemoRlSettings(max_rank=MAX_RANK, token_budget=64))
+    engine = engine_over(workers, model, MegatronSettings(max_rank=MAX_RANK, token_budget=64))
     yield Sides(engine, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
     workers.close()
 

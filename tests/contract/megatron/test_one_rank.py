@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.nemo_rl.gloo import GlooRanks
 from support.tiny_models import SMALL, TIED, tiny_directory, tiny_model
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.loading import load_torch_model
 from torch import Tensor
@@ -36,15 +36,15 @@ def rank() -> Iterator[GlooRanks]:
 
 
 def _join() -> None:
-    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import initialise_parallel
+    from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
 
     initialise_parallel(Parallelism(), 0)
 
 
 def _logits(directory: Path, dtype: torch.dtype) -> tuple[Tensor, set[torch.dtype], set[torch.dtype]]:
     """And the types of what is frozen, and of what is trained."""
-    from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
-    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model
+    from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+    from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model
 
     model = build_megatron_model(directory, Parallelism(), max_rank=8, dtype=dtype)
     positions = torch.arange(TOKENS.shape[1]).expand_as(TOKENS)
@@ -72,7 +72,7 @@ def test_rotary_positions_stretched_as_llama_3_does_are_those_of_transformers(ra
 
 def _vocabulary_matrices(directory: Path) -> int:
     """How many there are in memory."""
-    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model
+    from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model
 
     chunk: Any = build_megatron_model(directory, Parallelism(), max_rank=8).chunk
     return len({chunk.embedding.word_embeddings.weight.data_ptr(), chunk.output_layer.weight.data_ptr()})
@@ -104,6 +104,6 @@ def test_a_process_group_of_another_size_than_the_engines_is_refused(rank: GlooR
 
 
 def _join_two() -> None:
-    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import initialise_parallel
+    from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
 
     initialise_parallel(Parallelism(world_size=2), 0)

@@ -13,14 +13,14 @@ from support.engine.datums import policy_datum, sft_datum
 from support.nemo_rl.engines import engine_over
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings, RankRecompute
-from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
-from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import CausalAttention
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.ranks.in_process import InProcessRank
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankRecompute
+from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel
+from tinsmith_trainer.engines.megatron.model.gpt_model import CausalAttention
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
 from tinsmith_trainer.torch_model.tiny_model import Family
 
-SETTINGS = NemoRlSettings(max_rank=8, token_budget=64)
+SETTINGS = MegatronSettings(max_rank=8, token_budget=64)
 SFT = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
 POLICY = [policy_datum(length, seed) for seed, length in enumerate((7, 19))]
 TIMES: dict[RankRecompute, dict[str, int]] = {

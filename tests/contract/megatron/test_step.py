@@ -27,8 +27,8 @@ from support.nemo_rl.megatron_training import (
 )
 from support.tiny_models import tiny_directory
 from tinsmith_trainer.engines.base import AdamParams
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.rank_group import RanksLost
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import RanksLost
 from tinsmith_trainer.errors import ServerError
 from tinsmith_trainer.torch_model.tiny_model import TinyShape
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from support.nemo_rl.gloo import run_on_ranks
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from torch import Tensor
 
 HIDDEN, VOCAB, LENGTH, ROWS, CHUNK_TOKENS = 16, 24, 12, 2, 8
@@ -24,9 +24,9 @@ def _on_piece(tensor: int) -> tuple[Tensor, Tensor, int]:
     """Logprobs, the gradient of this rank's piece of the sequence, and the most tokens that had logits at a time."""
     from megatron.core.tensor_parallel import ColumnParallelLinear
     from megatron.core.transformer.transformer_config import TransformerConfig
-    from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
-    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import initialise_parallel
-    from tinsmith_trainer.engines.nemo_rl.megatron.unembedding import DeferredUnembedding
+    from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+    from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
+    from tinsmith_trainer.engines.megatron.step.unembedding import DeferredUnembedding
 
     rank = torch.distributed.get_rank()
     initialise_parallel(Parallelism(tensor, tensor=tensor), rank)

@@ -27,7 +27,7 @@ from tinsmith_trainer.engines.base import (
     Outcome,
     Work,
 )
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.parity.run import compute
 from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
@@ -41,7 +41,7 @@ SLOTS, MAX_RANK = 4, 16
 EngineFactory = Callable[[], Engine]
 
 _PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK, token_budget=64)  # so that calls are divided
-_NEMO_RL = NemoRlSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
+_NEMO_RL = MegatronSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
 
 
 def _nemo_rl_in_process() -> Engine:

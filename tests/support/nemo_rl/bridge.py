@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.moe.experts import SequentialMLP
-from tinsmith_trainer.engines.nemo_rl.megatron.lora import COLUMNS, ParallelLora
+from tinsmith_trainer.engines.megatron.model.lora import COLUMNS, ParallelLora
 from torch import Tensor, nn
 from typing_extensions import override
 

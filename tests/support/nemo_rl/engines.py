@@ -12,28 +12,30 @@ from typing import Any
 import torch
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.export import BaseFiles
-from tinsmith_trainer.engines.nemo_rl.engine import NemoRlEngine
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
-from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup
-from tinsmith_trainer.engines.nemo_rl.ranks.in_process import InProcessRank
-from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import prepare_for_ray
+from tinsmith_trainer.engines.megatron.engine import MegatronEngine
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import RankGroup
+from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
+from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
 from tinsmith_trainer.torch_model.loading import TorchModel
 from tinsmith_trainer.torch_model.tiny_model import Family
 from typing_extensions import override
 
 
-def in_process_engine(settings: NemoRlSettings, family: Family = "qwen3") -> NemoRlEngine:
+def in_process_engine(settings: MegatronSettings, family: Family = "qwen3") -> MegatronEngine:
     model = tiny_model(family)
     return engine_over(InProcessRank(RankModel(model.directory, Parallelism(), settings.max_rank)), model, settings)
 
 
-def engine_over(ranks: RankGroup, model: TorchModel, settings: NemoRlSettings) -> NemoRlEngine:
-    return NemoRlEngine(ranks, BaseFiles(model.directory, model.info.path, torch.float32), model.info, settings)
+def engine_over(ranks: RankGroup, model: TorchModel, settings: MegatronSettings) -> MegatronEngine:
+    return MegatronEngine(
+        "nemo-rl", ranks, BaseFiles(model.directory, model.info.path, torch.float32), model.info, settings
+    )
 
 
-def over_ray_engine(settings: NemoRlSettings) -> NemoRlEngine:
+def over_ray_engine(settings: MegatronSettings) -> MegatronEngine:
     """A new engine on ranks that all engines share until `close_shared_ranks`: actors take many seconds to start."""
     model = tiny_model()
     return engine_over(AsIfNew(_two_actors(settings.max_rank)), model, settings)
@@ -42,7 +44,7 @@ def over_ray_engine(settings: NemoRlSettings) -> NemoRlEngine:
 @functools.cache
 def _two_actors(max_rank: int) -> RankGroup:
     prepare_for_ray()
-    from tinsmith_trainer.engines.nemo_rl.ranks.ray_ranks import start_ray_ranks
+    from tinsmith_trainer.engines.megatron.ranks.ray_ranks import start_ray_ranks
 
     ranks = start_ray_ranks(RankModel(tiny_model().directory, Parallelism(2), max_rank), nodes=1, address=None)
     _closing.callback(_two_actors.cache_clear)

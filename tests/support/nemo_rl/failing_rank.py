@@ -11,18 +11,18 @@ from pathlib import Path
 
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.losses import PreparedLoss
-from tinsmith_trainer.engines.nemo_rl.batches.batch import Batch
-from tinsmith_trainer.engines.nemo_rl.batches.row_results import RowResults
-from tinsmith_trainer.engines.nemo_rl.ranks.ray_cluster import prepare_for_ray
+from tinsmith_trainer.engines.megatron.batches.batch import Batch
+from tinsmith_trainer.engines.megatron.batches.row_results import RowResults
+from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
-from tinsmith_trainer.worker.engine_factories import build_nemo_rl
+from tinsmith_trainer.worker.engine_factories import build_on_ranks
 
 prepare_for_ray()  # before Ray is imported, which reads its settings then
 
-from tinsmith_trainer.engines.nemo_rl.megatron.rank import Schedule  # noqa: E402
-from tinsmith_trainer.engines.nemo_rl.ranks import ray_ranks  # noqa: E402
-from tinsmith_trainer.engines.nemo_rl.ranks.ray_ranks import RankActor  # noqa: E402
+from tinsmith_trainer.engines.megatron.ranks import ray_ranks  # noqa: E402
+from tinsmith_trainer.engines.megatron.ranks.ray_ranks import RankActor  # noqa: E402
+from tinsmith_trainer.engines.megatron.step.rank import Schedule  # noqa: E402
 
 RANKS, FAILING_RANK = 2, 1
 SWITCH = "fail-alone"
@@ -31,7 +31,7 @@ SWITCH = "fail-alone"
 def build(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     options.ranks = RANKS
     ray_ranks.RankActor = FailingRank  # type: ignore[misc]
-    return build_nemo_rl(options)
+    return build_on_ranks(options)
 
 
 class FailingRank(RankActor):

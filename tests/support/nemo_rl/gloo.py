@@ -41,7 +41,7 @@ PRELOADED = (
     "megatron.core.distributed",
     "megatron.core.optimizer",
     "megatron.core.pipeline_parallel",
-    "tinsmith_trainer.engines.nemo_rl.megatron.gpt_model",
+    "tinsmith_trainer.engines.megatron.model.gpt_model",
     "tinsmith_trainer.torch_model.loading",
 )
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from support.nemo_rl.gloo import GlooRanks
-from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.nemo_rl.megatron.cpu_rank import RankModel, build_cpu_rank
-from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import initialise_parallel
-from tinsmith_trainer.engines.nemo_rl.megatron.rank import Rank
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.rank_group import Answer, RankGroup, agreed, attempt
+from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel, build_cpu_rank
+from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import Answer, RankGroup, agreed, attempt
+from tinsmith_trainer.engines.megatron.step.rank import Rank
 from typing_extensions import override
 
 _rank: list[Rank] = []
@@ -61,7 +61,7 @@ def _call(method: str, args: tuple[Any, ...]) -> Answer:
 
 def _fail_once() -> None:
     """Where the loss is computed, so that a first microbatch's gradients are in the buffers by then."""
-    from tinsmith_trainer.engines.nemo_rl.megatron import schedule
+    from tinsmith_trainer.engines.megatron.model import schedule
 
     real = schedule.total_loss
     calls = []

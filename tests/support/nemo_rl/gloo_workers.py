@@ -8,11 +8,11 @@ from typing import Any
 
 from support.nemo_rl.fakes import fake_modules
 from support.nemo_rl.gloo import GlooRanks
-from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import initialise_parallel
-from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import NemoModel
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.rank_group import Answer, RankGroup, agreed
+from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import Answer, RankGroup, agreed
+from tinsmith_trainer.engines.nemo_rl.policy_config import NemoModel
 from typing_extensions import override
 
 _worker: list[Any] = []

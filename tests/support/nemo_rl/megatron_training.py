@@ -20,8 +20,8 @@ import torch.distributed
 from support.nemo_rl.gloo import GlooRanks
 from support.nemo_rl.joined_states import Groups, Joined, Played
 from tinsmith_trainer.engines.base import AdamParams
-from tinsmith_trainer.engines.nemo_rl.megatron.train_step import AdapterStep, StepState
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep, StepState
 from tinsmith_trainer.errors import UserError
 from torch import Tensor
 
@@ -203,9 +203,9 @@ def _fields(call: Rows) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _open(layout: Layout, directory: Path) -> None:
-    from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
-    from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model, initialise_parallel
-    from tinsmith_trainer.engines.nemo_rl.megatron.step_setup import wrap_for_training
+    from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+    from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model, initialise_parallel
+    from tinsmith_trainer.engines.megatron.step.step_setup import wrap_for_training
 
     global _rig  # noqa: PLW0603
     parallelism = layout.parallelism
@@ -220,7 +220,7 @@ def _open(layout: Layout, directory: Path) -> None:
 
 
 def _ask(question: Callable[[Rig], Any]) -> Any:
-    from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
+    from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 
     assert _rig is not None
     with cpu_megatron():
@@ -279,7 +279,7 @@ def _accumulate(rig: Rig, event: Backward) -> None:
 def run_schedule(rig: Rig, call: Rows, *, forward_only: bool = False, fails_in: int | None = None) -> list[Tensor]:
     """Megatron's schedule over this rank's rows; the last stage's logprobs by microbatch."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
-    from tinsmith_trainer.engines.nemo_rl.megatron.unembedding import target_logprobs
+    from tinsmith_trainer.engines.megatron.step.unembedding import target_logprobs
 
     rig.set_scale(SCALE)
     logprobs: list[Tensor] = []

@@ -10,14 +10,14 @@ from typing import Any
 import torch.distributed
 from support.nemo_rl.bridge import adapted_by_bridge
 from support.tiny_models import tiny_model
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
-from tinsmith_trainer.engines.nemo_rl.megatron.cpu_megatron import cpu_megatron
-from tinsmith_trainer.engines.nemo_rl.megatron.gpt_model import build_megatron_model
-from tinsmith_trainer.engines.nemo_rl.megatron.step_setup import wrap_for_training
-from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import NemoModel, policy_config
-from tinsmith_trainer.engines.nemo_rl.nemo.preparation import WORKER, nemo_model
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, agreed
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed
+from tinsmith_trainer.engines.megatron.step.step_setup import wrap_for_training
+from tinsmith_trainer.engines.nemo_rl.policy_config import NemoModel, policy_config
+from tinsmith_trainer.engines.nemo_rl.preparation import WORKER, nemo_model
 from tinsmith_trainer.torch_model.tiny_model import Family
 from typing_extensions import override
 
@@ -43,7 +43,7 @@ def built_by_nemo_rl(directory: Path, lora: Any, parallelism: Parallelism) -> Ma
 
 def tiny_sizes(max_rank: int, family: Family = "qwen3") -> NemoModel:
     model = tiny_model(family)
-    return nemo_model(model.directory, model.info, NemoRlSettings(max_rank=max_rank, token_budget=4096))
+    return nemo_model(model.directory, model.info, MegatronSettings(max_rank=max_rank, token_budget=4096))
 
 
 def one_worker(model: NemoModel, parallelism: Parallelism = ONE) -> Any:

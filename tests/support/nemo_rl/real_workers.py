@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 import numpy as np
 from support.nemo_rl.one_worker import worker_class
-from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings
-from tinsmith_trainer.engines.nemo_rl.nemo import group
-from tinsmith_trainer.engines.nemo_rl.nemo.conversion import ROOT_VARIABLE, converted_model
-from tinsmith_trainer.engines.nemo_rl.nemo.environment import ARCHITECTURES
-from tinsmith_trainer.engines.nemo_rl.nemo.policy_config import Config, policy_config, starting_from
-from tinsmith_trainer.engines.nemo_rl.nemo.preparation import STOCK_WORKER, VENVS_VARIABLE, nemo_model
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.rank_group import RankGroup, agreed
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed
+from tinsmith_trainer.engines.nemo_rl import group
+from tinsmith_trainer.engines.nemo_rl.conversion import ROOT_VARIABLE, converted_model
+from tinsmith_trainer.engines.nemo_rl.environment import ARCHITECTURES
+from tinsmith_trainer.engines.nemo_rl.policy_config import Config, policy_config, starting_from
+from tinsmith_trainer.engines.nemo_rl.preparation import STOCK_WORKER, VENVS_VARIABLE, nemo_model
 from tinsmith_trainer.torch_model.loading import TorchModel
 from typing_extensions import override
 
@@ -55,7 +55,7 @@ def in_float32(config: Config) -> Config:
 
 @contextmanager
 def real_ranks(
-    model: TorchModel, parallelism: Parallelism, settings: NemoRlSettings, *, float32: bool = True
+    model: TorchModel, parallelism: Parallelism, settings: MegatronSettings, *, float32: bool = True
 ) -> Iterator[RankGroup]:
     """As the worker makes them where there are GPUs, on a Ray that believes it."""
     ranks = parallelism.world_size
@@ -79,7 +79,7 @@ def _in_float32(prepared: group.Prepared) -> group.Prepared:
 class RealWorker(RankGroup):
     """One `MegatronPolicyWorkerImpl`, with ours mixed in, in this process and without Ray. Once a process."""
 
-    def __init__(self, model: TorchModel, settings: NemoRlSettings) -> None:
+    def __init__(self, model: TorchModel, settings: MegatronSettings) -> None:
         config = policy_config(nemo_model(model.directory, model.info, settings), ONE)
         converted = converted_model(model.directory, model.info.revision, Path(sys.executable))
         self._worker = _made(model.directory, in_float32(starting_from(config, converted)))

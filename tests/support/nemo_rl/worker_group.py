@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ray import exceptions
-from tinsmith_trainer.engines.nemo_rl.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.rank_group import Answer
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import Answer
 
 SILENCE = object()
 """What a rank does that waits in a collective for one that is gone."""

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tinsmith_trainer.engines.base import BaseModelInfo
-from tinsmith_trainer.engines.nemo_rl.flags import RankFlags
-from tinsmith_trainer.options import WorkerOptions, parse_options
+from tinsmith_trainer.engines.megatron.flags import RankFlags
+from tinsmith_trainer.options import KNOWN_ENGINES, WorkerOptions, parse_options
 from tinsmith_trainer.parity.compare import Difference, StepRecord, compare
 from tinsmith_trainer.parity.plan import Plan, plan_steps
 from tinsmith_trainer.parity.run import Side, run, with_sampler_logprobs
 
 REFERENCE = "peft-reference"
-NAMES = ("peft", "nemo-rl", REFERENCE)  # whatever follows them is no factory
+NAMES = (*KNOWN_ENGINES["worker"], REFERENCE)  # whatever follows them is no factory
 # What decides how an engine computes, or how much memory it takes. Model, rank and seed are the gate's, for both sides.
 SETTABLE = (
     *(name.replace("_", "-") for name in RankFlags.__annotations__),

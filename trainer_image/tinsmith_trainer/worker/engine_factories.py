@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from transformers import AutoConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
+from tinsmith_trainer.engines.megatron.flags import NEMO_RL, MegatronSettings, rank_recompute, ranks_wanted
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.engines.peft.memory_plan import plan_memory
 from tinsmith_trainer.errors import ServerError
@@ -18,6 +20,10 @@ from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
 from tinsmith_trainer.torch_model.loading import TorchModel, check_files, describe_model, load_torch_model, place
 from tinsmith_trainer.torch_model.model_source import model_directory
+
+if TYPE_CHECKING:  # they import Ray
+    from tinsmith_trainer.engines.megatron.factory import RanksRequest
+    from tinsmith_trainer.engines.megatron.rank_group import RankGroup
 
 
 def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
@@ -41,27 +47,44 @@ def build_colocated(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     return engine, _sampler(model, options, alone=False) if options.sampling else None
 
 
-def build_nemo_rl(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
+def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     """Ranks that hold the model, and a sampler on a copy of its own in this process.
 
     Raises what `build_colocated` does, also where ranks cannot be had.
     """
-    from tinsmith_trainer.engines.nemo_rl.factory import build_nemo_rl_engine
-    from tinsmith_trainer.engines.nemo_rl.flags import NemoRlSettings, rank_recompute, ranks_wanted
+    from tinsmith_trainer.engines.megatron.factory import RanksRequest, build_megatron_engine
 
     directory = model_directory(options.model, options.model_revision)
     check_files(directory)
     info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
     wanted = ranks_wanted(options)
-    settings = NemoRlSettings(
+    settings = MegatronSettings(
         adapter_slots=options.adapter_slots,
         max_rank=options.max_rank,
         token_budget=options.token_budget or DEFAULT_TOKEN_BUDGET,
         recompute=rank_recompute(options.recompute, on_gpus=wanted.gpus_per_node > 0),
         map_stable_reinforce=options.map_stable_reinforce,
     )
-    engine = build_nemo_rl_engine(directory, _limited(info, options), wanted, settings)
+    request = RanksRequest(directory, _limited(info, options), wanted, settings)
+    engine = build_megatron_engine(options.engine, request, GPU_RANKS[options.engine])
     return engine, build_sampler(options)[1] if options.sampling else None
+
+
+def _nemo_ranks(request: RanksRequest) -> RankGroup:
+    from tinsmith_trainer.engines.nemo_rl.group import build_nemo_group
+
+    return build_nemo_group(
+        request.directory,
+        request.info,
+        request.wanted.parallelism,
+        request.settings,
+        nodes=request.wanted.nodes,
+        gpus_per_node=request.wanted.gpus_per_node,
+        ray_address=request.wanted.ray_address,
+    )
+
+
+GPU_RANKS = {NEMO_RL: _nemo_ranks}
 
 
 def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:

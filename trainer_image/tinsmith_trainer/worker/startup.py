@@ -19,6 +19,7 @@ from tinsmith_trainer.checkpoints.offered_saves import OfferedSaves
 from tinsmith_trainer.checkpoints.shared_saves import SavesDoor
 from tinsmith_trainer.collector import uncollected
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine, EngineCapabilities
+from tinsmith_trainer.engines.megatron.flags import ENGINES as RANKS_ENGINES
 from tinsmith_trainer.errors import ImageChanged, ServerError
 from tinsmith_trainer.load_failures import explained
 from tinsmith_trainer.oplog import journal_tables
@@ -232,10 +233,10 @@ def _engine_factory(name: str) -> EngineFactory:
         from tinsmith_trainer.worker.engine_factories import build_colocated
 
         return build_colocated
-    if name == "nemo-rl":
-        from tinsmith_trainer.worker.engine_factories import build_nemo_rl
+    if name in RANKS_ENGINES:
+        from tinsmith_trainer.worker.engine_factories import build_on_ranks
 
-        return build_nemo_rl
+        return build_on_ranks
     return cast(EngineFactory, _named(name))
 
 

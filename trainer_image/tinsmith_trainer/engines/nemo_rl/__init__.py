@@ -1,1 +1,5 @@
-"""The nemo-rl engine: one model over many ranks, by Megatron; in this process, or as Ray actors."""
+"""NeMo RL's Megatron policy workers as the ranks of a model: the backend on GPUs.
+
+Only `actor` imports NeMo RL where it is read, and only Ray reads it, on the ranks. Everything else imports it, Ray
+and Megatron-Bridge when it is called.
+"""

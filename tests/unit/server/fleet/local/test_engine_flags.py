@@ -26,7 +26,7 @@ def fleet(tmp_path: Path, engine: str, *flags: str, **settings: Any) -> LocalFle
     ("engine", "flags", "sentence"),
     [
         ("nemo-rl", ("--ranks", "3", "--tensor-parallel", "2"), "--tensor-parallel 2 .* give --ranks 2 or 4"),
-        ("peft", ("--ranks", "2"), "--ranks: only the engine nemo-rl has ranks, not peft"),
+        ("peft", ("--ranks", "2"), "--ranks: only nemo-rl have ranks, not peft"),
         ("nemo-rl", ("--rank", "2"), "unrecognized arguments: --rank 2"),
         ("nemorl", (), "a worker knows no engine 'nemorl': peft, nemo-rl, or module:factory"),
     ],

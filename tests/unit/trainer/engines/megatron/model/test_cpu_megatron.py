@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+from tinsmith_trainer.engines.megatron.model import cpu_megatron as module
+from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
+from tinsmith_trainer.errors import ServerError
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers for itself")
+
+
+def _what_is_replaced() -> list[Any]:
+    return [torch.cuda.current_device, torch.cuda.synchronize, CudaRNGStatesTracker.fork]
+
+
+@without_gpu
+def test_inside_the_gpu_is_the_cpu() -> None:
+    with cpu_megatron():
+        torch.cuda.synchronize()
+        tensors = [
+            torch.zeros(2, device="cuda"),
+            torch.empty(2, device=torch.device("cuda", 0)),
+            torch.ones(2).cuda(),
+            torch.ones(2).to("cuda"),
+            torch.ones(2).to(device=torch.cuda.current_device()),
+        ]
+        assert {tensor.device.type for tensor in tensors} == {"cpu"}
+        assert torch.ones(2).type() == "torch.cuda.FloatTensor"
+        assert torch.ones(2).bfloat16().type() == "torch.cuda.BFloat16Tensor"
+        with CudaRNGStatesTracker().fork():
+            assert torch.ones(2).sum() == 2
+
+
+@without_gpu
+def test_outside_there_is_no_gpu_as_before() -> None:
+    with cpu_megatron():
+        pass
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(2, device="cuda")
+    assert torch.ones(2).type() == "torch.FloatTensor"
+
+
+@without_gpu
+def test_nothing_stays_replaced_after_an_error_inside_or_a_second_entry() -> None:
+    before = _what_is_replaced()
+    with cpu_megatron(), cpu_megatron():
+        assert not any(now is then for now, then in zip(_what_is_replaced(), before, strict=True))
+    assert _what_is_replaced() == before
+    with pytest.raises(KeyError), cpu_megatron():
+        raise KeyError("a layer")
+    assert _what_is_replaced() == before
+
+
+@without_gpu
+def test_another_thread_asks_the_real_thing_meanwhile() -> None:
+    refused: list[bool] = []
+
+    def ask() -> None:
+        for question in (torch.cuda.current_device, lambda: torch.zeros(2, device="cuda")):
+            try:
+                question()
+            except (AssertionError, RuntimeError):
+                refused.append(True)
+
+    with cpu_megatron():
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    assert refused == [True, True]
+
+
+@without_gpu
+def test_threads_that_leave_in_the_order_they_came_leave_no_trace() -> None:
+    before = _what_is_replaced()
+    first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
+    devices: list[str] = []
+
+    def first() -> None:
+        with cpu_megatron():
+            first_is_in.set()
+            second_is_in.wait(10)
+        first_is_out.set()
+
+    def second() -> None:
+        first_is_in.wait(10)
+        with cpu_megatron():
+            second_is_in.set()
+            first_is_out.wait(10)
+            devices.append(str(torch.cuda.current_device()))
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert devices == ["cpu"]
+    assert _what_is_replaced() == before
+
+
+def test_where_there_is_a_gpu_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _what_is_replaced()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with cpu_megatron():
+        assert _what_is_replaced() == before
+
+
+@without_gpu
+def test_a_megatron_that_this_was_not_written_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "installed_version", "0.17.0")
+    before = _what_is_replaced()
+    with pytest.raises(ServerError, match=r"megatron-core 0\.16\.x, and 0\.17\.0 is installed"), cpu_megatron():
+        pytest.fail("it was entered")
+    assert _what_is_replaced() == before

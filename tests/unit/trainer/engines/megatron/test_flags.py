@@ -1,0 +1,108 @@
+"""The flags of ranks: what they come to, and what contradicts itself is refused by a sentence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tinsmith_trainer.engines.megatron.flags import RanksWanted, rank_recompute, ranks_wanted
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.options import UsageError, WorkerOptions, parse_options
+
+NEEDED = ("--model=m", "--socket=s", "--volume=v", "--checkpoint-root=file:///c")
+
+
+def parsed(*flags: str) -> WorkerOptions:
+    return parse_options([*NEEDED, *flags])
+
+
+def wanted(*flags: str) -> RanksWanted:
+    return ranks_wanted(parsed("--engine=nemo-rl", *flags))
+
+
+def test_without_flags_the_rank_is_this_process() -> None:
+    assert wanted() == RanksWanted(Parallelism(), in_process=True, nodes=1, gpus_per_node=0, ray_address=None)
+
+
+def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:
+    found = wanted("--ranks=8", "--tensor-parallel=2", "--pipeline-parallel=2", "--distributed-optimizer", "--nodes=2")
+    assert found.parallelism == Parallelism(8, tensor=2, pipeline=2, distributed_optimizer=True)
+    assert found.parallelism.data == 2
+    assert (found.in_process, found.nodes, found.gpus_per_node) == (False, 2, 0)
+
+
+def test_ranks_on_cpus_can_share_experts() -> None:
+    assert wanted("--ranks=4", "--expert-parallel=2").parallelism == Parallelism(4, expert=2)
+
+
+def test_a_log_says_how_many_ranks_there_are_what_they_divide_and_where() -> None:
+    division = {"tensor": 2, "pipeline": 1, "context": 1, "data": 2, "nodes": 1}
+    flags = ("--ranks=4", "--tensor-parallel=2")
+    assert wanted(*flags).described() == {"ranks": 4, **division, "where": "Ray in this container"}
+    assert wanted(*flags, "--ray-address=head:6379").described()["where"] == "Ray at head:6379"
+    assert wanted().described()["where"] == "this process"
+    assert wanted("--nodes=2", "--gpus-per-node=8", "--no-sampling").described()["gpus_per_node"] == 8
+
+
+def test_layers_are_computed_again_on_gpus_and_nothing_on_cpus_unless_it_is_said() -> None:
+    by_itself = [rank_recompute(None, on_gpus=on_gpus) for on_gpus in (True, False)]
+    assert by_itself == ["layers", "none"]
+    assert [rank_recompute("auto", on_gpus=on_gpus) for on_gpus in (True, False)] == by_itself
+    said = parsed("--engine=nemo-rl", "--recompute=mlp").recompute
+    assert rank_recompute(said, on_gpus=True) == rank_recompute(said, on_gpus=False) == "mlp"
+
+
+@pytest.mark.parametrize("ranks", [(), ("--ranks=16",)], ids=["implied", "said"])
+def test_every_gpu_has_one_rank(ranks: tuple[str, ...]) -> None:
+    found = wanted("--nodes=2", "--gpus-per-node=8", "--context-parallel=2", "--no-sampling", *ranks)
+    assert found.parallelism == Parallelism(16, context=2)
+    assert not found.in_process
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--engine=peft", "--ranks=2"), "--ranks: only nemo-rl have ranks"),
+        (("--distributed-optimizer", "--nodes=1"), "--distributed-optimizer, --nodes: only nemo-rl"),
+        (("--engine=nemo-rl", "--ranks=3", "--tensor-parallel=2"), "^--tensor-parallel 2 .* give --ranks 2 or 4$"),
+        (("--engine=nemo-rl", "--ranks=2", "--tensor-parallel=2", "--pipeline-parallel=2"), "give --ranks 4$"),
+        (("--engine=nemo-rl", "--tensor-parallel=2"), "^--tensor-parallel 2 .* without --ranks .* give --ranks 2$"),
+        (("--engine=nemo-rl", "--gpus-per-node=8", "--tensor-parallel=3"), "8 GPUs .* give what divides 8$"),
+        (("--engine=nemo-rl", "--ranks=2", "--tensor-parallel=0"), "^--tensor-parallel 0: it must be at least 1$"),
+        (("--engine=nemo-rl", "--ranks=-1"), "cannot be negative"),
+        (("--engine=nemo-rl", "--ray-address=h:6379"), "for several ranks"),
+        (("--engine=nemo-rl", "--ranks=4", "--context-parallel=2"), "needs GPUs"),
+        (("--engine=nemo-rl", "--context-parallel=2"), "needs GPUs"),
+        (("--engine=nemo-rl", "--expert-parallel=2"), "Experts cannot be spread over 2 ranks"),
+        (("--engine=nemo-rl", "--rank=2"), "unrecognized arguments: --rank=2"),
+        (
+            ("--engine=nemo-rl", "--ranks=3", "--nodes=2"),
+            "evenly over --nodes 2: give --ranks 2 or 4$",
+        ),
+        (("--engine=nemo-rl", "--ranks=4", "--gpus-per-node=8"), "one rank each: leave --ranks out, or give 8$"),
+        (("--engine=nemo-rl", "--gpus-per-node=8"), "--no-sampling"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_a_sentence(flags: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parsed(*flags)
+
+
+def test_a_sampler_has_no_ranks() -> None:
+    with pytest.raises(UsageError, match="a sampler knows no engine 'nemo-rl'"):
+        parse_options(["--role=sampler", "--model=m", "--socket=s", "--checkpoint-root=c", "--engine=nemo-rl"])
+
+
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 3))
+def test_the_ranks_that_a_refusal_names_are_taken(ranks: int, tensor: int, pipeline: int) -> None:
+    division = [f"--tensor-parallel={tensor}", f"--pipeline-parallel={pipeline}"]
+    try:
+        wanted(f"--ranks={ranks}", *division)
+    except UsageError as error:
+        named = re.findall(r"\d+", str(error).rpartition("give --ranks ")[2])
+        assert named
+        assert [wanted(f"--ranks={number}", *division).parallelism.world_size for number in named] == [
+            int(number) for number in named
+        ]

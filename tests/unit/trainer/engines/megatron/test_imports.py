@@ -1,0 +1,38 @@
+"""Megatron and Ray are loaded by the nemo-rl engine alone: a PEFT worker's image does not have them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+"""Each imports PyTorch in a Python of its own."""
+
+BESIDE_THE_ENGINE = (
+    "tinsmith_trainer.worker.process",
+    "tinsmith_trainer.worker.startup",
+    "tinsmith_trainer.worker.engine_factories",
+    "tinsmith_trainer.cli",
+    "tinsmith_trainer.engines.peft",
+    "tinsmith_trainer.sampling.builtin",
+)
+
+PROGRAM = f"""
+import importlib, sys
+for name in ("megatron", "ray", "nemo_rl"):
+    sys.modules[name] = None  # whoever imports it gets an ImportError
+for name in {BESIDE_THE_ENGINE!r}:
+    importlib.import_module(name)
+"""
+
+
+def test_a_worker_with_another_engine_starts_without_megatron_and_ray() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+
+def test_a_rank_is_quiet_about_what_megatron_would_have_on_a_gpu() -> None:
+    program = "import tinsmith_trainer.engines.megatron.model.cpu_rank"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout + done.stderr == ""

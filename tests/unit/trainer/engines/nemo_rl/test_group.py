@@ -1,0 +1,266 @@
+"""The driver of NeMo RL's workers: how they are made, called, lost and ended. NeMo RL and Ray are stand-ins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+from support.nemo_rl.fakes import ACTOR_ENVIRONMENT_REGISTRY, Policy, RayVirtualCluster
+from support.nemo_rl.rank_python import conversions_begun, write_rank_python
+from support.nemo_rl.worker_group import SILENCE, Behaviour, FakeRay, FakeWorkerGroup
+from support.tiny_models import tiny_model
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import Answer, RanksFailed, RanksLost
+from tinsmith_trainer.engines.megatron.ranks import ray_answers, ray_cluster
+from tinsmith_trainer.engines.nemo_rl.environment import DriverEnvironmentInvalid
+from tinsmith_trainer.engines.nemo_rl.group import NemoGroup, build_nemo_group
+from tinsmith_trainer.engines.nemo_rl.preparation import STOCK_WORKER, WORKER
+from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError, UserError
+
+WHAT_A_DRIVER_IMPORTS = """
+import tinsmith_trainer.engines.nemo_rl.group, tinsmith_trainer.engines.megatron.engine
+"""
+
+LAYOUT = Parallelism(8, tensor=2, pipeline=2)
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRay:
+    stand_in: Any = FakeRay()
+    monkeypatch.setattr(ray_cluster, "RAY_FOLDER", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    monkeypatch.setattr(ray_answers, "ray", stand_in)
+    found: FakeRay = stand_in
+    return found
+
+
+@pytest.fixture
+def image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """What the driver finds in NeMo RL's image, and a secret. Variables that a start of Ray sets go with the test."""
+    for name, value in {
+        "TORCH_CUDA_ARCH_LIST": "9.0 10.0",
+        **write_rank_python(tmp_path / "venvs"),
+        "NRL_MEGATRON_CHECKPOINT_DIR": str(tmp_path / "converted"),
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "RAY_AUTH_MODE": "",
+        "RAY_AUTH_TOKEN": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield tmp_path
+    Policy.group_of = SimpleNamespace  # type: ignore[assignment]
+
+
+def echo(rank: int, arguments: Any) -> Any:
+    return rank, arguments.get("shard"), arguments.get("method"), arguments.get("arguments")
+
+
+def group(behaviour: Behaviour, parallelism: Parallelism = LAYOUT) -> NemoGroup:
+    policy = SimpleNamespace(worker_group=FakeWorkerGroup(parallelism, behaviour))
+    return NemoGroup(policy, None, parallelism)
+
+
+def as_ray_raises(error: Exception) -> RayTaskError:
+    return RayTaskError("ts_start", "traceback", error, proctitle="a rank", pid=1, ip="::1")
+
+
+def build(ray_address: str | None = None, parallelism: Parallelism = LAYOUT, behaviour: Behaviour = echo) -> Any:
+    Policy.group_of = lambda _policy: FakeWorkerGroup(parallelism, behaviour)  # type: ignore[assignment]
+    model = tiny_model("qwen3")
+    return build_nemo_group(
+        model.directory,
+        model.info,
+        parallelism,
+        MegatronSettings(max_rank=16),
+        nodes=2,
+        gpus_per_node=4,
+        ray_address=ray_address,
+    )
+
+
+@pytest.mark.usefixtures("fake_nemo_rl")
+def test_each_rank_gets_a_gpu_of_its_own_and_our_class_under_the_prepared_python(ray: FakeRay, image: Path) -> None:
+    build("auto")
+    [policy], [cluster] = Policy.made, RayVirtualCluster.made
+    assert (cluster.bundles, cluster.colocated) == ([4, 4], 1)
+    assert {WORKER: str(image / "venvs" / STOCK_WORKER / "bin" / "python")} == ACTOR_ENVIRONMENT_REGISTRY
+    assert not policy.init_reference_model
+    assert policy.config["megatron_cfg"]["peft"]["dim"] == 16
+    assert {call[1] for call in policy.worker_group.calls} == {"ts_start"}
+    assert ray.joined["address"] == "auto"
+
+
+@pytest.mark.usefixtures("fake_nemo_rl")
+def test_secrets_of_the_driver_reach_neither_workers_nor_ray_and_it_keeps_them(
+    ray: FakeRay, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    build()
+    [policy] = Policy.made
+    assert "AWS_SECRET_ACCESS_KEY" not in policy.environment
+    assert "AWS_SECRET_ACCESS_KEY" not in ray.joined["runtime_env"]["env_vars"]
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == "secret"
+    assert policy.environment["TORCH_CUDA_ARCH_LIST"] == "9.0 10.0"
+
+
+@pytest.mark.usefixtures("fake_nemo_rl")
+def test_a_ray_of_its_own_has_no_dashboard_and_a_key(ray: FakeRay, image: Path) -> None:
+    build()
+    [policy] = Policy.made
+    assert ray.joined["address"] == "local"
+    assert not ray.joined["include_dashboard"]
+    assert ray.joined["_system_config"] == {"worker_niceness": 0}, "ranks do not give way to other programs"
+    assert policy.environment["RAY_AUTH_MODE"] == "token"
+    assert len(policy.environment["RAY_AUTH_TOKEN"]) == 64
+
+
+@pytest.mark.usefixtures("fake_nemo_rl", "ray")
+def test_ranks_are_told_where_the_converted_model_is_and_convert_nothing(image: Path) -> None:
+    build()
+    [policy] = Policy.made
+    [folder] = conversions_begun(image / "converted")
+    assert policy.config["pretrained_checkpoint"] == {"format": "megatron_bridge", "path": f"{folder}/iter_0000000"}
+    assert Path(folder).name.startswith(tiny_model("qwen3").info.revision)
+
+
+@pytest.mark.usefixtures("fake_nemo_rl")
+def test_what_cannot_be_is_refused_before_it_is_converted_and_ray_is_asked(
+    ray: FakeRay, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelDirectoryInvalid, match="has no experts, which 2 ranks"):
+        build(parallelism=Parallelism(8, expert=2))
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
+    with pytest.raises(DriverEnvironmentInvalid):
+        build()
+    assert ray.joined == {}
+    assert conversions_begun(image / "converted") == []
+
+
+@pytest.mark.usefixtures("fake_nemo_rl", "ray")
+def test_ranks_that_die_leave_the_conversion_to_their_successors(image: Path) -> None:
+    """Policy returns before its workers are made: here one dies while it loads the model."""
+    with pytest.raises(ServerError, match=r"did not start: .*the GPU fell off"):
+        build(behaviour=lambda rank, _: RayActorError(error_msg="the GPU fell off the bus") if rank == 3 else SILENCE)
+    build()
+    assert len(conversions_begun(image / "converted")) == 1
+
+
+@pytest.mark.usefixtures("fake_nemo_rl")
+def test_a_model_that_cannot_be_converted_leaves_the_gpus_to_others(ray: FakeRay, image: Path) -> None:
+    write_rank_python(image / "venvs", "sys.exit(3)")
+    with pytest.raises(ServerError, match="could not be converted"):
+        build()
+    assert ray.joined == {}
+
+
+@pytest.mark.usefixtures("fake_nemo_rl")
+def test_workers_that_do_not_start_leave_no_ray_behind(ray: FakeRay, image: Path) -> None:
+    with pytest.raises(ModelDirectoryInvalid):
+        build(behaviour=lambda *_: as_ray_raises(ModelDirectoryInvalid("no name")))
+    assert ray.is_shut_down
+
+
+@pytest.mark.usefixtures("fake_nemo_rl", "image")
+def test_a_ray_that_does_not_answer_is_named(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(**_arguments: Any) -> None:
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(ray, "init", nobody)
+    with pytest.raises(ServerError, match="Ray at head:6379 does not answer: ConnectionError"):
+        build("head:6379")
+
+
+@pytest.mark.usefixtures("fake_nemo_rl", "image")
+def test_a_ray_that_was_too_slow_to_start_is_started_once_more_and_its_folder_goes_with_the_ranks(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+
+    def too_slow_at_first(**arguments: Any) -> None:
+        folders.append(Path(arguments["_temp_dir"]))
+        if len(folders) == 1:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", too_slow_at_first)
+    ranks = build()
+    assert [folder.exists() for folder in folders] == [False, True]
+    ranks.close()
+    assert not folders[1].exists()
+
+
+@pytest.mark.usefixtures("ray")
+def test_every_rank_gets_the_same_call_and_its_results_come_by_rank() -> None:
+    ranks = group(echo)
+    assert ranks.all("ts_drop", "a") == [(rank, None, "ts_drop", ("a",)) for rank in range(8)]
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_shard_reaches_all_ranks_of_its_data_index_and_the_last_stage_answers() -> None:
+    """Ranks are numbered by stage, data index, tensor index; speakers are the last stage's first tensor ranks."""
+    ranks = group(echo)
+    found = ranks.sharded("ts_forward_backward", ["first", "second"], "a")
+    assert [(rank, shard) for rank, shard, _, _ in found] == [(4, "first"), (6, "second")]
+    workers: FakeWorkerGroup = ranks._policy.worker_group
+    shards = [arguments["shard"] for _, _, arguments in workers.calls]
+    assert shards == ["first", "first", "second", "second"] * 2
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_dead_worker_is_a_lost_rank_though_the_others_wait_for_it() -> None:
+    ranks = group(lambda rank, _: RayActorError(error_msg="the GPU fell off the bus") if rank == 3 else SILENCE)
+    with pytest.raises(RanksLost, match="the GPU fell off the bus"):
+        ranks.all("ts_optim_step", "a")
+
+
+@pytest.mark.usefixtures("ray")
+def test_ranks_that_wait_in_vain_for_one_that_failed_are_lost() -> None:
+    ranks = group(lambda rank, _: Answer(fault="computation", message="out of memory") if rank == 0 else SILENCE)
+    with pytest.raises(RanksLost):
+        ranks.all("ts_optim_step", "a")
+
+
+@pytest.mark.usefixtures("ray")
+def test_what_all_ranks_failed_at_alike_leaves_them_alive() -> None:
+    with pytest.raises(RanksFailed, match="out of memory"):
+        group(lambda *_: Answer(fault="computation", message="out of memory")).all("ts_optim_step", "a")
+    with pytest.raises(UserError, match="not finite"):
+        group(lambda *_: Answer(fault="user", message="not finite")).all("ts_optim_step", "a")
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_worker_that_cannot_be_a_rank_says_why_in_its_own_words() -> None:
+    why = ModelDirectoryInvalid("The model has a linear layer without a name.")
+    ranks = group(lambda *_: as_ray_raises(why))
+    with pytest.raises(ModelDirectoryInvalid, match="without a name"):
+        ranks.start()
+
+
+@pytest.mark.usefixtures("fake_nemo_rl")
+def test_workers_end_before_their_places_and_those_before_ray_once(ray: FakeRay, image: Path) -> None:
+    """The stand-in of Policy fails where its cluster is gone already."""
+    ranks = build()
+    ranks.close()
+    ranks.close()
+    [policy], [cluster] = Policy.made, RayVirtualCluster.made
+    assert policy.closed
+    assert cluster.closed
+    assert ray.is_shut_down
+
+
+@pytest.mark.timeout(120)  # a new Python imports PyTorch and transformers
+def test_the_driver_needs_no_megatron() -> None:
+    """NeMo RL's image has it in the ranks' environment alone."""
+    imported = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['megatron'] = None\n" + WHAT_A_DRIVER_IMPORTS],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert imported.returncode == 0, imported.stderr

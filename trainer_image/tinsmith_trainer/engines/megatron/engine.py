@@ -1,0 +1,235 @@
+"""LoRA adapters of many clients on one base model over many ranks, whoever made these."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+from typing_extensions import override
+
+from tinsmith_trainer.engines.adam import check_adam, step_metrics
+from tinsmith_trainer.engines.adapter_state import WEIGHTS, check_state, groups_of
+from tinsmith_trainer.engines.base import (
+    AdamParams,
+    AdapterState,
+    AnnouncedAdapter,
+    BaseModelInfo,
+    Engine,
+    EngineCapabilities,
+    ExportLayout,
+    LoraSpec,
+    Outcome,
+    Work,
+)
+from tinsmith_trainer.engines.batching import check_tokens
+from tinsmith_trainer.engines.export import BaseFiles, export_adapter
+from tinsmith_trainer.engines.imports.files import read_adapter
+from tinsmith_trainer.engines.lora_init import check_limits, check_seed, draw, trained_modules
+from tinsmith_trainer.engines.losses import PreparedLoss, loss_names, outcome_of, prepare_loss
+from tinsmith_trainer.engines.megatron.batches.row_results import RowResults, gather
+from tinsmith_trainer.engines.megatron.batches.sharding import shards_of
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.rank_group import RankGroup, RanksFailed, RanksLost
+from tinsmith_trainer.engines.megatron.step.tensor_parts import Shape, TensorPart, Tensors, join, whole_shapes
+from tinsmith_trainer.engines.megatron.step.train_step import StepState
+from tinsmith_trainer.engines.whole_calls import ComputesWhole
+from tinsmith_trainer.errors import ServerError
+from tinsmith_trainer.process_exit import end_process
+
+log = structlog.get_logger(__name__)
+
+A_SUFFIX = ".lora_A"
+
+
+@dataclass(slots=True)
+class _Adapter:
+    """What is known here of an adapter that the ranks hold: its tensors' whole shapes, in the order they are drawn."""
+
+    lora: LoraSpec
+    shapes: Mapping[str, Shape]
+    step: int = 0
+
+    @property
+    def scale(self) -> float:
+        return self.lora.alpha / self.lora.rank
+
+
+class MegatronEngine(ComputesWhole[PreparedLoss], Engine):
+    """Checks every call before a rank sees it, since a rank that fails where others do not costs the process.
+
+    A call is not divided, since its gradients are reduced over the ranks once, at its end: others wait for all of it.
+    It runs over all ranks by itself, so that company changes no bit. The engine does not declare itself batch
+    invariant: how a call's own datums are padded together changes how sums are rounded.
+    """
+
+    def __init__(
+        self, name: str, ranks: RankGroup, base: BaseFiles, info: BaseModelInfo, settings: MegatronSettings
+    ) -> None:
+        """`name`: as `--engine` says it."""
+        self._name = name
+        self._ranks = ranks
+        self._base = base
+        self._info = info
+        self._settings = settings
+        self._parts: list[tuple[TensorPart, ...]] = ranks.all("ts_parts")
+        self._modules = sorted(
+            {part.name.removesuffix(A_SUFFIX) for own in self._parts for part in own if part.name.endswith(A_SUFFIX)}
+        )
+        self._adapters: dict[str, _Adapter] = {}
+
+    @override
+    def base_model(self) -> BaseModelInfo:
+        return self._info
+
+    @override
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(
+            engine=self._name,
+            losses=loss_names(map_stable_reinforce=self._settings.map_stable_reinforce),
+            max_rank=self._settings.max_rank,
+            adapter_slots=self._settings.adapter_slots,
+            batch_invariant=False,
+            divides_calls=False,
+        )
+
+    @override
+    def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
+        if adapter_id in self._adapters:
+            raise ServerError(f"Adapter {adapter_id} exists already.")
+        settings = self._settings
+        check_limits(lora, len(self._adapters), max_rank=settings.max_rank, adapter_slots=settings.adapter_slots)
+        adapter = self._new_adapter(lora)
+        with self._all_ranks():
+            self._ranks.all("ts_create", adapter_id, adapter.scale, dict(draw(lora.seed, adapter.shapes)))
+        self._adapters[adapter_id] = adapter
+
+    def _shapes(self, lora: LoraSpec) -> Mapping[str, Shape]:
+        return whole_shapes(self._parts, trained_modules(lora, self._modules), lora.rank)
+
+    def _new_adapter(self, lora: LoraSpec) -> _Adapter:
+        check_seed(lora.seed)
+        return _Adapter(lora, self._shapes(lora))
+
+    def _adapter(self, adapter_id: str) -> _Adapter:
+        try:
+            return self._adapters[adapter_id]
+        except KeyError:
+            raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
+
+    @override
+    def prepare(self, work: Work) -> PreparedLoss:
+        self._adapter(work.adapter_id)
+        loss = prepare_loss(work.loss, work.datums, map_stable_reinforce=self._settings.map_stable_reinforce)
+        check_tokens(work.datums, vocab_size=self._info.vocab_size, max_length=self._info.max_sequence_length)
+        return loss
+
+    @override
+    def compute(self, work: Work, prepared: PreparedLoss) -> Outcome:
+        return outcome_of(work, prepared, gather(self._on_ranks(work, prepared), work.datums))
+
+    def _on_ranks(self, work: Work, loss: PreparedLoss) -> list[RowResults]:
+        """Raises ServerError where every rank failed at the same place, and so none kept anything."""
+        layout = self._ranks.parallelism
+        shards = shards_of(work.datums, loss.arrays, layout, self._settings.token_budget)
+        # Stages, and ranks that share experts, may fail at different places, when others have sent them already what
+        # the next call would take for its own.
+        is_out_of_step = layout.pipeline > 1 or layout.expert > 1
+        guard = self._all_ranks if is_out_of_step else self._lost_ranks_end_the_process
+        try:
+            with guard():
+                by_shard = self._ranks.sharded(
+                    "ts_forward_backward", shards, work.adapter_id, loss.without_arrays(), work.forward_only
+                )
+        except RanksFailed as error:
+            log.exception("a call failed on all ranks", model_id=work.adapter_id)
+            raise ServerError(f"The computation failed in this worker and left no trace: {error}") from error
+        return [results for shard in by_shard for results in shard]
+
+    @override
+    def optim_step(self, adapter_id: str, params: AdamParams) -> dict[str, float]:
+        adapter = self._adapter(adapter_id)
+        check_adam(params)
+        with self._all_ranks():
+            norm = self._ranks.all("ts_optim_step", adapter_id, params)[0]
+        adapter.step += 1
+        return step_metrics(norm, params, adapter.step)
+
+    @override
+    def clear_gradients(self, adapter_id: str) -> None:
+        self._adapter(adapter_id)
+        with self._all_ranks():
+            self._ranks.all("ts_clear_gradients", adapter_id)
+
+    @override
+    def state(self, adapter_id: str) -> AdapterState:
+        adapter = self._adapter(adapter_id)
+        with self._all_ranks():
+            told: list[StepState | None] = self._ranks.all("ts_state", adapter_id)
+        known = next(state for state in told if state is not None)
+        whole = {group: self._joined(told, group, adapter.shapes) for group in known.groups}
+        tensors = {f"{group}/{name}": tensor.numpy() for group, own in whole.items() for name, tensor in own.items()}
+        return AdapterState(adapter.lora, known.step, tensors)
+
+    def _joined(self, told: Sequence[StepState | None], group: str, shapes: Mapping[str, Shape]) -> Tensors:
+        held = [None if state is None else state.groups[group] for state in told]
+        return join(held, self._parts, self._ranks.parallelism, shapes)
+
+    @override
+    def load_state(self, adapter_id: str, state: AdapterState, with_optimizer: bool) -> None:
+        """Raises ServerError for a rank beyond what the ranks' model was padded to at its start."""
+        adapter = self._new_adapter(state.lora)
+        if state.lora.rank > self._settings.max_rank:
+            raise ServerError(
+                f"Adapter {adapter_id} has rank {state.lora.rank}, and this worker has room for ranks up to "
+                f"{self._settings.max_rank}: max_rank was lowered since the adapter was made. Set it to "
+                f"{state.lora.rank} or more."
+            )
+        check_state(state, adapter.shapes)
+        adapter.step = state.optimizer_step if with_optimizer else 0
+        groups = {
+            group: {name: torch.tensor(state.tensors[f"{group}/{name}"]) for name in adapter.shapes}
+            for group in (groups_of(state) if with_optimizer else [WEIGHTS])
+        }
+        with self._all_ranks():
+            self._ranks.all("ts_load_state", adapter_id, adapter.scale, StepState(adapter.step, groups))
+        self._adapters[adapter_id] = adapter
+
+    @override
+    def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
+        export_adapter(self._base, state, target, layout)
+
+    @override
+    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
+        return read_adapter(config, weights, announced, self._shapes)
+
+    @override
+    def drop(self, adapter_id: str) -> None:
+        if self._adapters.pop(adapter_id, None) is not None:
+            with self._all_ranks():
+                self._ranks.all("ts_drop", adapter_id)
+
+    @override
+    def close(self) -> None:
+        self._ranks.close()
+
+    @contextlib.contextmanager
+    def _all_ranks(self) -> Iterator[None]:
+        """For calls of which it is not known what they leave behind when they fail."""
+        with self._lost_ranks_end_the_process():
+            try:
+                yield
+            except RanksFailed as error:
+                raise RanksLost(str(error)) from error
+
+    @contextlib.contextmanager
+    def _lost_ranks_end_the_process(self) -> Iterator[None]:
+        """A new process restores from the snapshots, and runs again what came after them."""
+        try:
+            yield
+        except RanksLost:
+            end_process("the ranks of the model are lost")
+            raise

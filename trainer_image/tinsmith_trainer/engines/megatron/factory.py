@@ -1,0 +1,68 @@
+"""An engine on ranks that it starts: on CPUs those of this package, on GPUs those of the engine that asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from tinsmith_trainer.engines.base import BaseModelInfo
+from tinsmith_trainer.engines.export import BaseFiles
+from tinsmith_trainer.engines.megatron.engine import MegatronEngine
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RanksWanted
+from tinsmith_trainer.engines.megatron.rank_group import RankGroup
+from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksRequest:
+    """A model and its ranks. `directory` is at the same path on every node."""
+
+    directory: Path
+    info: BaseModelInfo
+    wanted: RanksWanted
+    settings: MegatronSettings
+
+
+GpuRanks = Callable[[RanksRequest], RankGroup]
+"""Starts ranks on GPUs. Raises ModelDirectoryInvalid, and ServerError where they cannot be had."""
+
+
+def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks) -> MegatronEngine:
+    """Returns when all ranks hold their part of the model. `name`: as `--engine` says it.
+
+    Raises ModelDirectoryInvalid, and ServerError where ranks cannot be had.
+    """
+    wanted = request.wanted
+    dtype = torch.bfloat16 if wanted.gpus_per_node else torch.float32
+    log.info("starting ranks", engine=name, **wanted.described())
+    started = time.monotonic()
+    ranks = _start_ranks(request, gpu_ranks)
+    log.info("ranks ready", ranks=wanted.parallelism.world_size, seconds=round(time.monotonic() - started, 1))
+    files = BaseFiles(request.directory, request.info.path, dtype)
+    return MegatronEngine(name, ranks, files, request.info, request.settings)
+
+
+def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> RankGroup:
+    """Each kind's frameworks are imported where it is asked for: an image holds one of them."""
+    wanted, settings = request.wanted, request.settings
+    if not wanted.in_process:
+        prepare_for_ray()
+    if wanted.gpus_per_node:
+        return gpu_ranks(request)
+    from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel
+
+    model = RankModel(request.directory, wanted.parallelism, settings.max_rank, settings.recompute)
+    if wanted.in_process:
+        from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
+
+        return InProcessRank(model)
+    from tinsmith_trainer.engines.megatron.ranks.ray_ranks import start_ray_ranks
+
+    return start_ray_ranks(model, nodes=wanted.nodes, address=wanted.ray_address)

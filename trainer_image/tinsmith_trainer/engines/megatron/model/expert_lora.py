@@ -1,0 +1,152 @@
+"""LoRA on a mixture's experts in Megatron's layers, in the layout of `torch_model.experts`.
+
+Each expert has an adapter of its own, but for the factor at the model's hidden size, which all experts of a layer
+share: A of `w1` (gate) and `w3` (up), B of `w2` (down). A rank holds its experts' own factors, one behind the other,
+and all of what is shared. Every token's gradient of an expert comes to the rank that has it, so own factors are summed
+over ranks with the same experts alone, and shared ones over all copies of the model, as Megatron does by `allreduce`.
+Tensor ranks that share a sequence send experts other tokens of it, too: what is shared is then summed over them as
+well, by `sequence_parallel`.
+
+Megatron computes experts one by one (`SequentialMLP`), or all of a rank's in one product (`TEGroupedMLP`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tinsmith_trainer.engines.megatron.model.lora import LoraTensor
+from tinsmith_trainer.engines.megatron.model.weights import Part
+from tinsmith_trainer.torch_model.expert_products import by_all, by_expert
+from tinsmith_trainer.torch_model.experts import DOWN, GATE, UP, ExpertProjection
+
+EXPERTS = 0
+"""The dimension of own factors that ranks share."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """Of a layer: how many experts it has on all ranks, how wide what goes into them is, and they are inside."""
+
+    experts: int
+    hidden: int
+    inner: int
+
+
+class ExpertsLora(nn.Module):
+    """The adapters of a layer's experts on this rank; stands beside them, and their layers reach for it.
+
+    Parameters are of `like`'s type and device. They are the module's own, and in no container, which Megatron-Bridge
+    would take for modules.
+    """
+
+    def __init__(self, name: str, sizes: ExpertSizes, part: Part, max_rank: int, like: Tensor) -> None:
+        super().__init__()
+        self.scale = 0.0
+        self._max_rank = max_rank
+        experts, hidden, inner = sizes.experts, sizes.hidden, sizes.inner
+        self._projections = {
+            GATE: ExpertProjection(f"{name}.{GATE}", experts, hidden, inner, is_down=False),
+            UP: ExpertProjection(f"{name}.{UP}", experts, hidden, inner, is_down=False),
+            DOWN: ExpertProjection(f"{name}.{DOWN}", experts, inner, hidden, is_down=True),
+        }
+        for key, projection in self._projections.items():
+            shapes, are_own = projection.lora_shapes(max_rank), (projection.is_down, not projection.is_down)
+            for factor, shape, is_own in zip("AB", shapes, are_own, strict=True):
+                held = (part.width(experts), *shape[1:]) if is_own else shape
+                parameter = nn.Parameter(like.new_zeros(held))
+                _mark(parameter, is_shared=not is_own or part.count == 1)
+                self.register_parameter(f"{key}_{factor}", parameter)
+
+    def factors(self, key: str) -> tuple[nn.Parameter, nn.Parameter]:
+        """A and B of a projection, `[experts here or 1, rank, d_in]` and `[experts here or 1, d_out, rank]`."""
+        return self.get_parameter(f"{key}_A"), self.get_parameter(f"{key}_B")
+
+    def delta(self, key: str, expert: int, x: Tensor) -> Tensor:
+        """Of rows `[rows, d_in]` that came to the rank's expert of this number: `[rows, d_out]`."""
+        A, B = self.factors(key)
+        own_A, own_B = (A[expert], B[0]) if self._projections[key].is_down else (A[0], B[expert])
+        found: Tensor = (x.to(A.dtype) @ own_A.T * self.scale) @ own_B.T
+        return found
+
+    def deltas(self, key: str, x: Tensor, counts: Tensor) -> Tensor:
+        """The same of rows that came to all of the rank's experts, one's behind another's; `counts` says how many."""
+        A, B = self.factors(key)
+        if self._projections[key].is_down:
+            return by_all(by_expert(x, A, counts) * self.scale, B)
+        return by_expert(by_all(x, A) * self.scale, B, counts)
+
+    def tensors(self) -> Iterator[LoraTensor]:
+        for key, projection in self._projections.items():
+            A, B = self.factors(key)
+            shape_A, shape_B = projection.lora_shapes(self._max_rank)
+            own_A, own_B = (EXPERTS, None) if projection.is_down else (None, EXPERTS)
+            yield _tensor(f"{projection.key}.lora_A", A, own_A, shape_A)
+            yield _tensor(f"{projection.key}.lora_B", B, own_B, shape_B)
+
+
+class _WithDeltas(nn.Module):
+    """A frozen layer with the deltas of its projections, side by side."""
+
+    def __init__(self, base: nn.Module, lora: ExpertsLora, keys: Sequence[str]) -> None:
+        super().__init__()
+        self.base = base
+        self.lora = (lora,)  # not a part of this module: it is the layer's
+        self.keys = tuple(keys)
+
+
+class ExpertLinear(_WithDeltas):
+    """Of one expert."""
+
+    def __init__(self, base: nn.Module, lora: ExpertsLora, keys: Sequence[str], expert: int) -> None:
+        super().__init__(base, lora, keys)
+        self._expert = expert
+
+    @override
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        out, bias = self.base(x, *args, **kwargs)
+        delta = torch.cat([self.lora[0].delta(key, self._expert, x) for key in self.keys], dim=-1)
+        return (out + delta).to(out.dtype), bias
+
+
+class GroupedExpertLinear(_WithDeltas):
+    """Of all experts of a rank, which is told how many rows are each one's."""
+
+    @override
+    def forward(self, x: Tensor, rows_of_experts: Sequence[int], *args: Any) -> tuple[Tensor, Tensor | None]:
+        out, bias = self.base(x, rows_of_experts, *args)
+        if not len(x):  # no token came to this rank, and a GPU's product is of one row or more
+            return out, bias
+        counts = torch.as_tensor(rows_of_experts, device=x.device)
+        delta = torch.cat([self.lora[0].deltas(key, x, counts) for key in self.keys], dim=-1)
+        return (out + delta).to(out.dtype), bias
+
+
+def place_experts(experts: Any, lora: ExpertsLora) -> None:
+    """Wraps the layers of Megatron's SequentialMLP or TEGroupedMLP in place, which has `lora` from here on.
+
+    As `adapter`: what is trained under another name Megatron-Bridge takes for the base itself, and then gives layers
+    that are computed again no input with a gradient (`maybe_enable_recompute_inputs_grad`), so that they have none.
+    """
+    experts.adapter = lora
+    if not hasattr(experts, "local_experts"):
+        experts.linear_fc1 = GroupedExpertLinear(experts.linear_fc1, lora, (GATE, UP))
+        experts.linear_fc2 = GroupedExpertLinear(experts.linear_fc2, lora, (DOWN,))
+        return
+    for number, expert in enumerate(experts.local_experts):
+        expert.linear_fc1 = ExpertLinear(expert.linear_fc1, lora, (GATE, UP), number)
+        expert.linear_fc2 = ExpertLinear(expert.linear_fc2, lora, (DOWN,), number)
+
+
+def _mark(parameter: nn.Parameter, *, is_shared: bool) -> None:
+    marked: Any = parameter
+    marked.allreduce = marked.sequence_parallel = is_shared
+
+
+def _tensor(name: str, parameter: nn.Parameter, split: int | None, full_shape: tuple[int, ...]) -> LoraTensor:
+    return LoraTensor(name, parameter, split, full_shape, "tensor" if split is None else "expert")

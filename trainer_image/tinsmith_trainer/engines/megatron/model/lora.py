@@ -1,0 +1,177 @@
+"""LoRA on Megatron's parallel linear layers, one A and one B per projection of the transformers model.
+
+Megatron fuses query, key and value into one layer, and gate and up into another. Each projection keeps an adapter of
+its own, whose delta is added to its columns of the fused layer's output: an adapter has the tensors that PEFT's has.
+
+    y[columns of p] += scale * (x A_p^T) B_p^T
+
+A and B are padded to the greatest rank that any adapter may have. Padding is zero and adds nothing: rows of A get
+their gradient through columns of B, columns of B through rows of A, so both get exactly zero.
+
+Over tensor ranks a column-parallel layer has its rows of B and all of A, a row-parallel one its columns of A and
+all of B. What is whole has the same gradient on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tinsmith_trainer.engines.megatron.model.weights import Part
+
+ROWS, COLUMNS = 0, 1
+
+Join = Callable[[Sequence[Tensor]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTensor:
+    """One tensor of the adapter on this rank.
+
+    `name` is the whole model's, as in an AdapterState ("model.layers.0.self_attn.q_proj.lora_A"). `parameter` is
+    this rank's part of it, float32; dimension `split` is divided in equal parts, in their order, among the ranks of
+    tensor or expert parallelism, as `among` says; None: all have the same. `full_shape` is the model's, `[max_rank,
+    d_in]` or `[d_out, max_rank]`, of experts with their number before it. The parts of a vocabulary may be longer
+    together; what is beyond the full shape stays zero.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    split: int | None
+    full_shape: tuple[int, ...]
+    among: Literal["tensor", "expert"] = "tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer of the transformers model, with its whole sizes."""
+
+    name: str
+    in_features: int
+    out_features: int
+
+
+class ParallelLora(nn.Module):
+    """A frozen Column- or RowParallelLinear with its projections' adapters; stands in its place.
+
+    `split` says which dimension of the frozen weight is divided, `part` which part of it is here. `join` lays the
+    projections' outputs out as the fused layer's. Columns beyond a vocabulary's end are -inf: they get no probability.
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        projections: Sequence[Projection],
+        *,
+        split: int,
+        part: Part,
+        max_rank: int,
+        join: Join | None = None,
+    ) -> None:
+        super().__init__()
+        self.base = base
+        self.split = split
+        self.scale = 0.0
+        self._projections = tuple(projections)
+        self._max_rank = max_rank
+        self._join = join or _only
+        self._real_columns = _length(part.of(projections[0].out_features)) if split == ROWS and not join else None
+        self.lora_A = nn.ParameterList(self._zeros(max_rank, self._in_features(p, part)) for p in projections)
+        self.lora_B = nn.ParameterList(self._zeros(self._out_features(p, part), max_rank) for p in projections)
+        for A, B in zip(self.lora_A, self.lora_B, strict=True):
+            _mark(A, COLUMNS if split == COLUMNS else None)
+            _mark(B, ROWS if split == ROWS else None)
+
+    def _zeros(self, rows: int, columns: int) -> nn.Parameter:
+        return nn.Parameter(torch.zeros(rows, columns, dtype=torch.float32, device=self.weight.device))
+
+    def _in_features(self, projection: Projection, part: Part) -> int:
+        return part.width(projection.in_features) if self.split == COLUMNS else projection.in_features
+
+    def _out_features(self, projection: Projection, part: Part) -> int:
+        return part.width(projection.out_features) if self.split == ROWS else projection.out_features
+
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight's part; Megatron peeks at it."""
+        weight: Tensor = self.base.weight  # type: ignore[assignment]
+        return weight
+
+    @override
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        out, bias = self.base(x, *args, **kwargs)
+        out = (out + self._delta(x)).to(out.dtype)
+        return self._mask_padding(out), bias
+
+    def _mask_padding(self, out: Tensor) -> Tensor:
+        if self._real_columns is None or self._real_columns == out.shape[-1]:
+            return out
+        padding = torch.arange(out.shape[-1], device=out.device) >= self._real_columns
+        return out.masked_fill(padding, -torch.inf)
+
+    def tensors(self) -> Iterator[LoraTensor]:
+        split_A, split_B = (None, ROWS) if self.split == ROWS else (COLUMNS, None)
+        for projection, A, B in zip(self._projections, self.lora_A, self.lora_B, strict=True):
+            yield LoraTensor(f"{projection.name}.lora_A", A, split_A, (self._max_rank, projection.in_features))
+            yield LoraTensor(f"{projection.name}.lora_B", B, split_B, (projection.out_features, self._max_rank))
+
+    def _delta(self, x: Tensor) -> Tensor:
+        """All projections share one product with x, and one exchange between tensor ranks."""
+        down = x.to(self.lora_A[0].dtype) @ torch.cat(tuple(self.lora_A)).T * self.scale
+        if self.split == ROWS:
+            down = copy_to_tensor_model_parallel_region(down)
+        else:
+            down = reduce_from_tensor_model_parallel_region(down)
+        parts = down.chunk(len(self._projections), dim=-1)
+        return self._join([part @ B.T for part, B in zip(parts, self.lora_B, strict=True)])
+
+
+def _only(outputs: Sequence[Tensor]) -> Tensor:
+    """A layer that stands for one projection has its output."""
+    (output,) = outputs
+    return output
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _mark(parameter: nn.Parameter, split: int | None) -> None:
+    """What Megatron's gradient norm asks, so that what all tensor ranks have is counted once."""
+    marked: Any = parameter
+    marked.tensor_model_parallel = split is not None
+    marked.partition_dim = -1 if split is None else split
+    marked.partition_stride = 1
+    marked.allreduce = True
+
+
+class AdaptedLayer(Protocol):
+    scale: float
+
+    def tensors(self) -> Iterator[LoraTensor]: ...
+
+
+class MegatronLora:
+    """The adapter of a pipeline stage, one place that any adapter is switched into.
+
+    `tensors` are sorted by name. All are there whatever an adapter trains: what it does not train is zero.
+    """
+
+    def __init__(self, layers: Sequence[AdaptedLayer]) -> None:
+        self._layers = tuple(layers)
+        found = [tensor for layer in layers for tensor in layer.tensors()]
+        self.tensors = tuple(sorted(found, key=lambda tensor: tensor.name))
+
+    def set_scale(self, scale: float) -> None:
+        """alpha / rank of the adapter that is switched in."""
+        for layer in self._layers:
+            layer.scale = scale

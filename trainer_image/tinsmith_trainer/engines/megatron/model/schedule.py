@@ -1,0 +1,66 @@
+"""A call's microbatches through Megatron's schedule, with or without pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, nn
+
+from tinsmith_trainer.engines.losses import PreparedLoss
+from tinsmith_trainer.engines.megatron.batches.batch import INPUT_IDS, Batch, scored
+from tinsmith_trainer.engines.megatron.batches.row_results import RowResults, row_results, total_loss
+from tinsmith_trainer.engines.megatron.step.unembedding import defer_unembedding
+
+Scored = tuple[Tensor, Tensor, dict[str, Any]]
+
+
+class MegatronSchedule:
+    """Runs on every rank of the model alike; `chunk` is this rank's stage, whose output layer is called from here on.
+
+    Gradients are plain sums over tokens, rows and microbatches: `calculate_per_token_loss` keeps the schedule from
+    averaging, and the count of tokens that it then asks for is 0, since nothing may be divided by it.
+    """
+
+    def __init__(self, chunk: nn.Module) -> None:
+        config: Any = chunk.config
+        if not config.calculate_per_token_loss:
+            raise ValueError("Megatron would average over microbatches: calculate_per_token_loss is off.")
+        self._chunk = chunk
+        self._unembedding = defer_unembedding(chunk)
+
+    def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
+        """One result a microbatch on the last stage, none on the others."""
+        collected: list[RowResults] = []
+        rows, length = microbatches[0][INPUT_IDS].shape  # stages ask each other for those of the others
+        with torch.set_grad_enabled(not forward_only):
+            get_forward_backward_func()(
+                forward_step_func=partial(self._forward, loss=loss, collected=collected),
+                data_iterator=iter(microbatches),
+                model=[self._chunk],
+                num_microbatches=len(microbatches),
+                seq_length=length,
+                micro_batch_size=rows,
+                forward_only=forward_only,
+            )
+        return collected
+
+    def _forward(
+        self, batches: Iterator[Batch], chunk: nn.Module, *, loss: PreparedLoss, collected: list[RowResults]
+    ) -> tuple[Tensor, Callable[[Tensor], Scored]]:
+        batch = next(batches)
+        tokens = batch[INPUT_IDS]
+        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+        out: Tensor = chunk(tokens, positions, None)
+        return out, partial(self._score, batch=batch, loss=loss, collected=collected)
+
+    def _score(self, hidden: Tensor, *, batch: Batch, loss: PreparedLoss, collected: list[RowResults]) -> Scored:
+        assert self._unembedding is not None, "only the last stage has what is scored"
+        seen = scored(batch)
+        logprobs = self._unembedding.logprobs(hidden, seen.targets)
+        terms = loss(logprobs, seen.inputs)
+        collected.append(row_results(batch, logprobs, terms))
+        return total_loss(batch, terms), torch.tensor(0, dtype=torch.int), {}

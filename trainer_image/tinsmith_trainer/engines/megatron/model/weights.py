@@ -1,0 +1,185 @@
+"""From a transformers checkpoint to one rank's parameters of Megatron's GPT model.
+
+Megatron fuses what transformers keeps apart, and splits it over tensor ranks:
+
+- `linear_qkv` holds, key and value head by head, the query heads of that group, then its key, then its value;
+- `linear_fc1` holds a rank's part of gate, then its part of up;
+- columns of `linear_proj` and `linear_fc2`, rows of all others; norms and routers are whole on each rank;
+- each expert of a mixture is such a `linear_fc1` and `linear_fc2`, and expert ranks have some of them;
+- embedding and output layer are padded with zeros to equal parts.
+
+Only what belongs to this rank is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from tinsmith_trainer.engines.megatron.model.architecture import Architecture
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+
+EMBEDDING, UNEMBEDDING = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class Checkpoint:
+    """The tensors of a model directory by name, read in parts. A context manager."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open_files = ExitStack()
+        self._file_of: dict[str, Any] = {}
+        shards = sorted(directory.glob("*.safetensors"))
+        if not shards:
+            raise ModelDirectoryInvalid(
+                f"{directory} has no *.safetensors, which ranks read in parts. Save the model anew "
+                "with transformers, which writes them."
+            )
+        for shard in shards:
+            file = self._open_files.enter_context(safe_open(str(shard), framework="pt"))
+            self._file_of.update(dict.fromkeys(file.keys(), file))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open_files.close()
+
+    def part(self, name: str, shape: tuple[int, ...], split: int | None, part: Part) -> Tensor:
+        """This rank's part of a tensor that must have `shape`; all of it if `split` is None."""
+        if name not in self._file_of:
+            raise ModelDirectoryInvalid(f"The weights in {self._directory} lack the tensor {name}.")
+        lazy = self._file_of[name].get_slice(name)
+        if tuple(lazy.get_shape()) != shape:
+            raise ModelDirectoryInvalid(
+                f"The tensor {name} in {self._directory} has the shape {tuple(lazy.get_shape())}; config.json says "
+                f"{shape}."
+            )
+        if split is None:
+            found: Tensor = lazy[:]
+        else:
+            within = part.of(shape[split])
+            found = lazy[within] if split == 0 else lazy[:, within]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which of how many equal parts is this tensor rank's."""
+
+    index: int
+    count: int
+
+    def width(self, size: int) -> int:
+        """Of every part, with the padding that makes the last ones equal."""
+        return -(-size // self.count)
+
+    def of(self, size: int) -> slice:
+        """The part's place in a dimension; the last parts are short or empty where they do not come out even."""
+        width = self.width(size)
+        return slice(min(self.index * width, size), min((self.index + 1) * width, size))
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """Makes parameters of one tensor rank out of a checkpoint."""
+
+    checkpoint: Checkpoint
+    architecture: Architecture
+    part: Part
+    experts: Part = Part(0, 1)
+
+    def load(self, chunk: Any) -> None:
+        """Fills every parameter of a GPTModel's pipeline stage."""
+        # Megatron counts the whole model's layers from 1.
+        makers = self._makers([layer.layer_number - 1 for layer in chunk.decoder.layers])
+        with torch.no_grad():
+            for name, parameter in chunk.named_parameters():
+                parameter.copy_(makers[name]())
+
+    def _makers(self, layers: Sequence[int]) -> Mapping[str, Callable[[], Tensor]]:
+        unembedding = EMBEDDING if self.architecture.tied_embeddings else UNEMBEDDING
+        makers: dict[str, Callable[[], Tensor]] = {
+            "embedding.word_embeddings.weight": lambda: self._vocabulary(EMBEDDING),
+            "decoder.final_layernorm.weight": lambda: self._norm("model.norm.weight"),
+            "output_layer.weight": lambda: self._vocabulary(unembedding),
+        }
+        for here, layer in enumerate(layers):
+            for name, make in self._layer(f"model.layers.{layer}.").items():
+                makers[f"decoder.layers.{here}.{name}"] = make
+        return makers
+
+    def _layer(self, theirs: str) -> Mapping[str, Callable[[], Tensor]]:
+        attention, sizes = f"{theirs}self_attn.", self.architecture
+        return {
+            **self._feed_forward(f"{theirs}mlp."),
+            "input_layernorm.weight": lambda: self._norm(f"{theirs}input_layernorm.weight"),
+            "self_attention.linear_qkv.weight": lambda: self._query_key_value(attention),
+            "self_attention.q_layernorm.weight": lambda: self._norm(f"{attention}q_norm.weight", sizes.head_size),
+            "self_attention.k_layernorm.weight": lambda: self._norm(f"{attention}k_norm.weight", sizes.head_size),
+            "self_attention.linear_proj.weight": lambda: self._columns(
+                f"{attention}o_proj.weight", sizes.heads * sizes.head_size
+            ),
+            "pre_mlp_layernorm.weight": lambda: self._norm(f"{theirs}post_attention_layernorm.weight"),
+        }
+
+    def _feed_forward(self, theirs: str) -> Mapping[str, Callable[[], Tensor]]:
+        mixture = self.architecture.mixture
+        if mixture is None:
+            return self._gated("mlp.", theirs, self.architecture.intermediate_size)
+        makers: dict[str, Callable[[], Tensor]] = {
+            "mlp.router.weight": lambda: self.checkpoint.part(
+                f"{theirs}gate.weight", (mixture.experts, self.architecture.hidden_size), None, self.part
+            )
+        }
+        for here, expert in enumerate(range(mixture.experts)[self.experts.of(mixture.experts)]):
+            ours = f"mlp.experts.local_experts.{here}."
+            makers |= self._gated(ours, f"{theirs}experts.{expert}.", mixture.intermediate_size)
+        return makers
+
+    def _gated(self, ours: str, theirs: str, inner: int) -> Mapping[str, Callable[[], Tensor]]:
+        return {
+            f"{ours}linear_fc1.weight": lambda: torch.cat(
+                [self._rows(f"{theirs}{name}_proj.weight", inner) for name in ("gate", "up")]
+            ),
+            f"{ours}linear_fc2.weight": lambda: self._columns(f"{theirs}down_proj.weight", inner),
+        }
+
+    def _query_key_value(self, attention: str) -> Tensor:
+        sizes = self.architecture
+        query, key, value = (
+            self._rows(f"{attention}{name}_proj.weight", heads * sizes.head_size)
+            for name, heads in (("q", sizes.heads), ("k", sizes.kv_heads), ("v", sizes.kv_heads))
+        )
+        return interleave_groups(query, key, value, key.shape[0] // sizes.head_size, dim=0)
+
+    def _vocabulary(self, name: str) -> Tensor:
+        """This rank's rows, and zeros where the vocabulary ends before its last row."""
+        rows = self._rows(name, self.architecture.vocab_size)
+        width = self.part.width(self.architecture.vocab_size)
+        return torch.cat([rows, rows.new_zeros(width - rows.shape[0], rows.shape[1])])
+
+    def _rows(self, name: str, rows: int) -> Tensor:
+        return self.checkpoint.part(name, (rows, self.architecture.hidden_size), 0, self.part)
+
+    def _columns(self, name: str, columns: int) -> Tensor:
+        return self.checkpoint.part(name, (self.architecture.hidden_size, columns), 1, self.part)
+
+    def _norm(self, name: str, size: int | None = None) -> Tensor:
+        return self.checkpoint.part(name, (size or self.architecture.hidden_size,), None, self.part)
+
+
+def interleave_groups(query: Tensor, key: Tensor, value: Tensor, groups: int, *, dim: int) -> Tensor:
+    """Puts each group's queries, key and value side by side in dimension `dim`, as Megatron's fused layer has them."""
+    by_group = zip(*(tensor.chunk(groups, dim) for tensor in (query, key, value)), strict=True)
+    return torch.cat([part for group in by_group for part in group], dim)

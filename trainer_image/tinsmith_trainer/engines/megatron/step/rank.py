@@ -1,0 +1,113 @@
+"""One rank of a model: what the engine asks of it, by name, wherever it runs.
+
+Every rank gets every call, in the same order. Arguments and results are picklable; tensors come whole and on the
+CPU, each rank cuts its part; what it gives back is its part, and the engine joins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from tinsmith_trainer.engines.base import AdamParams
+from tinsmith_trainer.engines.losses import PreparedLoss
+from tinsmith_trainer.engines.megatron.batches.batch import Batch
+from tinsmith_trainer.engines.megatron.batches.row_results import RowResults
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart, Tensors, cut
+from tinsmith_trainer.engines.megatron.step.train_step import StepState
+
+T = TypeVar("T")
+
+
+class Step(Protocol):
+    """The adapters on this rank; `train_step.AdapterStep` is one."""
+
+    def create(self, adapter_id: str, weights: Mapping[str, Tensor]) -> None: ...
+    def accumulate(self, adapter_id: str, run: Callable[[], T]) -> T: ...
+    def forward_only(self, adapter_id: str, run: Callable[[], T]) -> T: ...
+    def optim_step(self, adapter_id: str, params: AdamParams) -> float: ...
+    def clear_gradients(self, adapter_id: str) -> None: ...
+    def drop(self, adapter_id: str) -> None: ...
+    def read(self, adapter_id: str) -> StepState: ...
+    def write(self, adapter_id: str, state: StepState) -> None: ...
+
+
+class Schedule(Protocol):
+    def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
+        """Results on the last pipeline stage, nothing on the others. Microbatches may be of several shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPlaces:
+    """Where adapters are switched in: the parts of their tensors, and how alpha / rank is set."""
+
+    parts: tuple[TensorPart, ...]
+    set_scale: Callable[[float], None]
+
+
+class Rank:
+    """Methods that the engine calls begin with `ts_`: a rank may be a NeMo RL worker, which has methods of its own."""
+
+    def __init__(self, step: Step, schedule: Schedule, places: LoraPlaces, parallelism: Parallelism, rank: int) -> None:
+        self._step = step
+        self._schedule = schedule
+        self._places = places
+        self._at = parallelism.coordinates(rank)
+        self._tells_state = parallelism.is_first_copy(rank) or parallelism.is_first_of_experts(rank)
+        self._rank = rank
+        self._scales: dict[str, float] = {}
+
+    def ts_parts(self) -> tuple[TensorPart, ...]:
+        """Of every adapter, whatever it trains."""
+        return self._places.parts
+
+    def ts_create(self, adapter_id: str, scale: float, weights: Tensors) -> None:
+        """`weights` are whole; `scale` is alpha / rank."""
+        self._step.create(adapter_id, self._cut(weights))
+        self._scales[adapter_id] = scale
+
+    def ts_forward_backward(
+        self, shard: Sequence[Batch], adapter_id: str, loss: PreparedLoss, forward_only: bool
+    ) -> list[RowResults]:
+        """Of microbatches all rows on the last pipeline stage, none on the others. Leaves no trace where it raises."""
+        self._places.set_scale(self._scales[adapter_id])
+
+        def run() -> list[RowResults]:
+            return self._schedule(shard, loss, forward_only=forward_only)
+
+        run_on = self._step.forward_only if forward_only else self._step.accumulate
+        return run_on(adapter_id, run)
+
+    def ts_optim_step(self, adapter_id: str, params: AdamParams) -> float:
+        """The gradient's norm over all ranks, before clipping. Raises UserError where it is not finite."""
+        return self._step.optim_step(adapter_id, params)
+
+    def ts_clear_gradients(self, adapter_id: str) -> None:
+        self._step.clear_gradients(adapter_id)
+
+    def ts_state(self, adapter_id: str) -> StepState | None:
+        """This rank's parts. None where other ranks tell all of the same."""
+        state = self._step.read(adapter_id)
+        return state if self._tells_state else None
+
+    def ts_load_state(self, adapter_id: str, scale: float, state: StepState) -> None:
+        """`state` holds whole tensors. Replaces what the adapter was."""
+        groups = {name: self._cut(tensors) for name, tensors in state.groups.items()}
+        self._step.write(adapter_id, replace(state, groups=groups))
+        self._scales[adapter_id] = scale
+
+    def ts_drop(self, adapter_id: str) -> None:
+        """Unknown ids are ignored."""
+        self._step.drop(adapter_id)
+        self._scales.pop(adapter_id, None)
+
+    def ts_health(self) -> dict[str, int]:
+        """For whoever looks for a rank that lags or leaks."""
+        return {"rank": self._rank, "adapters": len(self._scales)}
+
+    def _cut(self, whole: Tensors) -> dict[str, Tensor]:
+        return cut(whole, self._places.parts, self._at)

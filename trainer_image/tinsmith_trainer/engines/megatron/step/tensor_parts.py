@@ -1,0 +1,99 @@
+"""An adapter's whole tensors, and the parts of them that ranks hold. Pure.
+
+Parts are padded to the greatest rank that an adapter may have: A `[max_rank, d_in]`, B `[d_out, max_rank]`, and of a
+mixture's experts `[experts or 1, ...]` of these. What a part has beyond the adapter's rank, or beyond the end of a
+dimension that tensor ranks divide, is zero. So is all of a module that the adapter does not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tinsmith_trainer.engines.megatron.parallelism import Coordinates, Parallelism
+
+Shape = tuple[int, ...]
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """One rank's part of `<module>.lora_A` or `<module>.lora_B`: its own shape, padding included.
+
+    `split` is the dimension that ranks divide in equal parts, those of tensor or expert parallelism as `among` says;
+    None: each holds all of it. `whole_shape` is the model's, with the greatest rank; the parts may be more together.
+    """
+
+    name: str
+    shape: Shape
+    split: int | None
+    whole_shape: Shape
+    among: Literal["tensor", "expert"] = "tensor"
+
+
+def whole_shapes(parts: Sequence[Sequence[TensorPart]], modules: Sequence[str], rank: int) -> dict[str, Shape]:
+    """Of an adapter of this rank on these modules: modules in their order, A before B. `parts` are every rank's."""
+    padded = {part.name: part.whole_shape for held in parts for part in held}
+    shapes: dict[str, Shape] = {}
+    for module in modules:
+        *experts, _, d_in = padded[f"{module}.lora_A"]
+        shapes[f"{module}.lora_A"] = (*experts, rank, d_in)
+        shapes[f"{module}.lora_B"] = (*padded[f"{module}.lora_B"][:-1], rank)
+    return shapes
+
+
+def cut(whole: Tensors, parts: Sequence[TensorPart], at: Coordinates) -> dict[str, Tensor]:
+    """A rank's own copy of its parts."""
+    return {part.name: _cut(whole.get(part.name), part, getattr(at, part.among)) for part in parts}
+
+
+def _cut(whole: Tensor | None, part: TensorPart, index: int) -> Tensor:
+    mine = torch.zeros(part.shape)
+    if whole is None:
+        return mine
+    if part.split is not None:
+        width = part.shape[part.split]
+        start = min(index * width, whole.shape[part.split])
+        whole = whole.narrow(part.split, start, min(width, whole.shape[part.split] - start))
+    mine[_corner(whole.shape)] = whole
+    return mine
+
+
+def _corner(shape: Shape) -> tuple[slice, ...]:
+    """Of a larger tensor, what one of this shape takes."""
+    return tuple(slice(size) for size in shape)
+
+
+def join(
+    held: Sequence[Tensors | None],
+    parts: Sequence[Sequence[TensorPart]],
+    parallelism: Parallelism,
+    shapes: Mapping[str, Shape],
+) -> dict[str, Tensor]:
+    """The whole tensors of `shapes`, from what the first of the ranks with equal parts hold. `held` and `parts` are by
+    rank.
+    """
+    pieces: dict[str, list[Tensor]] = {}
+    splits: dict[str, int | None] = {}
+    for rank, (tensors, own) in enumerate(zip(held, parts, strict=True)):
+        for part in own:
+            splits[part.name] = part.split
+            if _tells(part, parallelism, rank):
+                assert tensors is not None, f"rank {rank} has {part.name} and told nothing"
+                pieces.setdefault(part.name, []).append(tensors[part.name])
+    return {name: _join(pieces[name], splits[name], shape) for name, shape in shapes.items()}
+
+
+def _tells(part: TensorPart, parallelism: Parallelism, rank: int) -> bool:
+    if part.among == "expert":
+        return parallelism.is_first_of_experts(rank)
+    return parallelism.is_first_copy(rank) and (part.split is not None or parallelism.coordinates(rank).tensor == 0)
+
+
+def _join(pieces: Sequence[Tensor], split: int | None, shape: Shape) -> Tensor:
+    whole = pieces[0] if split is None else torch.cat(list(pieces), dim=split)
+    return whole[_corner(shape)].clone()

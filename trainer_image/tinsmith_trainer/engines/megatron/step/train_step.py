@@ -1,0 +1,250 @@
+"""The split train step on one rank: gradients of several calls, then one AdamW, for many adapters on one model.
+
+Every `accumulate` reduces its own gradients over data-parallel ranks, in buffers that start at zero, and adds them to
+the adapter's accumulator only when all of the call went well. An accumulator is therefore whole on every rank and does
+not depend on how the data was spread; nothing is reduced twice; and a failed call leaves no trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from tinsmith_trainer.engines.adam import check_adam, check_norm
+from tinsmith_trainer.engines.adapter_state import EXP_AVG, EXP_AVG_SQ, GRADIENTS, WEIGHTS
+from tinsmith_trainer.engines.base import AdamParams
+from tinsmith_trainer.engines.megatron.rank_group import RanksLost
+from tinsmith_trainer.engines.megatron.step.adapter_slots import AdapterSlot, Parked, pack, split, to_host, unpack
+from tinsmith_trainer.engines.megatron.step.optimizer_state import OptimizerState
+from tinsmith_trainer.engines.megatron.step.step_setup import check_setup
+from tinsmith_trainer.errors import ServerError
+
+T = TypeVar("T")
+
+
+class TrainableTensor(Protocol):
+    """One matrix of the adapter that is in the model: this rank's shard of it, padded to the largest rank."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parameter(self) -> torch.nn.Parameter: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """All of an adapter on one rank, on the host. Picklable.
+
+    `groups` are those of `engines.adapter_state`, by tensor name: weights (float32 masters), Adam's moments, gradients.
+    Shards of tensor and pipeline parallelism, whole over data-parallel ranks. A group may be absent: no moments before
+    the first step, no gradients since the last.
+    """
+
+    step: int
+    groups: Mapping[str, Mapping[str, Tensor]]
+
+
+class AdapterStep:
+    """Adapters on this rank's part of a model, of which one at a time is in it.
+
+    `ddp` is Megatron's DistributedDataParallel around the part, `optimizer` Megatron's over the same parameters, and
+    `tensors` all of those. Every rank makes the same calls in the same order: most of them speak to other ranks.
+    Raises ValueError for a model or an optimizer that does not sum.
+    """
+
+    def __init__(self, ddp: Any, optimizer: Any, tensors: Sequence[TrainableTensor]) -> None:
+        check_setup(ddp, optimizer, [tensor.parameter for tensor in tensors])
+        self._ddp = ddp
+        self._optimizer = optimizer
+        self._names = [tensor.name for tensor in tensors]
+        self._parameters = [tensor.parameter for tensor in tensors]
+        self._state = OptimizerState(optimizer, self._parameters)
+        self._has_masters = self._parameters[0].dtype != torch.float32
+        self._slots: dict[str, AdapterSlot] = {}
+        self._inside: str | None = None
+
+    def create(self, adapter_id: str, weights: Mapping[str, Tensor]) -> None:
+        """A new adapter with a fresh optimizer, or in the place of the one of that id."""
+        self.write(adapter_id, StepState(0, {WEIGHTS: weights}))
+
+    def accumulate(self, adapter_id: str, run: Callable[[], T]) -> T:
+        """`run` does forwards and backwards whose gradients are added; its error is raised, and nothing was added."""
+        slot = self._switch(adapter_id)
+        self._ddp.train()
+        self._ddp.zero_grad_buffer()
+        try:
+            with _hooks_held_back(self._ddp.config):
+                result = run()
+            self._reduce()
+            gradients = pack(self._buffers())
+        finally:
+            self._state.forget_gradients()
+        slot.add(gradients)
+        return result
+
+    def forward_only(self, adapter_id: str, run: Callable[[], T]) -> T:
+        """`run` without gradients. In training mode too: outputs are those that `accumulate` would give."""
+        self._switch(adapter_id)
+        self._ddp.train()
+        with torch.no_grad():
+            return run()
+
+    def optim_step(self, adapter_id: str, params: AdamParams) -> float:
+        """Clips, steps AdamW, clears the accumulator; returns the norm before clipping, over all ranks.
+
+        Raises UserError, weights and optimizer as before, for hyperparameters out of range and for a norm that is not
+        finite; the second clears the accumulator. Raises RanksLost if the step itself failed halfway.
+        """
+        check_adam(params)
+        slot = self._switch(adapter_id)
+        self._offer(slot.take_gradients())
+        try:
+            self._optimizer.prepare_grads()
+            norm = float(self._optimizer.get_grad_norm())
+            check_norm(norm)
+            self._apply(params, norm)
+        finally:
+            self._state.forget_gradients()
+        slot.step += 1
+        slot.has_moments = True
+        return norm
+
+    def clear_gradients(self, adapter_id: str) -> None:
+        self._slot(adapter_id).gradients = None
+
+    def drop(self, adapter_id: str) -> None:
+        """Unknown ids are ignored."""
+        self._slots.pop(adapter_id, None)
+        if self._inside == adapter_id:
+            self._inside = None
+
+    def read(self, adapter_id: str) -> StepState:
+        """A copy. With the distributed optimizer, data-parallel ranks must call this together."""
+        slot = self._slot(adapter_id)
+        parked = slot.parked or self._park(slot)
+        weights = parked.model if parked.masters is None else self._state.whole(parked.masters)
+        groups = {WEIGHTS: weights}
+        if parked.moments is not None:
+            first, second = parked.moments
+            groups |= {EXP_AVG: self._state.whole(first), EXP_AVG_SQ: self._state.whole(second)}
+        if slot.gradients is not None:
+            groups[GRADIENTS] = slot.gradients
+        return StepState(slot.step, {group: self._named(flat) for group, flat in groups.items()})
+
+    def write(self, adapter_id: str, state: StepState) -> None:
+        """Sets an adapter, new or not. Speaks to no other rank."""
+        flat = {group: self._flat(group, tensors) for group, tensors in state.groups.items()}
+        weights = flat[WEIGHTS]
+        moments = None
+        if EXP_AVG in flat:
+            moments = self._state.shards(flat[EXP_AVG]), self._state.shards(flat[EXP_AVG_SQ])
+        masters = self._state.shards(weights) if self._has_masters else None
+        parked = Parked(weights.to(self._parameters[0].dtype), masters, moments)
+        self.drop(adapter_id)
+        self._slots[adapter_id] = AdapterSlot(state.step, moments is not None, flat.get(GRADIENTS), parked)
+
+    def _slot(self, adapter_id: str) -> AdapterSlot:
+        try:
+            return self._slots[adapter_id]
+        except KeyError:
+            raise ServerError(f"Adapter {adapter_id} is not loaded in this worker.") from None
+
+    def _switch(self, adapter_id: str) -> AdapterSlot:
+        """Brings an adapter into the model, and the one that is there out of it."""
+        slot = self._slot(adapter_id)
+        if slot.parked is None:
+            return slot
+        if self._inside is not None:
+            leaving = self._slots[self._inside]
+            leaving.parked = self._park(leaving)
+            leaving.gradients = None if leaving.gradients is None else to_host(leaving.gradients)
+        # Until the other one is in completely, none is: an error here costs no adapter anything.
+        self._inside = None
+        self._bring_in(slot.step, slot.parked)
+        slot.gradients = None if slot.gradients is None else slot.gradients.to(self._parameters[0].device)
+        slot.parked = None
+        self._inside = adapter_id
+        return slot
+
+    def _park(self, slot: AdapterSlot) -> Parked:
+        """A copy on the host of what the model and the optimizer hold."""
+        first_second = self._state.moments() if slot.has_moments else None
+        return Parked(
+            to_host(pack(self._parameters)),
+            to_host(pack(self._state.masters())) if self._has_masters else None,
+            None if first_second is None else (to_host(first_second[0]), to_host(first_second[1])),
+        )
+
+    def _bring_in(self, step: int, parked: Parked) -> None:
+        unpack(parked.model, self._parameters)
+        if parked.masters is not None:
+            unpack(parked.masters, self._state.masters())
+        self._state.set_moments(step, parked.moments)
+
+    def _reduce(self) -> None:
+        """Sums over data-parallel ranks, and whatever else Megatron sums over other ranks.
+
+        All of it on every rank, also with the distributed optimizer, which could do with a shard: LoRA's gradients are
+        small, and an accumulator that is whole can be read, written and resharded without asking other ranks.
+        """
+        finalize = self._ddp.config.finalize_model_grads_func or _megatrons_finalize()
+        finalize([self._ddp], None, force_all_reduce=True)
+
+    def _offer(self, gradients: Tensor | None) -> None:
+        """Puts an accumulator where the optimizer looks; none is zeros."""
+        self._ddp.zero_grad_buffer()
+        if gradients is not None:
+            unpack(gradients, self._buffers())
+
+    def _buffers(self) -> list[Tensor]:
+        """Where Megatron sums each parameter's gradient, in float32."""
+        return [cast(Any, parameter).main_grad for parameter in self._parameters]
+
+    def _apply(self, params: AdamParams, norm: float) -> None:
+        try:
+            self._state.set_hyperparameters(params)
+            self._state.clip(norm, params.grad_clip_norm)
+            self._optimizer.step_with_ready_grads()
+        except Exception as error:
+            raise RanksLost(f"A step failed after it had begun to change weights: {error}") from error
+
+    def _named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Copies, each in a storage of its own: a pickled view would carry all of the flat tensor."""
+        parts = split(flat.cpu(), self._parameters)
+        return {name: part.clone() for name, part in zip(self._names, parts, strict=True)}
+
+    def _flat(self, group: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if name not in tensors or tensors[name].shape != parameter.shape:
+                has = list(tensors[name].shape) if name in tensors else "nothing"
+                raise ServerError(f"Rank's {group}/{name} must have shape {list(parameter.shape)}, and got {has}.")
+        if extra := tensors.keys() - set(self._names):
+            raise ServerError(f"This rank trains no {min(extra)}, of which it got {group}.")
+        return pack([tensors[name].float() for name in self._names])
+
+
+@contextlib.contextmanager
+def _hooks_held_back(config: Any) -> Iterator[None]:
+    """Schedules reduce nothing of their own accord, so that one reduction follows the whole call."""
+    names = ("finalize_model_grads_func", "grad_sync_func", "no_sync_func")
+    before = {name: getattr(config, name) for name in names}
+    config.finalize_model_grads_func = config.grad_sync_func = None
+    config.no_sync_func = contextlib.nullcontext
+    try:
+        yield
+    finally:
+        for name, hook in before.items():
+            setattr(config, name, hook)
+
+
+def _megatrons_finalize() -> Callable[..., None]:
+    from megatron.core.distributed import finalize_model_grads
+
+    finalize: Callable[..., None] = finalize_model_grads
+    return finalize

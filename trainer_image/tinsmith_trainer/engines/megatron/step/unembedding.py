@@ -1,0 +1,136 @@
+"""Logprobs of targets straight from hidden states: of a microbatch's logits, never more than a part's exist.
+
+A sequence's logits are the largest tensor of a step: as many values as the vocabulary has tokens, at each position. So
+the output layer is not called where the model does it, but here, for some positions at a time, with their logprobs at
+once; and again in backward, which costs one to three percent of a step, and more of the smallest models. Its adapter,
+and what tensor ranks exchange, are in the layer, which is called as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
+
+from tinsmith_trainer.engines.megatron.batches.sharding import LOGPROB_CHUNK_TOKENS
+
+OUTPUT_LAYER = "output_layer"
+
+
+class DeferredUnembedding(nn.Module):
+    """In an output layer's place: what goes in comes out, and is told here what it would have become.
+
+    Where tensor ranks share the sequence, what goes in is this rank's piece of it, and the layer gathers the pieces.
+    """
+
+    def __init__(self, layer: nn.Module, *, pieces: int, chunk_tokens: int = LOGPROB_CHUNK_TOKENS) -> None:
+        super().__init__()
+        self.layer = layer
+        self._pieces = pieces
+        self._chunk_tokens = chunk_tokens
+        self._asked: dict[str, Any] = {}
+
+    @property
+    def weight(self) -> Tensor:
+        """Megatron peeks at it."""
+        weight: Tensor = self.layer.weight  # type: ignore[assignment]
+        return weight
+
+    @override
+    def forward(self, hidden: Tensor, **asked: Any) -> tuple[Tensor, None]:
+        """`asked`: how the model calls its layer, the same each time; tied models give it its weight."""
+        self._asked = asked
+        return hidden, None
+
+    def logprobs(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """float32 of the targets' shape, differentiable, the same on all tensor ranks.
+
+        `hidden` `[B, S / pieces, H]` is what the model gave; `targets` `[B, S']` or `[B, S', K]`, S' up to S, are those
+        of its first positions.
+        """
+        states = hidden.transpose(0, 1)
+        length, rows = states.shape[:2]
+        wanted = self._by_piece(targets, length)
+        positions = max(1, self._chunk_tokens // (rows * self._pieces))
+        saves = torch.is_grad_enabled() and length > positions
+        score = _computed_again(self._score) if saves else self._score
+        parts = [
+            score(states[start : start + positions], wanted[:, start : start + positions])
+            for start in range(0, length, positions)
+        ]
+        found = torch.cat(parts, dim=1).flatten(0, 1).transpose(0, 1)
+        return found[:, : targets.shape[1]].reshape(targets.shape)
+
+    def _by_piece(self, targets: Tensor, length: int) -> Tensor:
+        """`[pieces, S / pieces, B, K]`; token 0 where no target is."""
+        wanted = targets if targets.ndim == 3 else targets.unsqueeze(-1)
+        rows, given, several = wanted.shape
+        whole = wanted.new_zeros(self._pieces * length, rows, several)
+        whole[:given] = wanted.transpose(0, 1)
+        return whole.view(self._pieces, length, rows, several)
+
+    def _score(self, states: Tensor, targets: Tensor) -> Tensor:
+        """Of some positions of each piece `[s, B, H]`, whose targets are `[pieces, s, B, K]`: of the targets' shape."""
+        logits, _ = self.layer(states, **self._asked)
+        return target_logprobs(logits, targets.flatten(0, 1).to(logits.device)).view(targets.shape)
+
+
+def _computed_again(score: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def kept_nothing(states: Tensor, targets: Tensor) -> Tensor:
+        found: Tensor = checkpoint(score, states, targets, use_reentrant=False, preserve_rng_state=False)
+        return found
+
+    return kept_nothing
+
+
+def defer_unembedding(model: nn.Module, *, chunk_tokens: int = LOGPROB_CHUNK_TOKENS) -> DeferredUnembedding | None:
+    """Changes the model in place: the last pipeline stage then gives hidden states. None on the others."""
+    for path, module in model.named_modules():
+        owner, _, name = path.rpartition(".")
+        if name == OUTPUT_LAYER and module is not None:
+            config: Any = model.config
+            pieces = config.tensor_model_parallel_size if config.sequence_parallel else 1
+            deferred = DeferredUnembedding(module, pieces=pieces, chunk_tokens=chunk_tokens)
+            setattr(model.get_submodule(owner), name, deferred)
+            return deferred
+    return None
+
+
+def target_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
+    """float32 of the targets' shape, differentiable, the same on all tensor ranks.
+
+    `logits` are this rank's part, `[B, S, V/TP]`; entries of a padded vocabulary are -inf. `targets` `[B, S]` or
+    `[B, S, K]` are ids of the whole vocabulary. Each rank's gradient is that of its part.
+    """
+    wanted = targets if targets.ndim == logits.ndim else targets.unsqueeze(-1)
+    logits = logits.float()
+    found = _target_logits(logits, wanted) - _log_total(logits).unsqueeze(-1)
+    return found.view(targets.shape)
+
+
+def _log_total(logits: Tensor) -> Tensor:
+    """log(sum(exp)) over the whole vocabulary, `[B, S]`."""
+    highest = logits.detach().amax(-1)
+    torch.distributed.all_reduce(
+        highest, op=torch.distributed.ReduceOp.MAX, group=parallel_state.get_tensor_model_parallel_group()
+    )
+    total = (logits - highest.unsqueeze(-1)).exp().sum(-1)
+    summed: Tensor = reduce_from_tensor_model_parallel_region(total)
+    return summed.log() + highest
+
+
+def _target_logits(logits: Tensor, targets: Tensor) -> Tensor:
+    """Each target's logit, from the rank that has it."""
+    width = logits.shape[-1]
+    own = targets - parallel_state.get_tensor_model_parallel_rank() * width
+    is_here = (own >= 0) & (own < width)
+    found = logits.gather(-1, own.clamp(0, width - 1))
+    summed: Tensor = reduce_from_tensor_model_parallel_region(torch.where(is_here, found, 0.0))
+    return summed

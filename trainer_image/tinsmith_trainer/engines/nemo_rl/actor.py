@@ -1,0 +1,18 @@
+"""The Ray actor class that NeMo RL imports by its dotted name (`preparation.WORKER`) on every rank.
+
+Ray's actor classes cannot be inherited from, so NeMo RL keeps its worker's code in an implementation class and
+decorates an empty child of it (`MegatronPolicyWorker`); ours is decorated as that one is.
+"""
+
+from __future__ import annotations
+
+import ray
+from nemo_rl.models.policy.utils import get_runtime_env_for_policy_worker
+from nemo_rl.models.policy.workers.megatron_policy_worker import MegatronPolicyWorkerImpl
+
+from tinsmith_trainer.engines.nemo_rl.worker import TinsmithMegatronWorkerMixin
+
+
+@ray.remote(runtime_env=get_runtime_env_for_policy_worker("megatron_policy_worker"))
+class TinsmithMegatronWorker(TinsmithMegatronWorkerMixin, MegatronPolicyWorkerImpl):  # type: ignore[misc]
+    """One rank on one GPU."""

@@ -1,0 +1,82 @@
+"""`python -m …bridge_import DIRECTORY FOLDER`, by the ranks' Python: one process, without a GPU if there is none.
+
+What `AutoBridge.import_ckpt` does, and what NeMo RL's `import_model_from_hf_name` saves, so that ranks find what they
+would have made themselves, but for their layout, which a checkpoint of Megatron's does not depend on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tinsmith_trainer.engines.nemo_rl.conversion_process import FAILURE
+
+STANDARD_INPUT = 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    directory, folder = (Path(argument) for argument in arguments)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        import_into(directory, folder)
+    except Exception as error:
+        traceback.print_exc()
+        (folder / FAILURE).write_text(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _end_with_parent() -> None:
+    """The parent never writes: the end of its pipe is its own."""
+    os.read(STANDARD_INPUT, 1)  # not by sys.stdin, whose lock a thread must not hold when the interpreter ends
+    os._exit(1)
+
+
+def import_into(directory: Path, folder: Path) -> None:
+    from megatron.bridge import AutoBridge
+    from megatron.bridge.training.model_load_save import temporary_distributed_context
+
+    bridge = AutoBridge.from_hf_pretrained(str(directory), trust_remote_code=False)
+    with temporary_distributed_context(backend="gloo"):
+        provider = bridge.to_megatron_provider(load_weights=True)
+        provider.gradient_accumulation_fusion = False  # needs kernels, and nothing is computed here
+        provider.finalize()
+        model = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+        # It is saved with the model, and ranks would build theirs in host memory.
+        model[0].config.use_cpu_initialization = False
+        with _saving_without_gpu():
+            bridge.save_megatron_model(model, str(folder))
+
+
+@contextmanager
+def _saving_without_gpu() -> Iterator[None]:
+    """Megatron asks a GPU also where there is none, and nothing on one: for its random state, which is not saved
+    (`get_rng_state` of Megatron-Bridge's `checkpointing.py`), to have finished copying tensors to the host
+    (`preload_tensors` of Megatron-core's `filesystem_async.py`), and where to tell other ranks of failures
+    (`save_state_dict_async_finalize` of its `state_dict_saver.py`), which gloo does on the host as well.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        yield
+        return
+    answers = {
+        "get_rng_state": lambda device="cuda": torch.empty(0, dtype=torch.uint8),
+        "synchronize": lambda device=None: None,
+        "current_device": lambda: "cpu",
+    }
+    asked = {name: getattr(torch.cuda, name) for name in answers}
+    vars(torch.cuda).update(answers)
+    try:
+        yield
+    finally:
+        vars(torch.cuda).update(asked)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""LoRA as PEFT has it on Megatron-Bridge's models: an A and a B for each projection, fused layers or not.
+
+NeMo RL's `setup_model_and_optimizer` (`nemo_rl/models/megatron/setup.py`) builds `LoRA`, whose one A serves query, key
+and value, and which no adapter of PEFT's could be loaded into. Megatron-Bridge's `CanonicalLoRA`
+(`megatron/bridge/peft/canonical_lora.py`) has one of each, but NeMo RL cannot be asked for it. So the class's name in
+that module stands for another one while a worker is made.
+
+Each of its layers is a module with `to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter`
+(`megatron/bridge/peft/utils.py`) or several by name. All of them have `linear_in` (A) and `linear_out` (B), and scale
+by `alpha / dim`.
+
+Of a mixture's experts it has one adapter for all of a rank, or of each expert both factors, and one for gate and up
+together. So these get ours (`megatron/model/expert_lora.py`), at the same place in the making of a worker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from tinsmith_trainer.engines.megatron.model.expert_lora import ExpertSizes, ExpertsLora, place_experts
+from tinsmith_trainer.engines.megatron.model.lora import COLUMNS, ROWS, LoraTensor
+from tinsmith_trainer.engines.megatron.model.weights import Part
+from tinsmith_trainer.engines.nemo_rl.policy_config import EXPERTS
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+
+OF_LAYER = "mlp.experts"
+"""What a layer's experts are called in it."""
+
+_ONLY = ""
+_PROJECTIONS: Mapping[tuple[str, str], str] = {
+    ("self_attention.linear_qkv", "adapter_q"): "self_attn.q_proj",
+    ("self_attention.linear_qkv", "adapter_k"): "self_attn.k_proj",
+    ("self_attention.linear_qkv", "adapter_v"): "self_attn.v_proj",
+    ("self_attention.linear_proj", _ONLY): "self_attn.o_proj",
+    ("mlp.linear_fc1", "adapter_gate"): "mlp.gate_proj",
+    ("mlp.linear_fc1", "adapter_up"): "mlp.up_proj",
+    ("mlp.linear_fc2", _ONLY): "mlp.down_proj",
+}
+_UNEMBED = "lm_head"
+_LAYER = re.compile(r"(?P<layer>(?:.*\.)?decoder\.layers\.\d+)\.(?P<linear>.+)")
+
+
+@contextmanager
+def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
+    """Workers made inside get CanonicalLoRA where `setup`, NeMo RL's module, says LoRA."""
+    stock = setup.LoRA
+    vars(setup)["LoRA"] = _canonical_lora
+    try:
+        yield
+    finally:
+        vars(setup)["LoRA"] = stock
+
+
+def _canonical_lora(*, target_modules: Sequence[str], dim: int, alpha: int, **_others: Any) -> Any:
+    """In place of `LoRA(...)`, whose other arguments are ours too (`policy_config._peft`), and neutral."""
+    from megatron.bridge.peft.canonical_lora import CanonicalLoRA
+
+    class WithExperts(CanonicalLoRA):  # type: ignore[misc]
+        """Asked for each module of a model by its name, the outer ones first."""
+
+        @override
+        def transform(self, m: Any, name: str | None = None, prefix: str | None = None) -> Any:
+            if name == EXPERTS and EXPERTS in target_modules:
+                place_experts(m, _experts_lora(m, dim))
+                return m
+            return super().transform(m, name, prefix)
+
+    return WithExperts(target_modules=list(target_modules), dim=dim, alpha=alpha, dropout=0.0)
+
+
+def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
+    """Of Megatron's SequentialMLP or TEGroupedMLP. Which layer of the model they are in, they do not know."""
+    config = experts.config
+    sizes = ExpertSizes(config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size)
+    part = Part(experts.ep_group.rank(), experts.ep_group.size())
+    return ExpertsLora(OF_LAYER, sizes, part, dim, like=next(experts.parameters()))
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalLora:
+    """A pipeline stage's adapter, one place that any adapter is switched into. `tensors` are sorted by name."""
+
+    tensors: tuple[LoraTensor, ...]
+    _adapters: tuple[Any, ...]
+    _experts: tuple[ExpertsLora, ...]
+
+    def set_scale(self, scale: float) -> None:
+        """alpha / rank of the adapter that is switched in, whatever its rank is padded to."""
+        for adapter in self._adapters:
+            adapter.alpha = scale * adapter.dim
+        for experts in self._experts:
+            experts.scale = scale
+
+
+def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:
+    """The adapter in what a worker built. Raises ModelDirectoryInvalid for a layer without a name in PEFT's layout."""
+    found, of_experts = list(_adapters(model)), list(_experts(model))
+    tensors = [tensor for name, adapter in found for tensor in _tensors(name, adapter, tensor_ranks)]
+    for layer, experts in of_experts:
+        tensors += [replace(tensor, name=f"{layer}.{tensor.name}") for tensor in experts.tensors()]
+    return CanonicalLora(
+        tuple(sorted(tensors, key=lambda tensor: tensor.name)),
+        tuple(adapter for _, adapter in found),
+        tuple(experts for _, experts in of_experts),
+    )
+
+
+def _adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Each projection's name in the transformers model, and its adapter."""
+    for path, module in model.named_modules():
+        if isinstance(getattr(module, "to_wrap", None), nn.Module):
+            adapter: Any = module.adapter
+            if isinstance(adapter, nn.ModuleDict):
+                for part, one in adapter.items():
+                    yield _name(model, path, part), one
+            else:
+                yield _name(model, path, _ONLY), adapter
+
+
+def _experts(model: nn.Module) -> Iterator[tuple[str, ExpertsLora]]:
+    """Each layer's name in the transformers model, and the adapters of its experts."""
+    for path, module in model.named_modules():
+        if isinstance(module, ExpertsLora):
+            match = _LAYER.fullmatch(path)
+            assert match is not None, f"experts outside of the layers: {path}"
+            yield _layer_name(model, match["layer"]), module
+
+
+def _name(model: nn.Module, path: str, part: str) -> str:
+    if path.rpartition(".")[2] == "output_layer" and part == _ONLY:
+        return _UNEMBED
+    match = _LAYER.fullmatch(path)
+    projection = match and _PROJECTIONS.get((match["linear"], part))
+    if match is None or projection is None:
+        raise ModelDirectoryInvalid(
+            f"The model has a linear layer {path} that an adapter of PEFT's layout has no name for. The nemo-rl engine "
+            f"trains dense transformers and Qwen3's mixtures, without state spaces or towers for pictures."
+        )
+    return f"{_layer_name(model, match['layer'])}.{projection}"
+
+
+def _layer_name(model: nn.Module, path: str) -> str:
+    """Counted from 1 over all pipeline stages, while the path counts from 0 in this one."""
+    number: Any = model.get_submodule(path).layer_number
+    return f"model.layers.{number - 1}"
+
+
+def _tensors(name: str, adapter: Any, tensor_ranks: int) -> Iterator[LoraTensor]:
+    """How `ParallelLinearAdapter.__init__` divides its two layers: B by its rows, always; A by its rows too, which are
+    those of the padded rank, but under a row-parallel layer by its columns."""
+    A, B = adapter.linear_in.weight, adapter.linear_out.weight
+    split = COLUMNS if adapter.input_is_parallel else ROWS
+    yield LoraTensor(f"{name}.lora_A", A, split, _whole(A, split, tensor_ranks))
+    yield LoraTensor(f"{name}.lora_B", B, ROWS, _whole(B, ROWS, tensor_ranks))
+
+
+def _whole(part: Tensor, split: int, tensor_ranks: int) -> tuple[int, int]:
+    rows, columns = part.shape
+    return (rows * tensor_ranks, columns) if split == ROWS else (rows, columns * tensor_ranks)

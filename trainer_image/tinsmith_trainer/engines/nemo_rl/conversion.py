@@ -1,0 +1,124 @@
+"""The base model in Megatron's format: made once, by one process, before there are ranks, on a path that all share.
+
+NeMo RL would convert with all ranks while it makes them (`handle_model_import` in `nemo_rl/models/megatron/setup.py`),
+into a folder named after the model's path: other weights at that path would be taken for the old ones, a folder that
+ranks left when they died for a whole conversion, and two groups of ranks would write the same files. Here a conversion
+is named after the weights and after what converts them, belongs to one process at a time, and is marked when it is
+whole. Ranks are told where it is, and never convert.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from tinsmith_trainer.durable_files import make_directory, sync_directory, write_file
+from tinsmith_trainer.engines.nemo_rl.conversion_process import ITERATION, import_model
+from tinsmith_trainer.errors import ServerError
+
+log = structlog.get_logger(__name__)
+
+BRIDGE_COMMIT = "8c46dc4259080c510b7455f43e836fdff222c5d3"
+"""Of Megatron-Bridge, which does not promise that it reads what another version wrote."""
+
+ROOT_VARIABLE = "NRL_MEGATRON_CHECKPOINT_DIR"
+WHOLE = "tinsmith-whole"
+RUN_CONFIG = "run_config.yaml"
+POLL_SECONDS = 1.0
+
+
+def converted_model(
+    directory: Path,
+    revision: str,
+    python: Path,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
+    """The folder for `pretrained_checkpoint` of NeMo RL. Found, or made, alone: waits while another process makes it.
+
+    `revision` is the digest of the weights in `directory`, `python` the ranks' interpreter. Minutes, and the model's
+    size on disk. Raises ServerError.
+    """
+    folder = conversion_folder(revision, environment)
+    if not _is_whole(folder):
+        try:
+            _convert_alone(directory, folder, python, environment, sleep)
+        except OSError as error:
+            raise ServerError(
+                f"The model in {directory} cannot be converted to Megatron's format in {folder.parent}: {error}. It "
+                f"needs room there for the model's size once more, and to be writable; {ROOT_VARIABLE} names another "
+                f"place."
+            ) from error
+    log.info("the base model is there in Megatron's format", folder=str(folder))
+    return folder / ITERATION
+
+
+def conversion_folder(revision: str, environment: Mapping[str, str] = os.environ) -> Path:
+    return _root(environment) / f"{revision}-{BRIDGE_COMMIT[:12]}"
+
+
+def _root(environment: Mapping[str, str]) -> Path:
+    """As `get_megatron_checkpoint_dir` in `nemo_rl/models/policy/utils.py` finds it."""
+    if root := environment.get(ROOT_VARIABLE, "").strip():
+        return Path(root)
+    home = environment.get("HF_HOME", "").strip()
+    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "nemo_rl"
+
+
+def _convert_alone(
+    directory: Path, folder: Path, python: Path, environment: Mapping[str, str], sleep: Callable[[float], None]
+) -> None:
+    make_directory(folder.parent)
+    with _alone(folder.with_name(f"{folder.name}.lock"), sleep) as lock:
+        if _is_whole(folder):
+            return
+        if folder.exists():
+            log.warning("a conversion of the base model was left unfinished, and starts anew", folder=str(folder))
+            shutil.rmtree(folder)
+        folder.mkdir()
+        import_model(directory, folder, python, environment, lock=lock)
+        _mark_whole(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / WHOLE).exists() and (folder / ITERATION / RUN_CONFIG).exists()
+
+
+def _mark_whole(folder: Path) -> None:
+    """After a power cut the mark must not be there without the weights."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            sync_directory(path)
+    write_file(folder / WHOLE, [])
+
+
+@contextmanager
+def _alone(lock: Path, sleep: Callable[[float], None]) -> Iterator[int]:
+    """The kernel gives a lock up with the processes that hold it, so one that died keeps nobody waiting."""
+    with lock.open("w") as file:
+        waiting = False
+        while not _taken(file.fileno()):
+            if not waiting:
+                log.info("waiting for another process to convert the base model", lock=str(lock))
+                waiting = True
+            sleep(POLL_SECONDS)
+        yield file.fileno()
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

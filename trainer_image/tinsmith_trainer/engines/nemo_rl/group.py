@@ -1,0 +1,177 @@
+"""NeMo RL's workers as a rank group: a virtual cluster of GPUs, a `Policy` on it, and one call at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+from typing_extensions import override
+
+from tinsmith_trainer.engines.base import BaseModelInfo
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import RankGroup, RanksLost, agreed
+from tinsmith_trainer.engines.megatron.ranks.ray_answers import collect, start_error
+from tinsmith_trainer.engines.megatron.ranks.ray_cluster import RANKS_FIRST, ended, require_token, started
+from tinsmith_trainer.engines.nemo_rl.environment import check_driver, for_ranks, shared_with_ranks
+from tinsmith_trainer.engines.nemo_rl.preparation import (
+    CALL,
+    CALL_SHARDED,
+    START,
+    WORKER,
+    Prepared,
+    prepare,
+    register,
+)
+from tinsmith_trainer.errors import ServerError, TrainerError
+
+log = structlog.get_logger(__name__)
+
+DATA_AXIS = "data_parallel"
+OTHER_AXES = ("pipeline_parallel", "context_parallel", "tensor_parallel")
+"""The names of `NamedSharding` in `Policy.__init__` (`nemo_rl/models/policy/lm_policy.py`)."""
+
+
+def build_nemo_group(
+    directory: Path,
+    info: BaseModelInfo,
+    parallelism: Parallelism,
+    settings: MegatronSettings,
+    *,
+    nodes: int,
+    gpus_per_node: int,
+    ray_address: str | None,
+) -> RankGroup:
+    """Ranks on GPUs, one on each. Minutes: the first start on a model converts it, where no Job has.
+
+    `directory` must be there, at that path, on every node, and so must be the conversion. `ray_address` of a cluster
+    that runs, or None to start Ray in this machine. Raises ModelDirectoryInvalid, DriverEnvironmentInvalid or
+    RankPythonMissing before Ray is asked, and ServerError where the conversion, Ray or the workers fail.
+    """
+    check_driver(os.environ)
+    prepared = prepare(directory, info, parallelism, settings)
+    with shared_with_ranks(os.environ), _joined_ray(ray_address) as folder:
+        cluster, policy = _start(prepared, directory, nodes, gpus_per_node)
+        group = NemoGroup(policy, cluster, parallelism, ray_folder=folder)
+        # `Policy` returns when Ray has begun with its workers. This waits until they are there.
+        group.start()
+    return group
+
+
+@contextmanager
+def _joined_ray(address: str | None) -> Iterator[str | None]:
+    """Ranks are made inside. Without them this process leaves Ray again. Raises ServerError."""
+    where = "in this container" if address is None else f"at {address}"
+    try:
+        folder = _join_ray(address)
+    except Exception as error:
+        raise ServerError(f"Ray {where} does not answer: {type(error).__name__}: {error}") from error
+    try:
+        yield folder
+    except Exception as error:
+        ended(folder)
+        if isinstance(error, TrainerError):
+            raise
+        raise ServerError(f"NeMo RL's workers did not start: {type(error).__name__}: {error}") from error
+
+
+def _join_ray(address: str | None) -> str | None:
+    """The folder of a Ray that was started; None: it ran already.
+
+    Not by NeMo RL's `init_ray`, which attaches to whatever cluster it finds, and starts one with a dashboard.
+    """
+    import ray
+
+    if address is None:
+        require_token()
+    how: dict[str, Any] = {"log_to_driver": True, "runtime_env": {"env_vars": for_ranks(os.environ)}}
+    if address is not None:
+        ray.init(address=address, **how)
+        return None
+    how |= {"address": "local", "include_dashboard": False, "_system_config": dict(RANKS_FIRST)}
+    return started(lambda folder: ray.init(_temp_dir=folder, **how))
+
+
+def _start(prepared: Prepared, directory: Path, nodes: int, gpus_per_node: int) -> tuple[Any, Any]:
+    from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
+    from nemo_rl.distributed.virtual_cluster import RayVirtualCluster
+    from nemo_rl.models.policy.lm_policy import Policy
+    from transformers import AutoTokenizer
+
+    register(ACTOR_ENVIRONMENT_REGISTRY, prepared.python)
+    cluster = RayVirtualCluster(
+        bundle_ct_per_node_list=[gpus_per_node] * nodes,
+        use_gpus=True,
+        num_gpus_per_node=gpus_per_node,
+        max_colocated_worker_groups=1,  # more would give each rank a part of a GPU in Ray's books
+        name="tinsmith",
+    )
+    policy = Policy(
+        cluster=cluster,
+        config=prepared.config,
+        tokenizer=AutoTokenizer.from_pretrained(directory),
+        name_prefix="tinsmith",
+        init_optimizer=True,
+        init_reference_model=False,  # there is none, and it would be another copy of the model in host memory
+        worker_extension_cls_fqn=WORKER,
+    )
+    return cluster, policy
+
+
+class NemoGroup(RankGroup):
+    """`policy`, `cluster` and the Ray of `ray_folder` belong to it.
+
+    Of Ray and NeMo RL no error but RanksLost leaves it.
+    """
+
+    def __init__(self, policy: Any, cluster: Any, parallelism: Parallelism, *, ray_folder: str | None = None) -> None:
+        self._policy = policy
+        self._cluster = cluster
+        self._parallelism = parallelism
+        self._ray_folder = ray_folder
+        self._closed = False
+
+    @property
+    @override
+    def parallelism(self) -> Parallelism:
+        return self._parallelism
+
+    def start(self) -> None:
+        """Before the first call. Raises TrainerError where a rank could not be made of its worker."""
+        workers = self._policy.worker_group
+        try:
+            collect(workers.run_all_workers_single_data(START, parallelism=self._parallelism))
+        except RanksLost as lost:
+            raise start_error(lost.__cause__) from lost
+
+    @override
+    def all(self, method: str, *args: Any) -> list[Any]:
+        workers = self._policy.worker_group
+        return agreed(collect(workers.run_all_workers_single_data(CALL, method=method, arguments=args)))
+
+    @override
+    def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
+        # No axis is said to have equal outputs: NeMo RL would return the first pipeline stage's, and the last has them.
+        calls = self._policy.worker_group.run_all_workers_sharded_data(
+            CALL_SHARDED,
+            in_sharded_axes=[DATA_AXIS],
+            replicate_on_axes=list(OTHER_AXES),
+            common_kwargs={"method": method, "arguments": args},
+            shard=list(shards),
+        )
+        values = agreed(collect(calls.futures))
+        return [values[rank] for rank in self._parallelism.speakers()]
+
+    @override
+    def close(self) -> None:
+        """Ranks first, then the GPUs that they are placed on, then Ray: the other way round leaves ranks behind."""
+        if self._closed:
+            return
+        self._closed = True
+        self._policy.shutdown()
+        self._cluster.shutdown()
+        ended(self._ray_folder)

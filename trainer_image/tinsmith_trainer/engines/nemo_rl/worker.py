@@ -1,0 +1,93 @@
+"""What makes NeMo RL's Megatron worker one of our ranks; `actor` mixes it into the worker itself.
+
+One method crosses the wire, because NeMo RL passes arguments by keyword alone and ours by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import structlog
+
+from tinsmith_trainer.engines.megatron.model.lora import LoraTensor
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import Answer, attempt
+from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank
+from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart
+from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
+from tinsmith_trainer.engines.nemo_rl.canonical_lora import canonical_lora_in, find_lora
+from tinsmith_trainer.engines.nemo_rl.schedule import NemoSchedule
+
+log = structlog.get_logger(__name__)
+
+
+class TinsmithMegatronWorkerMixin:
+    """Stands before `MegatronPolicyWorkerImpl` among a class's bases.
+
+    Uses of what that class builds: `model` (Megatron's DistributedDataParallel), `optimizer`, `cfg`, `rank`,
+    `mcore_state`, `defer_fp32_logits`. Its own training methods are never called.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        from megatron.bridge.training import initialize
+        from nemo_rl.models.megatron import setup
+
+        with canonical_lora_in(setup), no_compiler_in(initialize):
+            super().__init__(*args, **kwargs)
+        self._ts_rank: Rank | None = None
+
+    def ts_start(self, parallelism: Parallelism) -> Answer:
+        """Once, before all other calls, on every rank. Raises ModelDirectoryInvalid, or ValueError for a model that
+        steps of ours cannot be made on."""
+        self._ts_rank = rank_of(self, parallelism)
+        return Answer()
+
+    def ts_call(self, method: str, arguments: Sequence[Any]) -> Answer:
+        """What came of `Rank`'s method of that name."""
+        return attempt(lambda: getattr(self._started, method)(*arguments))
+
+    def ts_call_sharded(self, shard: Any, method: str, arguments: Sequence[Any]) -> Answer:
+        """The same, with this rank's shard first."""
+        return attempt(lambda: getattr(self._started, method)(shard, *arguments))
+
+    @property
+    def _started(self) -> Rank:
+        assert self._ts_rank is not None, "ts_start comes first"
+        return self._ts_rank
+
+
+@contextmanager
+def no_compiler_in(initialize: ModuleType) -> Iterator[None]:
+    """Workers made inside compile nothing for Megatron's data sets, of which none is ever read here.
+
+    `initialize_megatron` in `initialize`, Megatron-Bridge's module, does so in the folder of the package, where a rank
+    that is not root may not write, and ends the rank when it fails.
+    """
+    stock = initialize.compile_helpers
+    vars(initialize)["compile_helpers"] = lambda: None
+    try:
+        yield
+    finally:
+        vars(initialize)["compile_helpers"] = stock
+
+
+def rank_of(worker: Any, parallelism: Parallelism) -> Rank:
+    """One of our ranks, made of what NeMo RL's worker built."""
+    # `_create_megatron_config` in `nemo_rl/models/megatron/setup.py` leaves no choice, and Megatron would end the rank
+    # where a step of ours refuses a gradient's norm that is not finite, and lives on.
+    worker.model.ddp_config.check_for_nan_in_grad = False
+    # Its schedule reads this at every call: stages tell each other each microbatch's shape, and none is padded.
+    worker.model.config.variable_seq_lengths = parallelism.pipeline > 1
+    lora = find_lora(worker.model, tensor_ranks=parallelism.tensor)
+    step = AdapterStep(worker.model, worker.optimizer, lora.tensors)
+    parts = tuple(described(tensor) for tensor in lora.tensors)
+    log.info("a rank is ready", rank=worker.rank, tensors=len(parts))
+    return Rank(step, NemoSchedule(worker), LoraPlaces(parts, lora.set_scale), parallelism, worker.rank)
+
+
+def described(tensor: LoraTensor) -> TensorPart:
+    """What the engine must know to cut this rank's part out of an adapter, and to join it to the others'."""
+    return TensorPart(tensor.name, tuple(tensor.parameter.shape), tensor.split, tensor.full_shape, tensor.among)
