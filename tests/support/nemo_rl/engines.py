@@ -44,9 +44,9 @@ def over_ray_engine(settings: MegatronSettings) -> MegatronEngine:
 @functools.cache
 def _two_actors(max_rank: int) -> RankGroup:
     prepare_for_ray()
-    from tinsmith_trainer.engines.megatron.ranks.ray_ranks import start_ray_ranks
+    from tinsmith_trainer.engines.megatron.ranks.cpu_actors import start_cpu_ranks
 
-    ranks = start_ray_ranks(RankModel(tiny_model().directory, Parallelism(2), max_rank), nodes=1, address=None)
+    ranks = start_cpu_ranks(RankModel(tiny_model().directory, Parallelism(2), max_rank), nodes=1, address=None)
     _closing.callback(_two_actors.cache_clear)
     _closing.callback(ranks.close)
     atexit.register(close_shared_ranks)  # behind Ray's own, and so before it

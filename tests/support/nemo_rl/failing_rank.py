@@ -20,8 +20,8 @@ from tinsmith_trainer.worker.engine_factories import build_on_ranks
 
 prepare_for_ray()  # before Ray is imported, which reads its settings then
 
-from tinsmith_trainer.engines.megatron.ranks import ray_ranks  # noqa: E402
-from tinsmith_trainer.engines.megatron.ranks.ray_ranks import RankActor  # noqa: E402
+from tinsmith_trainer.engines.megatron.ranks import cpu_actors  # noqa: E402
+from tinsmith_trainer.engines.megatron.ranks.cpu_actors import RankActor  # noqa: E402
 from tinsmith_trainer.engines.megatron.step.rank import Schedule  # noqa: E402
 
 RANKS, FAILING_RANK = 2, 1
@@ -30,7 +30,7 @@ SWITCH = "fail-alone"
 
 def build(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     options.ranks = RANKS
-    ray_ranks.RankActor = FailingRank  # type: ignore[misc]
+    cpu_actors.RankActor = FailingRank  # type: ignore[misc]
     return build_on_ranks(options)
 
 

@@ -10,9 +10,9 @@ from support.nemo_rl.fakes import fake_modules
 from support.nemo_rl.gloo import GlooRanks
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.model.gpt_model import initialise_parallel
+from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import Answer, RankGroup, agreed
-from tinsmith_trainer.engines.nemo_rl.policy_config import NemoModel
 from typing_extensions import override
 
 _worker: list[Any] = []
@@ -20,7 +20,7 @@ _worker: list[Any] = []
 
 
 class GlooWorkers(RankGroup):
-    def __init__(self, model: NemoModel, parallelism: Parallelism) -> None:
+    def __init__(self, model: RankedModel, parallelism: Parallelism) -> None:
         self._parallelism = parallelism
         self._ranks = GlooRanks(parallelism.world_size)
         self._ranks.run_each(_start, [(model, parallelism, rank) for rank in range(parallelism.world_size)])
@@ -49,7 +49,7 @@ class GlooWorkers(RankGroup):
         self._ranks.close()
 
 
-def _start(model: NemoModel, parallelism: Parallelism, rank: int) -> None:
+def _start(model: RankedModel, parallelism: Parallelism, rank: int) -> None:
     sys.modules.update(fake_modules())
     from support.nemo_rl.one_worker import one_worker
 

@@ -13,11 +13,12 @@ from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model
+from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel, ranked_model
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed
 from tinsmith_trainer.engines.megatron.step.step_setup import wrap_for_training
-from tinsmith_trainer.engines.nemo_rl.policy_config import NemoModel, policy_config
-from tinsmith_trainer.engines.nemo_rl.preparation import WORKER, nemo_model
+from tinsmith_trainer.engines.nemo_rl.policy_config import policy_config
+from tinsmith_trainer.engines.nemo_rl.preparation import WORKER
 from tinsmith_trainer.torch_model.tiny_model import Family
 from typing_extensions import override
 
@@ -41,12 +42,12 @@ def built_by_nemo_rl(directory: Path, lora: Any, parallelism: Parallelism) -> Ma
     return {"model": ddp, "optimizer": optimizer}
 
 
-def tiny_sizes(max_rank: int, family: Family = "qwen3") -> NemoModel:
+def tiny_sizes(max_rank: int, family: Family = "qwen3") -> RankedModel:
     model = tiny_model(family)
-    return nemo_model(model.directory, model.info, MegatronSettings(max_rank=max_rank, token_budget=4096))
+    return ranked_model(model.directory, model.info, MegatronSettings(max_rank=max_rank, token_budget=4096))
 
 
-def one_worker(model: NemoModel, parallelism: Parallelism = ONE) -> Any:
+def one_worker(model: RankedModel, parallelism: Parallelism = ONE) -> Any:
     """In the process group of this process, which is `parallelism`'s."""
     assert torch.distributed.get_world_size() == parallelism.world_size
     worker = worker_class()(

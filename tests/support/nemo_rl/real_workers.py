@@ -15,13 +15,14 @@ from unittest.mock import patch
 import numpy as np
 from support.nemo_rl.one_worker import worker_class
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, agreed
 from tinsmith_trainer.engines.nemo_rl import group
 from tinsmith_trainer.engines.nemo_rl.conversion import ROOT_VARIABLE, converted_model
 from tinsmith_trainer.engines.nemo_rl.environment import ARCHITECTURES
 from tinsmith_trainer.engines.nemo_rl.policy_config import Config, policy_config, starting_from
-from tinsmith_trainer.engines.nemo_rl.preparation import STOCK_WORKER, VENVS_VARIABLE, nemo_model
+from tinsmith_trainer.engines.nemo_rl.preparation import STOCK_WORKER, VENVS_VARIABLE
 from tinsmith_trainer.torch_model.loading import TorchModel
 from typing_extensions import override
 
@@ -80,7 +81,7 @@ class RealWorker(RankGroup):
     """One `MegatronPolicyWorkerImpl`, with ours mixed in, in this process and without Ray. Once a process."""
 
     def __init__(self, model: TorchModel, settings: MegatronSettings) -> None:
-        config = policy_config(nemo_model(model.directory, model.info, settings), ONE)
+        config = policy_config(ranked_model(model.directory, model.info, settings), ONE)
         converted = converted_model(model.directory, model.info.revision, Path(sys.executable))
         self._worker = _made(model.directory, in_float32(starting_from(config, converted)))
         self._worker.ts_start(parallelism=ONE)

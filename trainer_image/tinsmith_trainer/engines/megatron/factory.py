@@ -63,6 +63,6 @@ def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> RankGroup:
         from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
 
         return InProcessRank(model)
-    from tinsmith_trainer.engines.megatron.ranks.ray_ranks import start_ray_ranks
+    from tinsmith_trainer.engines.megatron.ranks.cpu_actors import start_cpu_ranks
 
-    return start_ray_ranks(model, nodes=wanted.nodes, address=wanted.ray_address)
+    return start_cpu_ranks(model, nodes=wanted.nodes, address=wanted.ray_address)

@@ -6,52 +6,22 @@ Keys and their meaning are those of `examples/configs/grpo_math_1B_megatron.yaml
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinsmith_trainer.engines.megatron.batches.alignment import EXTRA_COLUMNS
 from tinsmith_trainer.engines.megatron.batches.sharding import LOGPROB_CHUNK_TOKENS, length_multiple
-from tinsmith_trainer.engines.megatron.flags import RankRecompute
+from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel, check_layout
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 PRECISION = "bfloat16"
-
-GROUPED_ROW_FLOATS = 8
-"""In bfloat16, 16 bytes: grouped products of GPUs refuse rows that are no multiple of it."""
-
-EXPERTS = "experts"
-_ATTENTION = ("linear_q", "linear_k", "linear_v", "linear_proj")
-_FEED_FORWARD = ("linear_fc1_gate", "linear_fc1_up", "linear_fc2")
-_UNEMBEDDING = ("output_layer",)
 
 Config = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class NemoModel:
-    """What ranks are made for.
-
-    `max_tokens` is the longest datum's, `max_rank` the highest rank of an adapter, `token_budget` how many tokens a
-    packed microbatch may have, or those of a longest datum if that is more, `recompute` what of each layer is
-    computed again in backward. `experts`: of each layer of a mixture; 0 of a dense model.
-    """
-
-    directory: Path
-    vocab_size: int
-    kv_heads: int
-    tied_embeddings: bool
-    max_rank: int
-    max_tokens: int
-    token_budget: int
-    recompute: RankRecompute = "layers"
-    experts: int = 0
-
-
-def policy_config(model: NemoModel, parallelism: Parallelism) -> Config:
+def policy_config(model: RankedModel, parallelism: Parallelism) -> Config:
     """Raises ModelDirectoryInvalid where such ranks could not hold such a model."""
-    _check(model, parallelism)
+    check_layout(model, parallelism)
     multiple = length_multiple(tensor=parallelism.tensor, context=parallelism.context)
     length = -(-(model.max_tokens + EXTRA_COLUMNS) // multiple) * multiple
     packed_length = max(length, model.token_budget // multiple * multiple)
@@ -99,38 +69,7 @@ def starting_from(config: Config, converted: Path) -> Config:
     return {**config, "pretrained_checkpoint": {"format": "megatron_bridge", "path": str(converted)}}
 
 
-def _check(model: NemoModel, parallelism: Parallelism) -> None:
-    if parallelism.expert > 1 and (not model.experts or model.experts % parallelism.expert):
-        raise ModelDirectoryInvalid(
-            f"The model in {model.directory} has {model.experts or 'no'} experts, which {parallelism.expert} ranks "
-            f"cannot share equally. Choose an expert parallelism that divides them; of a dense model that is 1."
-        )
-    if model.experts and model.max_rank % GROUPED_ROW_FLOATS:
-        raise ModelDirectoryInvalid(
-            f"Adapters of experts are multiplied by rows of {GROUPED_ROW_FLOATS} numbers, and the highest rank is "
-            f"{model.max_rank}. Choose a multiple of {GROUPED_ROW_FLOATS}: smaller ranks are padded to it."
-        )
-    shared = {
-        "key and value heads": model.kv_heads,
-        "tokens in its vocabulary": model.vocab_size,  # Megatron-Bridge pads none of a transformers model's
-        "rows of LoRA's A at the highest rank": model.max_rank,
-    }
-    for what, count in shared.items():
-        if count % parallelism.tensor:
-            raise ModelDirectoryInvalid(
-                f"The model in {model.directory} has {count} {what}, which {parallelism.tensor} tensor ranks cannot "
-                f"share equally. Choose a number of tensor ranks that divides {count}."
-            )
-    if model.tied_embeddings and parallelism.pipeline > 1:
-        # The last stage takes its unembedding from `LoRALinear.weight`, which has the adapter in it already, and
-        # adds the adapter to what comes out (`megatron/bridge/peft/lora_layers.py`).
-        raise ModelDirectoryInvalid(
-            f"The model in {model.directory} unembeds by its embeddings, which pipeline stages would adapt twice. "
-            f"Use 1 pipeline stage: models that share these weights are small enough for tensor ranks alone."
-        )
-
-
-def _megatron(model: NemoModel, parallelism: Parallelism) -> Config:
+def _megatron(model: RankedModel, parallelism: Parallelism) -> Config:
     return {
         "enabled": True,
         "model_overrides": {},
@@ -206,14 +145,14 @@ def _no_loss_but_the_callers() -> Config:
     }
 
 
-def _peft(model: NemoModel) -> Config:
+def _peft(model: RankedModel) -> Config:
     """What `setup_model_and_optimizer` builds its LoRA from; `canonical_lora` has it build another one.
 
     All that a client may ask to train is a target; what it does not is zero, and stays so.
     """
     return {
         "enabled": True,
-        "target_modules": [*_ATTENTION, *((EXPERTS,) if model.experts else _FEED_FORWARD), *_UNEMBEDDING],
+        "target_modules": model.lora_targets,
         "exclude_modules": [],
         "dim": model.max_rank,
         "alpha": model.max_rank,  # a scale of 1, until an adapter is switched in

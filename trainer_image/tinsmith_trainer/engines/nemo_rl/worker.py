@@ -12,13 +12,11 @@ from typing import Any
 
 import structlog
 
-from tinsmith_trainer.engines.megatron.model.lora import LoraTensor
+from tinsmith_trainer.engines.megatron.model.canonical_lora import canonical_lora, find_lora
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import Answer, attempt
 from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank
-from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart
 from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
-from tinsmith_trainer.engines.nemo_rl.canonical_lora import canonical_lora_in, find_lora
 from tinsmith_trainer.engines.nemo_rl.schedule import NemoSchedule
 
 log = structlog.get_logger(__name__)
@@ -60,6 +58,22 @@ class TinsmithMegatronWorkerMixin:
 
 
 @contextmanager
+def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
+    """Workers made inside get CanonicalLoRA where `setup`, NeMo RL's module, says LoRA, and cannot be asked for it."""
+    stock = setup.LoRA
+    vars(setup)["LoRA"] = _canonical_lora
+    try:
+        yield
+    finally:
+        vars(setup)["LoRA"] = stock
+
+
+def _canonical_lora(*, target_modules: Sequence[str], dim: int, **_others: Any) -> Any:
+    """In place of `LoRA(...)`, whose other arguments are ours too (`policy_config._peft`), and neutral."""
+    return canonical_lora(target_modules=target_modules, dim=dim)
+
+
+@contextmanager
 def no_compiler_in(initialize: ModuleType) -> Iterator[None]:
     """Workers made inside compile nothing for Megatron's data sets, of which none is ever read here.
 
@@ -83,11 +97,6 @@ def rank_of(worker: Any, parallelism: Parallelism) -> Rank:
     worker.model.config.variable_seq_lengths = parallelism.pipeline > 1
     lora = find_lora(worker.model, tensor_ranks=parallelism.tensor)
     step = AdapterStep(worker.model, worker.optimizer, lora.tensors)
-    parts = tuple(described(tensor) for tensor in lora.tensors)
+    parts = tuple(tensor.part() for tensor in lora.tensors)
     log.info("a rank is ready", rank=worker.rank, tensors=len(parts))
     return Rank(step, NemoSchedule(worker), LoraPlaces(parts, lora.set_scale), parallelism, worker.rank)
-
-
-def described(tensor: LoraTensor) -> TensorPart:
-    """What the engine must know to cut this rank's part out of an adapter, and to join it to the others'."""
-    return TensorPart(tensor.name, tuple(tensor.parameter.shape), tensor.split, tensor.full_shape, tensor.among)

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinsmith_trainer.engines.megatron.batches.sharding import length_multiple
 from tinsmith_trainer.engines.megatron.flags import RankRecompute
+from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.policy_config import NemoModel, policy_config, starting_from
+from tinsmith_trainer.engines.nemo_rl.policy_config import policy_config, starting_from
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 KEYS = Path(__file__).parent / "policy_keys.txt"
-MODEL = NemoModel(
+MODEL = RankedModel(
     directory=Path("/models/base"),
     vocab_size=151_936,
     kv_heads=8,

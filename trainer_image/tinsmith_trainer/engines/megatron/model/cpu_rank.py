@@ -12,12 +12,10 @@ from torch._C._distributed_c10d import Store
 from tinsmith_trainer.engines.megatron.flags import RankRecompute
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.model.gpt_model import build_megatron_model, initialise_parallel
-from tinsmith_trainer.engines.megatron.model.lora import LoraTensor
 from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank
 from tinsmith_trainer.engines.megatron.step.step_setup import wrap_for_training
-from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart
 from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -50,9 +48,5 @@ def build_cpu_rank(model: RankModel, rank: int) -> Rank:
         )
         ddp, optimizer = wrap_for_training(part.chunk, distributed_optimizer=model.parallelism.distributed_optimizer)
         step = AdapterStep(ddp, optimizer, part.lora.tensors)
-    places = LoraPlaces(tuple(_described(tensor) for tensor in part.lora.tensors), part.lora.set_scale)
+    places = LoraPlaces(tuple(tensor.part() for tensor in part.lora.tensors), part.lora.set_scale)
     return Rank(step, MegatronSchedule(ddp), places, model.parallelism, rank)
-
-
-def _described(tensor: LoraTensor) -> TensorPart:
-    return TensorPart(tensor.name, tuple(tensor.parameter.shape), tensor.split, tensor.full_shape, tensor.among)

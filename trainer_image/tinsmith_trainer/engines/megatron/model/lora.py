@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.model.weights import Part
+from tinsmith_trainer.engines.megatron.step.tensor_parts import TensorPart
 
 ROWS, COLUMNS = 0, 1
 
@@ -49,6 +50,10 @@ class LoraTensor:
     split: int | None
     full_shape: tuple[int, ...]
     among: Literal["tensor", "expert"] = "tensor"
+
+    def part(self) -> TensorPart:
+        """What the engine must know to cut this rank's part out of an adapter, and to join it to the others'."""
+        return TensorPart(self.name, tuple(self.parameter.shape), self.split, self.full_shape, self.among)
 
 
 @dataclass(frozen=True, slots=True)

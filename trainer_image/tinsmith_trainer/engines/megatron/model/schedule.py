@@ -25,11 +25,14 @@ class MegatronSchedule:
     averaging, and the count of tokens that it then asks for is 0, since nothing may be divided by it.
     """
 
-    def __init__(self, chunk: nn.Module) -> None:
+    def __init__(self, chunk: nn.Module, **asked: Any) -> None:
+        """`asked`: what else the model is called with."""
         config: Any = chunk.config
         if not config.calculate_per_token_loss:
             raise ValueError("Megatron would average over microbatches: calculate_per_token_loss is off.")
         self._chunk = chunk
+        self._asked = asked
+        self._device = next(chunk.parameters()).device
         self._unembedding = defer_unembedding(chunk)
 
     def __call__(self, microbatches: Sequence[Batch], loss: PreparedLoss, *, forward_only: bool) -> list[RowResults]:
@@ -51,10 +54,10 @@ class MegatronSchedule:
     def _forward(
         self, batches: Iterator[Batch], chunk: nn.Module, *, loss: PreparedLoss, collected: list[RowResults]
     ) -> tuple[Tensor, Callable[[Tensor], Scored]]:
-        batch = next(batches)
+        batch = {name: column.to(self._device) for name, column in next(batches).items()}
         tokens = batch[INPUT_IDS]
-        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-        out: Tensor = chunk(tokens, positions, None)
+        positions = torch.arange(tokens.shape[1], device=self._device).expand_as(tokens)
+        out: Tensor = chunk(tokens, positions, None, **self._asked)
         return out, partial(self._score, batch=batch, loss=loss, collected=collected)
 
     def _score(self, hidden: Tensor, *, batch: Batch, loss: PreparedLoss, collected: list[RowResults]) -> Scored:

@@ -13,8 +13,9 @@ from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.losses import prepare_loss
 from tinsmith_trainer.engines.megatron.batches.batch import INPUT_IDS, encode
 from tinsmith_trainer.engines.megatron.batches.sharding import length_multiple
+from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.nemo_rl.policy_config import NemoModel, policy_config
+from tinsmith_trainer.engines.nemo_rl.policy_config import policy_config
 from tinsmith_trainer.errors import UserError
 
 
@@ -28,7 +29,7 @@ def test_a_microbatch_holds_the_longest_datum_that_is_taken_and_a_longer_one_is_
     longest: int, token_budget: int, tensor: int, context: int
 ) -> None:
     parallelism = Parallelism(tensor * context, tensor=tensor, context=context)
-    model = NemoModel(Path("model"), VOCAB_SIZE, 4, False, max_rank=8, max_tokens=longest, token_budget=token_budget)
+    model = RankedModel(Path("model"), VOCAB_SIZE, 4, False, max_rank=8, max_tokens=longest, token_budget=token_budget)
     packing = policy_config(model, parallelism)["sequence_packing"]
 
     datum = sft_datum(longest)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from ray.exceptions import GetTimeoutError, RayError, RaySystemError
-from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.ranks import ray_ranks
-from tinsmith_trainer.engines.megatron.ranks.ray_ranks import RayRanks
+from tinsmith_trainer.engines.megatron.ranks.ray_ranks import ON_CPUS, ON_GPUS, RankPlaces, Resources, started_on
 from tinsmith_trainer.errors import ServerError
-
-MODEL = RankModel(Path("model"), Parallelism(2), max_rank=8)
 
 
 class Places:
@@ -35,28 +30,36 @@ class FullRay:
         raise self.error
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 1.0}
+        return {"CPU": 1.0, "GPU": 0.0}
 
     def nodes(self) -> list[str]:
         return ["one"]
 
 
+def never(_places: RankPlaces) -> None:
+    raise AssertionError("there is no room")
+
+
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("each", "error", "sentence"),
     [
         (
+            ON_CPUS,
             GetTimeoutError("no"),
-            "Ray has no room for --ranks 2 on --nodes 1 .* Ray's nodes: 1, their CPUs: 1",
+            "Ray has no room for --ranks 2 on --nodes 1 .* Each needs a CPU; Ray's nodes: 1, their CPUs: 1",
         ),
-        (RaySystemError("the head is gone"), "The ranks did not start: .*the head is gone"),
+        (ON_GPUS, GetTimeoutError("no"), ".* Each needs a CPU and a GPU; Ray's nodes: 1, their CPUs: 1, their GPUs: 0"),
+        (ON_CPUS, RaySystemError("the head is gone"), "The ranks did not start: .*the head is gone"),
     ],
 )
 def test_places_that_ray_does_not_give_are_told_in_a_sentence(
-    error: RayError, sentence: str, monkeypatch: pytest.MonkeyPatch
+    each: Resources, error: RayError, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed: list[bool] = []
     full = FullRay(error)
     monkeypatch.setattr(ray_ranks, "ray", full)
     monkeypatch.setattr(ray_ranks, "placement_group", full.placement_group)
     monkeypatch.setattr(ray_ranks, "remove_placement_group", full.remove_placement_group)
     with pytest.raises(ServerError, match=f"^{sentence}"):
-        RayRanks(MODEL)
+        started_on(Parallelism(2), 1, each, never, at_close=lambda: closed.append(True))
+    assert closed == [True]

@@ -1,25 +1,19 @@
 """LoRA as PEFT has it on Megatron-Bridge's models: an A and a B for each projection, fused layers or not.
 
-NeMo RL's `setup_model_and_optimizer` (`nemo_rl/models/megatron/setup.py`) builds `LoRA`, whose one A serves query, key
-and value, and which no adapter of PEFT's could be loaded into. Megatron-Bridge's `CanonicalLoRA`
-(`megatron/bridge/peft/canonical_lora.py`) has one of each, but NeMo RL cannot be asked for it. So the class's name in
-that module stands for another one while a worker is made.
-
-Each of its layers is a module with `to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter`
-(`megatron/bridge/peft/utils.py`) or several by name. All of them have `linear_in` (A) and `linear_out` (B), and scale
-by `alpha / dim`.
+Megatron-Bridge's `LoRA` has one A for query, key and value, which no adapter of PEFT's could be loaded into; its
+`CanonicalLoRA` (`megatron/bridge/peft/canonical_lora.py`) has one of each. Each of its layers is a module with
+`to_wrap`, the frozen layer, and `adapter`: one `ParallelLinearAdapter` (`megatron/bridge/peft/utils.py`) or several by
+name. All of them have `linear_in` (A) and `linear_out` (B), and scale by `alpha / dim`.
 
 Of a mixture's experts it has one adapter for all of a rank, or of each expert both factors, and one for gate and up
-together. So these get ours (`megatron/model/expert_lora.py`), at the same place in the making of a worker.
+together. So these get ours (`expert_lora.py`), at the same place in the making of a model.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,8 +21,8 @@ from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.model.expert_lora import ExpertSizes, ExpertsLora, place_experts
 from tinsmith_trainer.engines.megatron.model.lora import COLUMNS, ROWS, LoraTensor
+from tinsmith_trainer.engines.megatron.model.ranked_model import EXPERTS
 from tinsmith_trainer.engines.megatron.model.weights import Part
-from tinsmith_trainer.engines.nemo_rl.policy_config import EXPERTS
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 
 OF_LAYER = "mlp.experts"
@@ -48,19 +42,11 @@ _UNEMBED = "lm_head"
 _LAYER = re.compile(r"(?P<layer>(?:.*\.)?decoder\.layers\.\d+)\.(?P<linear>.+)")
 
 
-@contextmanager
-def canonical_lora_in(setup: ModuleType) -> Iterator[None]:
-    """Workers made inside get CanonicalLoRA where `setup`, NeMo RL's module, says LoRA."""
-    stock = setup.LoRA
-    vars(setup)["LoRA"] = _canonical_lora
-    try:
-        yield
-    finally:
-        vars(setup)["LoRA"] = stock
+def canonical_lora(*, target_modules: Sequence[str], dim: int) -> Any:
+    """What Megatron-Bridge gives a model adapters by, with a scale of 1 until an adapter is switched in.
 
-
-def _canonical_lora(*, target_modules: Sequence[str], dim: int, alpha: int, **_others: Any) -> Any:
-    """In place of `LoRA(...)`, whose other arguments are ours too (`policy_config._peft`), and neutral."""
+    `target_modules` in its names, as `RankedModel` has them; `dim` is the rank that all are padded to.
+    """
     from megatron.bridge.peft.canonical_lora import CanonicalLoRA
 
     class WithExperts(CanonicalLoRA):  # type: ignore[misc]
@@ -73,7 +59,7 @@ def _canonical_lora(*, target_modules: Sequence[str], dim: int, alpha: int, **_o
                 return m
             return super().transform(m, name, prefix)
 
-    return WithExperts(target_modules=list(target_modules), dim=dim, alpha=alpha, dropout=0.0)
+    return WithExperts(target_modules=list(target_modules), dim=dim, alpha=dim, dropout=0.0)
 
 
 def _experts_lora(experts: Any, dim: int) -> ExpertsLora:
@@ -141,8 +127,8 @@ def _name(model: nn.Module, path: str, part: str) -> str:
     projection = match and _PROJECTIONS.get((match["linear"], part))
     if match is None or projection is None:
         raise ModelDirectoryInvalid(
-            f"The model has a linear layer {path} that an adapter of PEFT's layout has no name for. The nemo-rl engine "
-            f"trains dense transformers and Qwen3's mixtures, without state spaces or towers for pictures."
+            f"The model has a linear layer {path} that an adapter of PEFT's layout has no name for. Ranks "
+            f"train dense transformers and Qwen3's mixtures, without state spaces or towers for pictures."
         )
     return f"{_layer_name(model, match['layer'])}.{projection}"
 

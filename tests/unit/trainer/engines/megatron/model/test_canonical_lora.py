@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.nemo_rl.bridge import PARTS, Adapted, Adapter
 from support.nemo_rl.fakes import PEFT_ARGUMENTS, CanonicalLoRA, fake_modules
+from tinsmith_trainer.engines.megatron.model.canonical_lora import find_lora
 from tinsmith_trainer.engines.megatron.model.expert_lora import ExpertsLora
 from tinsmith_trainer.engines.megatron.model.lora import COLUMNS, ROWS
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.step.tensor_parts import cut, join, whole_shapes
-from tinsmith_trainer.engines.nemo_rl.canonical_lora import canonical_lora_in, find_lora
-from tinsmith_trainer.engines.nemo_rl.worker import described
+from tinsmith_trainer.engines.nemo_rl.worker import canonical_lora_in
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from torch import nn
 
@@ -101,7 +101,7 @@ def test_an_adapter_that_was_cut_for_the_ranks_is_whole_again_when_it_is_joined(
     tensor: int, rank: int, seed: int
 ) -> None:
     """Of any rank up to the padded one, although tensor ranks divide the padded rows of A."""
-    parts = tuple(described(one) for one in find_lora(stage(1, 1, tensor=tensor), tensor_ranks=tensor).tensors)
+    parts = tuple(one.part() for one in find_lora(stage(1, 1, tensor=tensor), tensor_ranks=tensor).tensors)
     modules = sorted({part.name.rpartition(".")[0] for part in parts})
     shapes = whole_shapes([parts], modules, rank)
     draw = torch.Generator().manual_seed(seed)
