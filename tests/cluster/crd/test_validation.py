@@ -113,7 +113,11 @@ BAD = {
     ),
     "sequences shared by Miles": (
         session(**MILES_ON_GPUS, parallelism={"context": 2}, resources=gpus(8)),
-        "engine miles does not divide sequences",
+        "engine miles divides neither sequences nor experts",
+    ),
+    "experts shared by Miles": (
+        session(**MILES_ON_GPUS, parallelism={"expert": 2}, resources=gpus(8)),
+        "make a session with engine nemo-rl",
     ),
     "a sampler beside Miles": (session(**MILES, resources=gpus(8)), "leave no room for a sampler"),
     "Miles without its image": (session(engine="miles"), "engine miles needs spec.pod.image"),
