@@ -158,7 +158,7 @@ class Settings(BaseSettings):
         "connections, and samples that are lost together with this server's memory are not noticed.",
     )
 
-    engine: str = Field("peft", description="The worker's engine: `peft`, `nemo-rl`, or `module:factory`.")
+    engine: str = Field("peft", description="The worker's engine: `peft`, `nemo-rl`, `miles`, or `module:factory`.")
     engine_flags: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="More flags of the engine's worker, as on a command line: `--ranks 2`."
     )

@@ -21,6 +21,7 @@ TRAINER_TESTS = ("tests/contract/engine", "tests/unit/trainer")
 NOT_OF_THE_IMAGE = (
     "tests/unit/trainer/engines/custom_losses",
     "tests/unit/trainer/engines/megatron",
+    "tests/unit/trainer/engines/miles",
     "tests/unit/trainer/engines/nemo_rl",
     "tests/unit/trainer/engines/test_loss_kernels.py",
     "tests/unit/trainer/test_cli.py",

@@ -97,7 +97,7 @@ def _bring(options: ConversionOptions) -> None:
 
     directory = model_directory(options.model, options.model_revision)
     check_files(directory)
-    if ranks_wanted(options).gpus_per_node:
+    if ranks_wanted(options.engine, options).gpus_per_node:
         _convert(directory, options)
     else:
         log.info("ranks on CPUs read the model's own files: there is nothing to convert", directory=str(directory))
@@ -111,7 +111,8 @@ def _convert(directory: Path, options: ConversionOptions) -> None:
     from tinsmith_trainer.torch_model.loading import describe_model
 
     info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
-    prepare(directory, info, ranks_wanted(options).parallelism, MegatronSettings(max_rank=options.max_rank))
+    parallelism = ranks_wanted(options.engine, options).parallelism
+    prepare(directory, info, parallelism, MegatronSettings(max_rank=options.max_rank))
 
 
 def _fail(termination_log: Path | None, error: Exception, status: int) -> int:

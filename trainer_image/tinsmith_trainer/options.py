@@ -229,7 +229,7 @@ def _add_doors(parser: argparse.ArgumentParser) -> None:
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
-        help="peft or nemo-rl; of a sampler builtin, vllm or sglang; or module:factory of your own. "
+        help="peft, nemo-rl or miles; of a sampler builtin, vllm or sglang; or module:factory of your own. "
         "The first is the default",
     )
     parser.add_argument("--adapter-slots", type=int, default=64, help="adapters in training; of a sampler, in memory")
@@ -268,8 +268,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recompute",
         choices=RANKS_RECOMPUTE,
-        help="what peft and nemo-rl compute again in backward, not to keep it: layers, or nemo-rl their mlp alone; "
-        "auto, the default: layers of what would not fit, with nemo-rl all of them on GPUs",
+        help="what engines compute again in backward, not to keep it: layers, or those with ranks their mlp alone; "
+        "auto, the default: layers of what would not fit, of ranks all of them on GPUs",
     )
     parser.add_argument(
         "--kv-cache-bytes", type=int, help="of the built-in sampler's keys and values; by default by what is free"

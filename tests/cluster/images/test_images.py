@@ -32,7 +32,7 @@ import importlib, json, pkgutil, sys
 broken = {}
 for package in sys.argv[1:]:
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        of_ranks = any(f".engines.{name}" in module.name for name in ("megatron", "nemo_rl"))
+        of_ranks = any(f".engines.{name}" in module.name for name in ("megatron", "miles", "nemo_rl"))
         if not module.name.endswith(("__main__", ".asgi")) and not of_ranks:
             try:
                 importlib.import_module(module.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,26 +36,35 @@ from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 CROSS_ENTROPY = LossSpec("cross_entropy")
 IMPORTANCE_SAMPLING = LossSpec("importance_sampling")
 
+TESTS = Path(__file__).parents[2]
+"""Engines of the tests' own are found by their names from here."""
+
 # Adapter slots and the highest rank of every engine under test.
 SLOTS, MAX_RANK = 4, 16
 
 EngineFactory = Callable[[], Engine]
 
 _PEFT = PeftEngineSettings(adapter_slots=SLOTS, max_rank=MAX_RANK, token_budget=64)  # so that calls are divided
-_NEMO_RL = MegatronSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
+_ON_RANKS = MegatronSettings(adapter_slots=SLOTS, max_rank=MAX_RANK)
 
 
 def _nemo_rl_in_process() -> Engine:
     # Megatron and Ray take seconds to import, which tests without them need not wait for.
     from support.nemo_rl.engines import in_process_engine
 
-    return in_process_engine(_NEMO_RL)
+    return in_process_engine(_ON_RANKS)
 
 
 def _nemo_rl_over_ray() -> Engine:
     from support.nemo_rl.engines import over_ray_engine
 
-    return over_ray_engine(_NEMO_RL)
+    return over_ray_engine(_ON_RANKS)
+
+
+def _miles_in_process() -> Engine:
+    from support.miles.ranks import one_rank_engine
+
+    return one_rank_engine(_ON_RANKS)
 
 
 ENGINES: dict[str, EngineFactory] = {
@@ -63,7 +73,11 @@ ENGINES: dict[str, EngineFactory] = {
     "reference": lambda: ReferenceEngine(adapter_slots=SLOTS, max_rank=MAX_RANK),
 }
 if find_spec("megatron") is not None:  # the PEFT worker's image has none, and runs this contract in it
-    ENGINES |= {"nemo-rl-in-process": _nemo_rl_in_process, "nemo-rl-over-ray": _nemo_rl_over_ray}
+    ENGINES |= {
+        "nemo-rl-in-process": _nemo_rl_in_process,
+        "nemo-rl-over-ray": _nemo_rl_over_ray,
+        "miles-in-process": _miles_in_process,
+    }
 
 
 def spec(engine: Engine, *, rank: int = 4, seed: int = 1) -> LoraSpec:
@@ -131,7 +145,8 @@ def parity(one: str, other: str, *, atol: float, steps: int = 3, model: Path | N
     """
     command = [sys.executable, "-m", "tinsmith_trainer.parity.command", "--engine", one, "--engine", other]
     options = ["--model", str(model or tiny_directory()), "--steps", str(steps), "--atol", str(atol)]
-    finished = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    finished = subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=environment)
     assert finished.returncode == 0, f"{one} and {other} differ:\n{finished.stdout}{finished.stderr}"
 
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
-from tinsmith_trainer.engines.megatron.flags import NEMO_RL, MegatronSettings, rank_recompute, ranks_wanted
+from tinsmith_trainer.engines.megatron.flags import MILES, NEMO_RL, MegatronSettings, rank_recompute, ranks_wanted
 from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
 from tinsmith_trainer.engines.peft.memory_plan import plan_memory
 from tinsmith_trainer.errors import ServerError
@@ -57,7 +57,7 @@ def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     directory = model_directory(options.model, options.model_revision)
     check_files(directory)
     info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
-    wanted = ranks_wanted(options)
+    wanted = ranks_wanted(options.engine, options)
     settings = MegatronSettings(
         adapter_slots=options.adapter_slots,
         max_rank=options.max_rank,
@@ -84,7 +84,13 @@ def _nemo_ranks(request: RanksRequest) -> RankGroup:
     )
 
 
-GPU_RANKS = {NEMO_RL: _nemo_ranks}
+def _miles_ranks(request: RanksRequest) -> RankGroup:
+    from tinsmith_trainer.engines.miles.group import start_miles_ranks
+
+    return start_miles_ranks(request)
+
+
+GPU_RANKS = {NEMO_RL: _nemo_ranks, MILES: _miles_ranks}
 
 
 def build_sampler(options: WorkerOptions) -> tuple[BaseModelInfo, Sampler]:

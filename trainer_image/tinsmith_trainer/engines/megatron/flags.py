@@ -11,7 +11,8 @@ from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 
 NEMO_RL = "nemo-rl"
-ENGINES = (NEMO_RL,)
+MILES = "miles"
+ENGINES = (NEMO_RL, MILES)
 """Those that have ranks."""
 DIVISIONS = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 """The flags whose product is how many ranks hold one copy of a model."""
@@ -100,7 +101,7 @@ def refused_rank_flags(engine: str, flags: RankFlags, *, sampling: bool) -> str 
         given = [_flag(name) for name in RankFlags.__annotations__ if getattr(flags, name) is not None]
         return f"{', '.join(given)}: only {' and '.join(ENGINES)} have ranks, not {engine}" if given else None
     try:
-        wanted = ranks_wanted(flags)
+        wanted = ranks_wanted(engine, flags)
     except ValueError as error:
         return str(error)
     if wanted.gpus_per_node and sampling:
@@ -110,11 +111,13 @@ def refused_rank_flags(engine: str, flags: RankFlags, *, sampling: bool) -> str 
     return None
 
 
-def ranks_wanted(flags: RankFlags) -> RanksWanted:
+def ranks_wanted(engine: str, flags: RankFlags) -> RanksWanted:
     """Raises ValueError with a sentence for what cannot be, in words of the flags."""
     nodes, gpus_per_node = _or(flags.nodes, 1), _or(flags.gpus_per_node, 0)
     if nodes < 1 or gpus_per_node < 0 or _or(flags.ranks, 0) < 0:
         raise ValueError("--nodes must be positive, --ranks and --gpus-per-node cannot be negative")
+    if engine == MILES and _or(flags.context_parallel, 1) > 1:
+        raise ValueError(f"--context-parallel: the engine {MILES} has no ranks that share a sequence; {NEMO_RL} has")
     if not gpus_per_node and _or(flags.context_parallel, 1) > 1:
         raise ValueError("--context-parallel needs GPUs: give --gpus-per-node")
     ranks = _ranks(flags, nodes, gpus_per_node)
@@ -126,7 +129,7 @@ def ranks_wanted(flags: RankFlags) -> RanksWanted:
         pipeline=_or(flags.pipeline_parallel, 1),
         context=_or(flags.context_parallel, 1),
         expert=_or(flags.expert_parallel, 1),
-        distributed_optimizer=bool(flags.distributed_optimizer),
+        distributed_optimizer=bool(flags.distributed_optimizer) or engine == MILES,  # which knows no other Adam
     )
     if in_process and (flags.ray_address is not None or nodes > 1):
         raise ValueError("--ray-address and --nodes are for several ranks: give --ranks or --gpus-per-node")

@@ -26,9 +26,9 @@ def fleet(tmp_path: Path, engine: str, *flags: str, **settings: Any) -> LocalFle
     ("engine", "flags", "sentence"),
     [
         ("nemo-rl", ("--ranks", "3", "--tensor-parallel", "2"), "--tensor-parallel 2 .* give --ranks 2 or 4"),
-        ("peft", ("--ranks", "2"), "--ranks: only nemo-rl have ranks, not peft"),
+        ("peft", ("--ranks", "2"), "--ranks: only nemo-rl and miles have ranks, not peft"),
         ("nemo-rl", ("--rank", "2"), "unrecognized arguments: --rank 2"),
-        ("nemorl", (), "a worker knows no engine 'nemorl': peft, nemo-rl, or module:factory"),
+        ("nemorl", (), "a worker knows no engine 'nemorl': peft, nemo-rl, miles, or module:factory"),
     ],
 )
 def test_flags_that_contradict_each_other_end_the_start_with_the_workers_sentence(

@@ -19,7 +19,7 @@ def parsed(*flags: str) -> WorkerOptions:
 
 
 def wanted(*flags: str) -> RanksWanted:
-    return ranks_wanted(parsed("--engine=nemo-rl", *flags))
+    return ranks_wanted("nemo-rl", parsed("--engine=nemo-rl", *flags))
 
 
 def test_without_flags_the_rank_is_this_process() -> None:
@@ -64,8 +64,8 @@ def test_every_gpu_has_one_rank(ranks: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--engine=peft", "--ranks=2"), "--ranks: only nemo-rl have ranks"),
-        (("--distributed-optimizer", "--nodes=1"), "--distributed-optimizer, --nodes: only nemo-rl"),
+        (("--engine=peft", "--ranks=2"), "--ranks: only nemo-rl and miles have ranks"),
+        (("--distributed-optimizer", "--nodes=1"), "--distributed-optimizer, --nodes: only nemo-rl and miles"),
         (("--engine=nemo-rl", "--ranks=3", "--tensor-parallel=2"), "^--tensor-parallel 2 .* give --ranks 2 or 4$"),
         (("--engine=nemo-rl", "--ranks=2", "--tensor-parallel=2", "--pipeline-parallel=2"), "give --ranks 4$"),
         (("--engine=nemo-rl", "--tensor-parallel=2"), "^--tensor-parallel 2 .* without --ranks .* give --ranks 2$"),

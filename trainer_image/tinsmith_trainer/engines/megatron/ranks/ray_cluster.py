@@ -58,14 +58,17 @@ def prepare_for_ray() -> None:
 class RayCluster:
     """This process as Ray's driver, after `prepare_for_ray`. One at a time in a process, as Ray has it."""
 
-    def __init__(self, address: str | None, *, cpus: int) -> None:
-        """Starts Ray with `cpus` where `address` is None. Raises ServerError where it cannot be reached or started."""
+    def __init__(self, address: str | None, *, cpus: int, gpus: int = 0, shows_actors: bool = False) -> None:
+        """Starts Ray with `cpus` and `gpus` where `address` is None; what actors print, `shows_actors` prints here too.
+
+        Raises ServerError where it cannot be reached or started.
+        """
         self._folder: str | None = None
         try:
             if address is not None:
-                _attach(address)
+                _attach(address, shows_actors)
             else:
-                self._folder = started(functools.partial(_start, cpus=cpus))
+                self._folder = started(functools.partial(_start, cpus=cpus, gpus=gpus, shows_actors=shows_actors))
         except Exception as error:
             self.close()
             where = "in this container" if address is None else f"at {address}"
@@ -96,10 +99,10 @@ def _parent() -> Path:
     return usual if len(os.fsencode(longest)) <= LONGEST_SOCKET_BYTES else Path(SHORT_FOLDER)
 
 
-def _attach(address: str) -> None:
+def _attach(address: str, shows_actors: bool) -> None:
     import ray
 
-    ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
+    ray.init(address, log_to_driver=shows_actors, configure_logging=False, logging_level=logging.ERROR)
 
 
 def started(start: Callable[[str], None]) -> str:
@@ -148,7 +151,7 @@ def _clear_away(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(folder: str, cpus: int) -> None:
+def _start(folder: str, cpus: int, gpus: int, shows_actors: bool) -> None:
     # Ray says that it leaves SIGTERM alone in a thread like ours, where it is the worker's.
     logging.getLogger("ray").setLevel(logging.ERROR)
     require_token()
@@ -157,9 +160,9 @@ def _start(folder: str, cpus: int) -> None:
     with _only_passed_on():
         ray.init(
             num_cpus=cpus,
-            num_gpus=0,
+            num_gpus=gpus,
             include_dashboard=False,
-            log_to_driver=False,
+            log_to_driver=shows_actors,
             configure_logging=False,
             logging_level=logging.ERROR,
             object_store_memory=_object_store_bytes(),

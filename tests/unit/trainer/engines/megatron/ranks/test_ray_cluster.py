@@ -67,7 +67,7 @@ class Starts:
     folders: list[str] = field(default_factory=list)
     programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def __call__(self, folder: str, cpus: int) -> None:
+    def __call__(self, folder: str, **_resources: object) -> None:
         self.folders.append(folder)
         program = subprocess.Popen([sys.executable, "-c", PROGRAM, folder], stdout=subprocess.PIPE)
         self.programs.append(program)

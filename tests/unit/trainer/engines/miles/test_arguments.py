@@ -1,0 +1,114 @@
+"""The command line that Miles gets, and what is refused before it gets one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.miles.ranks import arguments_of, stand_in
+from support.tiny_models import TIED, tiny_model
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.miles.arguments import miles_arguments, parsed, sizes_of
+from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
+
+SETTINGS = MegatronSettings(max_rank=8)
+
+
+def of(arguments: list[str], flag: str) -> str:
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_the_model_is_read_from_its_own_folder_and_its_sizes_are_said_again() -> None:
+    model = tiny_model()
+    arguments, sizes = arguments_of(model, SETTINGS, Parallelism()), sizes_of(model.directory)
+    assert of(arguments, "--hf-checkpoint") == of(arguments, "--load") == str(model.directory)
+    assert [of(arguments, f"--{name}") for name in ("num-layers", "hidden-size", "num-attention-heads")] == [
+        str(sizes.layers),
+        str(sizes.hidden),
+        str(sizes.heads),
+    ]
+    assert float(of(arguments, "--norm-epsilon")) == sizes.norm_epsilon
+    assert "--untie-embeddings-and-output-weights" in arguments
+
+
+def test_a_model_that_unembeds_by_its_embeddings_is_said_to() -> None:
+    assert "--untie-embeddings-and-output-weights" not in arguments_of(
+        tiny_model("llama3", TIED), SETTINGS, Parallelism()
+    )
+
+
+def test_ranks_are_divided_as_the_parallelism_says() -> None:
+    model = tiny_model()
+    layout = Parallelism(8, tensor=2, pipeline=2, distributed_optimizer=True)
+    ranked = ranked_model(model.directory, model.info, SETTINGS)
+    arguments = miles_arguments(ranked, sizes_of(model.directory), layout, nodes=2)
+    assert (of(arguments, "--actor-num-nodes"), of(arguments, "--actor-num-gpus-per-node")) == ("2", "4")
+    assert of(arguments, "--tensor-model-parallel-size") == of(arguments, "--pipeline-model-parallel-size") == "2"
+    assert "--sequence-parallel" in arguments
+    assert "--sequence-parallel" not in arguments_of(model, SETTINGS, Parallelism())
+
+
+def test_every_projection_has_a_padded_adapter_of_scale_one() -> None:
+    arguments = arguments_of(tiny_model(), SETTINGS, Parallelism())
+    assert of(arguments, "--lora-rank") == of(arguments, "--lora-alpha") == "8"
+    assert set(of(arguments, "--target-modules").split(",")) >= {"linear_q", "linear_fc1_gate", "output_layer"}
+
+
+@pytest.mark.parametrize(
+    ("recompute", "words"), [("layers", ["full"]), ("mlp", ["selective", "mlp"]), ("none", [])], ids=str
+)
+def test_layers_are_computed_again_as_the_settings_say(recompute: str, words: list[str]) -> None:
+    settings = replace(SETTINGS, recompute=recompute)  # type: ignore[arg-type]
+    said = " ".join(arguments_of(tiny_model(), settings, Parallelism()))
+    assert ("--recompute" in said) == bool(words)
+    assert all(word in said for word in words)
+
+
+def test_a_mixture_of_experts_is_sent_to_nemo_rl() -> None:
+    with pytest.raises(ModelDirectoryInvalid, match=r"a mixture of 8 experts.* Use the engine nemo-rl"):
+        arguments_of(tiny_model("qwen3-moe"), SETTINGS, Parallelism())
+
+
+def test_a_layout_that_cannot_hold_the_model_is_refused() -> None:
+    with pytest.raises(ModelDirectoryInvalid, match="key and value heads, which 8 tensor ranks cannot share"):
+        arguments_of(tiny_model(), SETTINGS, Parallelism(8, tensor=8))
+
+
+def test_a_family_that_says_its_sizes_otherwise_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(
+        ModelDirectoryInvalid, match=r"has no .*, which the miles engine needs.* Try the engine nemo-rl"
+    ):
+        sizes_of(tmp_path)
+
+
+def test_rotary_positions_of_a_base_that_is_no_whole_number_are_refused(tmp_path: Path) -> None:
+    content = json.loads((tiny_model().directory / "config.json").read_text())
+    content["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.5}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ModelDirectoryInvalid, match=r"rope_theta 10000\.5, and Miles takes whole numbers alone"):
+        sizes_of(tmp_path)
+
+
+def test_miles_parses_them_and_the_process_keeps_its_own() -> None:
+    before = list(sys.argv)
+    with stand_in():
+        args = parsed(arguments_of(tiny_model(), SETTINGS, Parallelism()))
+    assert args.use_distributed_optimizer
+    assert args.target_modules[0] == "linear_q"
+    assert sys.argv == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [(["--unheard-of"], "unrecognized arguments: --unheard-of"), ([], "num_epoch is not set")],
+    ids=["argparse ends the process", "an assertion"],
+)
+def test_what_miles_says_against_them_is_a_sentence(arguments: list[str], why: str) -> None:
+    with stand_in(), pytest.raises(ServerError, match=f"Miles refuses its arguments: .*{why}"):
+        parsed(arguments)

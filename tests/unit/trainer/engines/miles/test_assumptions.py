@@ -1,0 +1,52 @@
+"""What the stand-in of Miles does is written down with its source, and Tinsmith uses nothing else of it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from support.miles.ranks import stand_in
+
+ROOT = Path(__file__).parents[5]
+PACKAGE = ROOT / "trainer_image" / "tinsmith_trainer"
+ASSUMPTIONS = tomllib.loads((ROOT / "tests" / "support" / "miles" / "assumptions.toml").read_text())
+
+
+def assumed() -> dict[str, list[dict[str, Any]]]:
+    return {module: entries for module, entries in ASSUMPTIONS.items() if isinstance(entries, list)}
+
+
+def names() -> set[tuple[str, str]]:
+    return {(module, entry["name"]) for module, entries in assumed().items() for entry in entries}
+
+
+def imported() -> Iterator[tuple[str, str]]:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "miles":
+                yield from ((node.module, name.name) for name in node.names)
+            if isinstance(node, ast.Import):
+                assert not any(name.name.partition(".")[0] == "miles" for name in node.names), path
+
+
+def test_nothing_else_of_miles_is_imported() -> None:
+    assert set(imported()) == names()
+
+
+def test_the_stand_in_has_every_name() -> None:
+    with stand_in():
+        for module, name in names():
+            found = importlib.import_module(module)
+            assert hasattr(found, name) or importlib.import_module(f"{module}.{name}")
+
+
+def test_every_assumption_says_where_it_was_read_and_what_it_is() -> None:
+    for entries in assumed().values():
+        for entry in entries:
+            assert set(entry) == {"name", "file", "function", "says"}
+            assert entry["file"].endswith(".py")
+            assert all(entry.values())
