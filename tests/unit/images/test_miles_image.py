@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from images.sources import ROOT
 from support.base_images import OnABase
 
 MILES = OnABase("miles")
@@ -45,6 +47,11 @@ def check_of(base: Path, trees: dict[str, str], ray: str) -> subprocess.Complete
 def test_its_base_is_the_published_image_unless_whoever_builds_it_says_otherwise() -> None:
     assert MILES.lines("ARG") == [f"BASE={MILES.versions['image']}", *(f"{k}={v}" for k, v in ARGUMENTS.items())]
     assert MILES.lines("FROM") == ["${BASE}"]
+
+
+def test_the_commits_are_those_that_the_assumptions_are_about() -> None:
+    read = tomllib.loads((ROOT / "tests" / "support" / "miles" / "assumptions.toml").read_text())
+    assert (read["miles"], read["megatron"]) == (ARGUMENTS["MILES_COMMIT"], ARGUMENTS["MEGATRON_COMMIT"])
 
 
 def test_a_base_of_the_commits_that_were_read_is_taken(tmp_path: Path) -> None:

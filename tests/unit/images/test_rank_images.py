@@ -10,7 +10,7 @@ from images.sources import ROOT, version
 from support.base_images import MODULES, OnABase, imported_by_the_worker
 
 PROGRAMS = {"nemo-rl": "/opt/nemo_rl_venv/bin/python", "miles": "python3"}
-NOT_THERE = {"nemo-rl": {"peft", "liger_kernel"}, "miles": {"peft", "liger_kernel", "nemo_rl"}}
+NOT_THERE = {"nemo-rl": {"peft", "liger_kernel", "miles"}, "miles": {"peft", "liger_kernel", "nemo_rl"}}
 """The parity gate's yardstick, which no worker imports; a kernel of the PEFT engine, which does without it; and what
 stands behind another engine's door."""
 
