@@ -12,8 +12,8 @@ ATOL = 1e-4
 LLAMA_TIED: tuple[Family, TinyShape] = ("llama3", TIED)
 
 
-def test_one_rank_agrees_with_the_peft_engine_in_every_loss_and_kind_of_target() -> None:
-    parity("peft", "nemo-rl", steps=6, atol=ATOL)
+def test_one_rank_of_either_engine_agrees_with_the_peft_engine_in_every_loss_and_kind_of_target() -> None:
+    parity("peft", "nemo-rl", "miles", steps=6, atol=ATOL)
 
 
 def test_a_model_of_another_family_with_tied_embeddings_agrees_too() -> None:

@@ -138,16 +138,17 @@ def bits(outcome: Outcome) -> str:
     return repr([output["logprobs"].tolist() for output in outcome.outputs])
 
 
-def parity(one: str, other: str, *, atol: float, steps: int = 3, model: Path | None = None) -> None:
-    """Fails unless the two engines agree; pytest then shows the table.
+def parity(*engines: str, atol: float, steps: int = 3, model: Path | None = None) -> None:
+    """Fails unless the engines agree with the first of them; pytest then shows the tables.
 
     In a process of its own: there is one Ray in a process, and other tests keep theirs.
     """
-    command = [sys.executable, "-m", "tinsmith_trainer.parity.command", "--engine", one, "--engine", other]
+    sides = [word for engine in engines for word in ("--engine", engine)]
+    command = [sys.executable, "-m", "tinsmith_trainer.parity.command", *sides]
     options = ["--model", str(model or tiny_directory()), "--steps", str(steps), "--atol", str(atol)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
     finished = subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=environment)
-    assert finished.returncode == 0, f"{one} and {other} differ:\n{finished.stdout}{finished.stderr}"
+    assert finished.returncode == 0, f"{engines} differ:\n{finished.stdout}{finished.stderr}"
 
 
 def require_gpus(count: int = 1) -> None:

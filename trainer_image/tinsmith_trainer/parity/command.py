@@ -22,7 +22,9 @@ BEYOND, MISUSED = 1, 2
 def parity(
     engine: Annotated[
         list[str],
-        typer.Option(help="Twice: peft, nemo-rl, peft-reference or module:factory, with flags: nemo-rl:ranks=2."),
+        typer.Option(
+            help="Twice or more: peft, nemo-rl, miles, peft-reference or module:factory, with flags: nemo-rl:ranks=2."
+        ),
     ],
     model: Annotated[
         str | None, typer.Option(help="Model directory or hub id; without it, a tiny one is made.")
@@ -32,7 +34,7 @@ def parity(
     seed: Annotated[int, typer.Option(min=0, help="Of the adapter and of the data.")] = 0,
     atol: Annotated[float, typer.Option(min=0, help="Differences up to this are fine.")] = 1e-4,
 ) -> None:
-    """Train the same adapter on the same data by two engines, and compare them step by step.
+    """Train the same adapter on the same data by two engines or more, and compare each with the first, step by step.
 
     Ends with 0 if they agree, 1 if they do not, 2 if there was nothing to compare.
     """
@@ -40,17 +42,17 @@ def parity(
     from tinsmith_trainer.options import UsageError
     from tinsmith_trainer.parity.sides import options_of, parse_choice, run_gate
 
-    if len(engine) != 2:
-        _fail(f"--engine was given {len(engine)} times; give it twice, once for each side.")
+    if len(engine) < 2:
+        _fail("--engine was given once; give it twice or more, once for each side.")
     with _logs_beside_the_table(), _model_or_tiny(model) as directory:
         try:
             choices = [parse_choice(text) for text in engine]
             options = [options_of(choice, model=directory, rank=rank) for choice in choices]
             compared = run_gate(choices, options, steps=steps, rank=rank, seed=seed)
+            agreed = [_tell(f"{engine[0]} beside {each.other.text}", each, rank, seed, atol) for each in compared]
         except (ValueError, UsageError, TrainerError) as error:
             _fail(str(error))
-    title = f"{engine[0]} beside {engine[1]}: {compared.base.architecture}, rank {rank}, seed {seed}"
-    raise typer.Exit(0 if _tell(title, compared, atol) else BEYOND)
+    raise typer.Exit(0 if all(agreed) else BEYOND)
 
 
 @contextmanager
@@ -80,11 +82,12 @@ def _model_or_tiny(model: str | None) -> Iterator[str]:
         yield str(make_tiny_model(Path(directory)))
 
 
-def _tell(title: str, compared: Compared, tolerance: float) -> bool:
+def _tell(sides: str, compared: Compared, rank: int, seed: int, tolerance: float) -> bool:
     """Prints the table and what is beyond the tolerance; whether nothing is."""
     from tinsmith_trainer.parity.compare import draw, first_beyond, sentence
 
     console = Console(highlight=False)
+    title = f"{sides}: {compared.base.architecture}, rank {rank}, seed {seed}"
     console.print(draw(title, compared.plan, compared.differences, tolerance))
     beyond = first_beyond(compared.differences, tolerance)
     for difference in beyond:

@@ -92,6 +92,9 @@ def opened(choice: EngineChoice, options: WorkerOptions) -> Iterator[Side]:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
+    """What another side did otherwise than the first."""
+
+    other: EngineChoice
     base: BaseModelInfo
     plan: Plan
     differences: Sequence[Difference]
@@ -106,14 +109,18 @@ class _FirstRun:
 
 def run_gate(
     choices: Sequence[EngineChoice], options: Sequence[WorkerOptions], *, steps: int, rank: int, seed: int
-) -> Compared:
-    """The first side decides vocabulary, lengths and sampler logprobs. Raises TrainerError of a side that fails."""
+) -> Iterator[Compared]:
+    """Each other side beside the first, as they end. The first decides vocabulary, lengths and sampler logprobs.
+
+    Raises TrainerError of a side that fails.
+    """
     first = _run_first(choices[0], options[0], steps=steps, rank=rank, seed=seed)
-    second = _run_second(choices[1], options[1], first.plan)
-    return Compared(first.base, first.plan, compare(first.records, second))
+    for choice, own in zip(choices[1:], options[1:], strict=True):
+        records = _run_other(choice, own, first.plan)
+        yield Compared(choice, first.base, first.plan, compare(first.records, records))
 
 
-# Functions of their own, so that nothing holds the first side's base model while the second loads.
+# Functions of their own, so that nothing holds one side's base model while another loads.
 def _run_first(choice: EngineChoice, options: WorkerOptions, *, steps: int, rank: int, seed: int) -> _FirstRun:
     with opened(choice, options) as side:
         base = side.base_model()
@@ -124,6 +131,6 @@ def _run_first(choice: EngineChoice, options: WorkerOptions, *, steps: int, rank
         return _FirstRun(base, plan, run(side, plan))
 
 
-def _run_second(choice: EngineChoice, options: WorkerOptions, plan: Plan) -> list[StepRecord]:
+def _run_other(choice: EngineChoice, options: WorkerOptions, plan: Plan) -> list[StepRecord]:
     with opened(choice, options) as side:
         return run(side, plan)

@@ -1,0 +1,84 @@
+"""docs/slime.md sends people to fields, flags and settings that there are."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tinsmith_trainer.engines.losses import loss_names
+from tinsmith_trainer.options import UsageError, parse_options
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "slime.md").read_text()
+PLACE, LESSON = (PAGE.partition(f"### Flags that say {what}")[2].partition("\n#")[0] for what in ("where", "what"))
+WORKER = ["--model", "m", "--socket", "s", "--volume", "v", "--checkpoint-root", "file:///c"]
+NOT_OF_A_SESSION = {"replicas", "serverArguments", "engine: sglang", "config.json", "engine: miles", "engine: nemo-rl"}
+FROM_ELSEWHERE = {
+    "env=gsm8k",
+    "group_size",
+    "supervised.train",
+    "tinsmith train sft",
+    "recipes.distillation",
+    "AdamParams",
+}
+
+
+def cells(section: str, column: int) -> Iterator[str]:
+    """What is in backticks in a column of a section's table."""
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
+    for row in rows[1:]:
+        yield from re.findall(r"`([^`]+)`", row[column])
+
+
+def spec_schema(kind: str) -> Any:
+    crd = yaml.safe_load((ROOT / "crds" / f"tinsmith.dev_{kind}.yaml").read_text())
+    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+def fields_of_the_cookbooks_config() -> set[str]:
+    """Read and not imported, which takes seconds."""
+    spec = importlib.util.find_spec("tinker_cookbook")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / "rl" / "train.py").read_text())
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in ("Config", "AsyncConfig")]
+    return {
+        line.target.id
+        for node in classes
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+
+
+@pytest.mark.parametrize("field", sorted(set(cells(PLACE, 1)) - NOT_OF_A_SESSION))
+def test_a_field_of_a_session_is_one(field: str) -> None:
+    found = spec_schema("trainingsessions")
+    for name in field.partition("[")[0].split("."):
+        assert name in found["properties"]
+        found = found["properties"][name]
+
+
+@pytest.mark.parametrize("flag", sorted({word for word in cells(PLACE, 2) if word.startswith("--")}))
+def test_a_flag_of_the_worker_is_one(flag: str) -> None:
+    """Without the value that it asks for argparse complains by its name; of one that it does not know, otherwise."""
+    name, *_ = flag.split()
+    with pytest.raises(UsageError, match=rf"argument {name}\b"):
+        parse_options([*WORKER, name])
+
+
+def test_what_is_learnt_is_said_in_the_cookbooks_own_words() -> None:
+    named = {word.partition("=")[0] for word in cells(LESSON, 1) if word not in FROM_ELSEWHERE}
+    assert len(named) > 10
+    assert named - fields_of_the_cookbooks_config() == set()
+
+
+def test_losses_that_it_names_are_losses() -> None:
+    named = set(re.findall(r"loss_fn=(\w+)", PAGE))
+    assert named
+    assert named <= set(loss_names())
