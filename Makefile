@@ -186,9 +186,10 @@ lock: ## resolve requirements/*.txt anew
 	    --output-file requirements/nemo-rl-cpu.txt
 	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
 	@# What is put beside the packages of others' images.
-	for image in nemo-rl gpu; do \
+	for image in nemo-rl:3.13 gpu:3.13 miles:3.12; do \
 	    "$$(scripts/find-uv)" pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
-	        --python-version 3.13 requirements/$$image-image.in --output-file requirements/$$image-image.txt || exit 1; \
+	        --python-version $${image#*:} requirements/$${image%:*}-image.in \
+	        --output-file requirements/$${image%:*}-image.txt || exit 1; \
 	done
 
 zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/models.md

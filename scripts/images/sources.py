@@ -87,9 +87,13 @@ OPTIONAL_IMAGES = {
     "test-services": Image("test-services", ROOT / "tests" / "support" / "in_cluster" / "Dockerfile"),
     "trainer-megatron": Image("trainer-megatron", ROOT / "trainer_image" / "Dockerfile.cpu-megatron"),
 }
-"""What tests install beside Tinsmith, and the worker that tries engine nemo-rl on CPUs; built only when named."""
+"""What tests install beside Tinsmith, and the worker that tries nemo-rl and miles on CPUs; built only when named."""
 GPU_IMAGES = {
     name: Image(name, ROOT / "trainer_image" / dockerfile)
-    for name, dockerfile in (("trainer-nemo-rl", "Dockerfile.nemo-rl"), ("trainer-gpu", "Dockerfile.gpu"))
+    for name, dockerfile in (
+        ("trainer-nemo-rl", "Dockerfile.nemo-rl"),
+        ("trainer-miles", "Dockerfile.miles"),
+        ("trainer-gpu", "Dockerfile.gpu"),
+    )
 }
 """On bases of tens of gigabytes, for machines with GPUs; `docker build` makes them, and nothing of ours."""

@@ -119,7 +119,7 @@ def test_a_figure_is_still_what_its_page_has(figure: str, page: str, row: str) -
     ("flags", "refusal"),
     [
         (["--quantization", "4bit"], "--quantization is for peft"),
-        (["--ranks", "2", "--context-parallel", "2"], "--context-parallel needs GPUs"),
+        (["--ranks", "2", "--context-parallel", "2"], "--context-parallel(: the engine miles has no| needs GPUs)"),
         (["--gpus-per-node", "8"], "no room for a sampler beside them"),
     ],
 )

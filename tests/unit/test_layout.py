@@ -130,8 +130,8 @@ WHY_LONG: dict[str, str] = {}
 WHY_FULL: dict[str, str] = {}
 
 REGISTRY = re.compile(r"//[\w.-]*(pypi|pythonhosted|npmjs|rubygems|crates)\.(org|io)|//proxy\.golang", re.IGNORECASE)
-# The home of the images' user is no machine's.
-MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root|home/(?!tinsmith/)\w+)/\w")
+# The home of the images' user is no machine's, and neither is where Miles' image has its sources.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root(?!/(?:miles|Megatron-LM)\b)|home/(?!tinsmith/)\w+)/\w")
 
 
 def repository_files() -> list[Path]:

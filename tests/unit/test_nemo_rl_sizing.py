@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from nemo_rl_sizing import GIB, MODELS, RANKS, SLOT_BYTES, TOKENS, Layout, Sizes
 from tinsmith_operator.api.base import parse_quantity
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [file for file in sorted(ROOT.glob("examples/session*.yaml")) if "engine: nemo-rl" in file.read_text()]
+DIVIDED = re.compile(r"^  engine: (nemo-rl|miles)$", re.MULTILINE)
+EXAMPLES = [file for file in sorted(ROOT.glob("examples/session*.yaml")) if DIVIDED.search(file.read_text())]
 BILLIONS = {  # as their publishers say
     "Qwen3-0.6B": 0.6,
     "Qwen3-8B": 8.2,
@@ -88,3 +90,10 @@ def test_the_page_names_the_commit_and_the_ray_of_the_versions_file() -> None:
     versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["nemo-rl"]
     assert f"COMMIT={versions['commit']}" in page
     assert f"It is {versions['ray']['version']} in" in page
+
+
+def test_the_page_of_miles_names_the_image_and_the_ray_of_the_versions_file() -> None:
+    page = (ROOT / "docs" / "miles.md").read_text()
+    versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())["miles"]
+    assert f"`{versions['image'].removeprefix('docker.io/')}`" in page
+    assert f"{versions['ray']['version']} is the newest" in page

@@ -34,6 +34,12 @@ ALONE = Parallelism()
 class Engine(StrEnum):
     PEFT = "peft"
     NEMO_RL = "nemo-rl"
+    MILES = "miles"
+
+    @property
+    def divides(self) -> bool:
+        """Whether it divides its model among ranks, which may be in several pods."""
+        return self is not Engine.PEFT
 
 
 class Quantization(StrEnum):
@@ -113,13 +119,14 @@ class TrainingSessionSpec(ServingSpec):
 
     @property
     def is_converted_once(self) -> bool:
-        """Whether a Job brings its model to where ranks look for it, for every later start: there is a place for it."""
+        """Whether a Job brings its model to where ranks look for it, for every later start: there is a place for it.
+        Ranks of Miles read the files as they were published, so there is nothing to bring."""
         return self.engine is Engine.NEMO_RL and self.model_cache is not None
 
     @property
     def gpus_per_node(self) -> int:
         """0: it computes on the CPU. The CRD lets whole ones pass only."""
-        return int(parse_quantity(self.resources.limits.get(GPU, 0))) if self.engine is Engine.NEMO_RL else 0
+        return int(parse_quantity(self.resources.limits.get(GPU, 0))) if self.engine.divides else 0
 
     @property
     def ranks_per_node(self) -> int:
@@ -133,7 +140,7 @@ class TrainingSessionSpec(ServingSpec):
     @property
     def uses_ray(self) -> bool:
         """Whether ranks are processes of their own: one rank on the CPU is the worker's process itself."""
-        return self.engine is Engine.NEMO_RL and (self.gpus_per_node > 0 or self.ranks > 1)
+        return self.engine.divides and (self.gpus_per_node > 0 or self.ranks > 1)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tinsmith_operator.api.base import Manifest, parse_quantity
 from tinsmith_operator.api.training_session import Engine, TrainingSessionSpec
@@ -25,7 +25,10 @@ VARIABLES = {
     # Ray ends processes above a share of the node's memory; the limit of the container is the one that counts.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "NRL_MEGATRON_CHECKPOINT_DIR": f"{HUB_CACHE_PATH}/megatron",
+}
+OWN_VARIABLES: Mapping[Engine, Mapping[str, str]] = {
+    Engine.NEMO_RL: {"NRL_MEGATRON_CHECKPOINT_DIR": f"{HUB_CACHE_PATH}/megatron"},
+    Engine.MILES: {},
 }
 GPU_VARIABLES = {
     # Tensor parallelism overlaps its exchanges with computing only where kernels start in the order they were given.
@@ -36,7 +39,7 @@ GPU_VARIABLES = {
 
 def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None]:
     """Nothing of a session whose engine does not divide its model."""
-    if spec.engine is not Engine.NEMO_RL:
+    if not spec.engine.divides:
         return {}
     parallelism = spec.divided
     return {
@@ -52,15 +55,15 @@ def parallelism_options(spec: TrainingSessionSpec) -> dict[str, str | int | None
 
 def engine_variables(spec: TrainingSessionSpec) -> list[Manifest]:
     """Of each pod; what the user says of one of them wins."""
-    if spec.engine is not Engine.NEMO_RL:
+    if not spec.engine.divides:
         return []
-    given = {**VARIABLES, **(GPU_VARIABLES if spec.gpus_per_node else {})}
+    given = {**VARIABLES, **OWN_VARIABLES[spec.engine], **(GPU_VARIABLES if spec.gpus_per_node else {})}
     return [{"name": name, "value": value} for name, value in given.items()]
 
 
 def engine_volumes(spec: TrainingSessionSpec, volumes: Sequence[Mounted]) -> list[Mounted]:
     """What the engine's processes mount: beside these, or in place of those at the same path."""
-    if spec.engine is not Engine.NEMO_RL:
+    if not spec.engine.divides:
         return list(volumes)
     cache = claim_source(spec.model_cache.claim_name) if spec.model_cache is not None else scratch(HUB_CACHE_LIMIT)
     own = [Mounted("model-cache", HUB_CACHE_PATH, cache)]

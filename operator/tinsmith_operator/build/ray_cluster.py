@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tinsmith_operator.api.base import Manifest
 from tinsmith_operator.api.names import QUEUE_LABEL, WORKER_CONTAINER
-from tinsmith_operator.api.training_session import TrainingSession, TrainingSessionSpec
+from tinsmith_operator.api.training_session import Engine, TrainingSession, TrainingSessionSpec
 from tinsmith_operator.build.container import SECURITY, literally, model_environment, thread_count
 from tinsmith_operator.build.metadata import child_labels, child_metadata, member_selector, sealed
 from tinsmith_operator.build.parallelism import engine_variables, engine_volumes, shared_bytes
@@ -14,8 +16,8 @@ from tinsmith_operator.build.worker import WorkerPlan, grace_seconds, inputs_has
 from tinsmith_operator.installation import Installation
 
 VERSION_ON_CPUS = "2.60.0"
-VERSION_ON_GPUS = "2.56.1"
-"""Of the Ray in the project's images for engine nemo-rl: with megatron-core alone, and with NeMo RL."""
+VERSIONS_ON_GPUS: Mapping[Engine, str] = {Engine.NEMO_RL: "2.56.1", Engine.MILES: "2.57.0"}
+"""Of the Ray in the project's images: with megatron-core alone, with NeMo RL, and with Miles."""
 
 GCS_PORT = 6379
 """Of the head's directory of the group, where members join."""
@@ -158,7 +160,7 @@ def _member_probes(spec: TrainingSessionSpec) -> Manifest:
 
 
 def ray_version(spec: TrainingSessionSpec, installation: Installation) -> str:
-    own = VERSION_ON_GPUS if spec.gpus_per_node else VERSION_ON_CPUS
+    own = VERSIONS_ON_GPUS[spec.engine] if spec.gpus_per_node else VERSION_ON_CPUS
     return installation.ray_version or own
 
 

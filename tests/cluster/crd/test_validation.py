@@ -49,6 +49,8 @@ def secret_variable(secret: str) -> Manifest:
 
 
 NEMO_RL: Manifest = {"engine": "nemo-rl", "pod": {"image": "tinsmith/trainer-nemo-rl:0.1.0"}}
+MILES: Manifest = {"engine": "miles", "pod": {"image": "tinsmith/trainer-miles:0.1.0"}}
+MILES_ON_GPUS: Manifest = {**MILES, "sampling": "None"}
 NEMO_RL_ON_GPUS: Manifest = {**NEMO_RL, "sampling": "None"}
 
 
@@ -75,6 +77,12 @@ GOOD = {
         **NEMO_RL_ON_GPUS, parallelism={"nodes": 2, "tensor": 16}, modelCache={"claimName": "models"}, resources=gpus(8)
     ),
     "a model on the CPUs of nodes": session(**NEMO_RL, parallelism={"nodes": 3}, modelCache={"claimName": "models"}),
+    "nodes that read a model by Miles where it lies": session(
+        **MILES_ON_GPUS, parallelism={"nodes": 2, "tensor": 8, "pipeline": 2}, resources=gpus(8)
+    ),
+    "nodes that read by Miles what one downloaded": session(
+        **MILES, source=FROM_HUB, parallelism={"nodes": 2}, modelCache={"claimName": "models"}
+    ),
     "GPUs and no word on how they divide": session(**NEMO_RL_ON_GPUS, resources=gpus(8)),
     "unusual names of a model": session(model="org/Model_v1.0+beta@2026"),
 }
@@ -92,9 +100,28 @@ BAD = {
     "the other source": (session(source={"type": "Hub", "persistentVolumeClaim": {"claimName": "m"}}), "only then"),
     "no source": (session(source={"type": "Hub"}), "source.hub must be there when type is Hub"),
     "a folder as a repository": (session(source=hub("/models/x")), "must read like 'owner/name'"),
-    "another engine": (session(engine="abacus"), 'supported values: "peft", "nemo-rl"'),
-    "an undivided engine divided": (session(parallelism={}), "spec.parallelism is for engine nemo-rl alone"),
-    "a cache for the other engine": (session(modelCache={"claimName": "c"}), "spec.modelCache is for engine nemo-rl"),
+    "another engine": (session(engine="abacus"), 'supported values: "peft", "nemo-rl", "miles"'),
+    "an undivided engine divided": (session(parallelism={}), "spec.parallelism is for engines nemo-rl and miles"),
+    "a cache for the other engine": (session(modelCache={"claimName": "c"}), "spec.modelCache is for engines nemo-rl"),
+    "a cache of a model that Miles reads where it lies": (
+        session(**MILES, modelCache={"claimName": "c"}),
+        "spec.modelCache keeps what it downloads",
+    ),
+    "nodes of which one downloads for Miles": (
+        session(**MILES, source=FROM_HUB, parallelism={"nodes": 2}),
+        "need spec.modelCache",
+    ),
+    "sequences shared by Miles": (
+        session(**MILES_ON_GPUS, parallelism={"context": 2}, resources=gpus(8)),
+        "engine miles divides neither sequences nor experts",
+    ),
+    "experts shared by Miles": (
+        session(**MILES_ON_GPUS, parallelism={"expert": 2}, resources=gpus(8)),
+        "make a session with engine nemo-rl",
+    ),
+    "a sampler beside Miles": (session(**MILES, resources=gpus(8)), "leave no room for a sampler"),
+    "Miles without its image": (session(engine="miles"), "engine miles needs spec.pod.image"),
+    "GPUs of another maker for Miles": (session(**MILES, resources=gpus(8, "amd.com/gpu")), "whole NVIDIA GPUs"),
     "nodes without a common cache": (session(**NEMO_RL, parallelism={"nodes": 2}), "need spec.modelCache"),
     "an engine without its image": (session(engine="nemo-rl"), "needs spec.pod.image"),
     "GPUs of another maker": (session(**NEMO_RL, resources=gpus(8, "amd.com/gpu")), "whole NVIDIA GPUs"),
@@ -107,7 +134,7 @@ BAD = {
     ),
     "no word on samplers beside a model on GPUs": (
         session(**NEMO_RL, resources=gpus(8)),
-        "leaves no room for a sampler",
+        "leave no room for a sampler",
     ),
     "sequences shared on the CPU": (session(**NEMO_RL, parallelism={"context": 2}), "without GPUs"),
     "experts shared on the CPU": (session(**NEMO_RL, parallelism={"expert": 2}), "without GPUs"),

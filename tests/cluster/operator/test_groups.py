@@ -16,7 +16,7 @@ from support.kubernetes.chart_account import grant, kubeconfig_of_the_account, r
 from support.kubernetes.crds import install_crds
 from support.kubernetes.fixtures import Cluster, own_api_cluster
 from support.kubernetes.kubectl import KubectlUser, Kubelet, is_of_a_job
-from support.operator.built_sessions import NEMO_RL
+from support.operator.built_sessions import MILES, NEMO_RL
 from support.operator.operators import (
     WAIT_SECONDS,
     WRITES,
@@ -32,6 +32,7 @@ from testcluster.addons.kuberay import install_kuberay_kinds, kuberay_operator
 from tinsmith_operator.kube.resources import JOBS, PODS, RAY_CLUSTERS, SERVICES, SESSIONS, Resource
 
 GROUP: dict[str, Any] = {**NEMO_RL, "parallelism": {"nodes": 3}, "modelCache": {"claimName": "models"}}
+GROUP_OF_MILES: dict[str, Any] = {**MILES, "parallelism": {"nodes": 3}}
 SLOW_SECONDS = 2 * WAIT_SECONDS
 
 
@@ -111,8 +112,10 @@ async def test_what_kuberay_adds_is_no_change_that_the_operator_undoes(
     install_kuberay_kinds(api_cluster.kubectl)
     with kuberay_operator(api_cluster.kubeconfig, hands.namespace, tmp_path / "kuberay.log"):
         async with running(settings_for(hands.namespace)):
-            await hands.create(SESSIONS, session_manifest(**GROUP))
+            await hands.create(SESSIONS, session_manifest(**GROUP_OF_MILES))
             await comes_to_rest(hands, "WorkerReady", seconds=SLOW_SECONDS)
+            # Its ranks read the model as it was published.
+            assert await hands.all(JOBS) == []
             before, calls = await hands.get(SERVICES, "tiny"), len(proxy.calls)
             await hands.delete(SERVICES, "tiny")
 

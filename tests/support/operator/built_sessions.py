@@ -58,6 +58,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 NEMO_RL: dict[str, Any] = {"engine": "nemo-rl", "pod": {"image": "docker.io/tinsmith/trainer-nemo-rl:0.1.0"}}
+MILES: dict[str, Any] = {"engine": "miles", "pod": {"image": "docker.io/tinsmith/trainer-miles:0.1.0"}}
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,15 @@ BUILT = {
             resources={"limits": {"nvidia.com/gpu": 8, "rdma/hca": 1, "cpu": 64, "memory": "512Gi"}},
         ),
         replace(STORE, ray_cluster_labels={"ray.io/gang-scheduling-enabled": "true"}),
+    ),
+    "miles-two-nodes": Built(
+        make_session(
+            **MILES,
+            sampling="None",
+            parallelism={"nodes": 2, "tensor": 8},
+            resources={"limits": {"nvidia.com/gpu": 8, "cpu": 64, "memory": "512Gi"}},
+        ),
+        STORE,
     ),
     "suspended": Built(make_session(suspend=True, storage={"existingClaim": "journal-of-ada"}), replicas=0),
 }

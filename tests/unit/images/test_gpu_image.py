@@ -20,8 +20,8 @@ REQUIREMENTS = ROOT / "requirements" / "gpu-image.txt"
 TRAINER_LOCK = ROOT / "requirements" / "trainer-image.txt"
 TESTS_LOCK = ROOT / "requirements" / "dev.txt"
 FOR_GPUS_ALONE = {"liger-kernel"}
-ANOTHER_IMAGES = {"megatron", "nemo_rl", "ray"}
-"""What the engine on many GPUs imports, whose image is another."""
+ANOTHER_IMAGES = {"megatron", "miles", "nemo_rl", "ray"}
+"""What the engines on many GPUs import, whose images are others."""
 PACKAGES = {"grpc_health": "grpcio-health-checking", "grpc": "grpcio", "liger_kernel": "liger-kernel"}
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.operator.built_sessions import NEMO_RL
-from support.operator.resources import INSTALLATION, make_session
+from support.operator.built_sessions import MILES, NEMO_RL
+from support.operator.resources import FROM_HUB, INSTALLATION, make_session
 from tinsmith_operator.api.base import Manifest
+from tinsmith_operator.api.training_session import Engine
 from tinsmith_operator.build import ray_cluster
 from tinsmith_operator.build.network import build_service, build_session_policy
 from tinsmith_operator.build.worker import PinnedImage, WorkerPlan
@@ -167,7 +168,9 @@ def test_labels_of_the_installation_are_on_the_cluster_and_take_the_place_of_non
 
 def test_kuberay_is_told_the_ray_of_the_image() -> None:
     assert group()["spec"]["rayVersion"] == ray_cluster.VERSION_ON_CPUS
-    assert group(**GPUS)["spec"]["rayVersion"] == ray_cluster.VERSION_ON_GPUS
+    assert group(**GPUS)["spec"]["rayVersion"] == ray_cluster.VERSIONS_ON_GPUS[Engine.NEMO_RL]
+    assert group(**MILES)["spec"]["rayVersion"] == ray_cluster.VERSION_ON_CPUS
+    assert group(**MILES, **GPUS)["spec"]["rayVersion"] == ray_cluster.VERSIONS_ON_GPUS[Engine.MILES]
     assert group(replace(INSTALLATION, ray_version="2.58.0"), **GPUS)["spec"]["rayVersion"] == "2.58.0"
 
 
@@ -176,4 +179,23 @@ def test_the_versions_of_ray_are_those_of_the_projects_images() -> None:
     assert locked is not None
     assert locked[1] == ray_cluster.VERSION_ON_CPUS
     versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
-    assert versions["nemo-rl"]["ray"]["version"] == ray_cluster.VERSION_ON_GPUS
+    for engine, own in ray_cluster.VERSIONS_ON_GPUS.items():
+        assert versions[engine.value]["ray"]["version"] == own
+    assert set(ray_cluster.VERSIONS_ON_GPUS) == {engine for engine in Engine if engine.divides}
+
+
+def test_every_pod_of_a_group_finds_a_model_on_a_claim_at_one_path() -> None:
+    """Ranks of Miles read the files as they were published, each on its node, by the path that the head tells them."""
+    cluster = group(**MILES, modelCache=None)
+    mounted = [
+        [mount for mount in template["spec"]["containers"][0]["volumeMounts"] if mount["mountPath"] == "/models"]
+        for template in (head_of(cluster), member_of(cluster))
+    ]
+    assert mounted[0] == mounted[1] != []
+
+
+def test_every_pod_of_a_group_finds_a_model_that_the_head_downloaded() -> None:
+    cluster = group(**MILES, source=FROM_HUB)
+    for template in (head_of(cluster), member_of(cluster)):
+        [cache] = [volume for volume in template["spec"]["volumes"] if volume["name"] == "model-cache"]
+        assert cache["persistentVolumeClaim"] == {"claimName": "models"}

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.operator.built_sessions import NEMO_RL
+from support.operator.built_sessions import MILES, NEMO_RL
 from support.operator.group_world import GroupWorld
-from support.operator.resources import session_manifest
+from support.operator.resources import FROM_HUB, session_manifest
 from support.operator.session_world import World
 from tinsmith_operator.api.base import Manifest, format_time
 from tinsmith_operator.api.names import RESTART_REQUEST_ANNOTATION
@@ -93,8 +93,12 @@ def test_what_converts_is_neither_the_worker_nor_a_member(make: Any) -> None:
     assert said(world)[0] == "WorkerReady"
 
 
-@pytest.mark.parametrize("spec", [{}, NEMO_RL], ids=["another engine", "no cache"])
-def test_without_a_cache_that_stays_there_is_nothing_to_convert_before(spec: Manifest) -> None:
+@pytest.mark.parametrize(
+    "spec",
+    [{}, NEMO_RL, {**MILES, "source": FROM_HUB, **CACHE}],
+    ids=["an engine of one process", "no cache", "ranks that read the files as they are"],
+)
+def test_without_another_format_to_keep_there_is_nothing_to_convert_before(spec: Manifest) -> None:
     world = settled(World(session_manifest(**spec)))
     assert JOB not in world.objects
     assert said(world)[0] == "WorkerReady"

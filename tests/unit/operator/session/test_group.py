@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.operator.built_sessions import NEMO_RL
+from support.operator.built_sessions import MILES, NEMO_RL
 from support.operator.group_world import GroupWorld
 from support.operator.resources import session_manifest
 from support.operator.session_world import World
@@ -22,10 +22,10 @@ def a_world(**spec: Any) -> GroupWorld:
     return GroupWorld(session_manifest(**{**divided, **spec}))
 
 
-@pytest.fixture
-def world() -> GroupWorld:
+@pytest.fixture(params=[{}, {**MILES, "modelCache": None}], ids=["nemo-rl", "miles"])
+def world(request: pytest.FixtureRequest) -> GroupWorld:
     """It serves."""
-    world = a_world()
+    world = a_world(**request.param)
     world.settle()
     assert ready(world)["reason"] == "WorkerReady"
     return world

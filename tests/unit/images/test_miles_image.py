@@ -1,0 +1,84 @@
+"""What the image over Miles asks of its base, run against stand-ins of one; test_rank_images.py has what it shares with
+the one over NeMo RL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from images.sources import ROOT
+from support.base_images import OnABase
+
+MILES = OnABase("miles")
+TREES = {
+    "/root/miles": MILES.versions["commit"],
+    "/root/Megatron-LM": MILES.versions["megatron"]["commit"],
+    "/sgl-workspace/sglang": MILES.versions["sglang"]["commit"],
+}
+RAY = MILES.versions["ray"]["version"]
+ARGUMENTS = {
+    "MILES_COMMIT": MILES.versions["commit"],
+    "MEGATRON_COMMIT": MILES.versions["megatron"]["commit"],
+    "SGLANG_COMMIT": MILES.versions["sglang"]["commit"],
+    "RAY_VERSION": RAY,
+}
+
+
+def check_of(base: Path, trees: dict[str, str], ray: str) -> subprocess.CompletedProcess[str]:
+    """The first RUN, where git tells these trees' commits, Python has this Ray, and whatever would change is noted."""
+    heads = "".join(f'[ "$2" = {tree} ] && echo {commit} && exit\n' for tree, commit in trees.items())
+    programs = {
+        "git": f'{heads}echo "fatal: cannot change to $2" >&2; exit 128',
+        "python3": f'case "$1" in -c) echo {ray} ;; *) echo "python3 $@" >> {base}/done ;; esac',
+        "chmod": f'echo "chmod $@" >> {base}/done',
+        "useradd": f'echo "useradd $@" >> {base}/done',
+    }
+    for name, script in programs.items():
+        (base / name).write_text(f"#!/bin/sh\n{script}\n")
+        (base / name).chmod(0o755)
+    environment = {**ARGUMENTS, "PATH": f"{base}:{os.environ['PATH']}"}
+    command = ["sh", "-c", MILES.lines("RUN")[0]]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_its_base_is_the_published_image_unless_whoever_builds_it_says_otherwise() -> None:
+    assert MILES.lines("ARG") == [f"BASE={MILES.versions['image']}", *(f"{k}={v}" for k, v in ARGUMENTS.items())]
+    assert MILES.lines("FROM") == ["${BASE}"]
+
+
+def test_the_commits_are_those_that_the_assumptions_are_about() -> None:
+    read = tomllib.loads((ROOT / "tests" / "support" / "miles" / "assumptions.toml").read_text())
+    assert (read["miles"], read["megatron"]) == (ARGUMENTS["MILES_COMMIT"], ARGUMENTS["MEGATRON_COMMIT"])
+
+
+def test_a_base_of_the_commits_that_were_read_is_taken(tmp_path: Path) -> None:
+    assert check_of(tmp_path, TREES, RAY).returncode == 0
+    done = (tmp_path / "done").read_text().splitlines()
+    assert done[0] == "python3 -m pip uninstall --yes flash_attn_3"
+    assert done[1] == "chmod a+rx /root"
+    assert done[2].startswith("useradd --uid 65532 ")
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("commit", ["f" * 40, None], ids=["another commit", "no tree"])
+def test_another_base_is_refused_while_building(tree: str, commit: str | None, tmp_path: Path) -> None:
+    trees = {name: at for name, at in {**TREES, tree: commit}.items() if at is not None}
+    assert check_of(tmp_path, trees, RAY).returncode != 0
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_base_with_another_ray_than_kuberay_is_told_is_refused_while_building(tmp_path: Path) -> None:
+    assert check_of(tmp_path, TREES, "2.56.0").returncode != 0
+
+
+def test_what_ranks_import_has_to_be_readable_for_the_user_that_pods_run_as() -> None:
+    text = MILES.image.dockerfile.read_text()
+    assert text.index("USER 65532:65532") < text.index("import miles, sglang, megatron.training, megatron.bridge")
+    assert "import tinsmith_trainer.worker.startup" in MILES.lines("RUN")[2]
+
+
+def test_ranks_find_the_trees_that_were_checked() -> None:
+    assert MILES.environment()["PYTHONPATH"].split(":")[1:] == ["/root/Megatron-LM", "/root/miles"]
