@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,12 @@ def test_what_is_learnt_is_said_in_the_cookbooks_own_words() -> None:
     named = {word.partition("=")[0] for word in cells(LESSON, 1) if word not in FROM_ELSEWHERE}
     assert len(named) > 10
     assert named - fields_of_the_cookbooks_config() == set()
+
+
+def test_miles_was_read_at_the_commit_that_the_image_is_pinned_to() -> None:
+    """When that moves the comparison is to be read again, line by line."""
+    versions = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
+    assert f"`{versions['miles']['commit']}` (**M**)" in PAGE
 
 
 def test_losses_that_it_names_are_losses() -> None:
