@@ -23,10 +23,15 @@ _OF_A_ROLLOUT = ("--num-rollout", "1", "--rollout-batch-size", "1", "--n-samples
 _NEVER_USED = ("--optimizer", "adam", "--lr", "1e-4", "--weight-decay", "0.0", "--clip-grad", "0.0")
 """Every step brings its own; the optimizer itself is Adam, which Miles always divides among data-parallel ranks."""
 
+HALF = "float16"
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a dense model, as its configuration has them. Miles' parser wants them said again and compares."""
+    """Of a dense model, as its configuration has them. Miles' parser wants them said again and compares.
+
+    But for `dtype`, that of the weights and so of the ranks' computing: float32 takes twice the memory of bfloat16.
+    """
 
     layers: int
     hidden: int
@@ -34,6 +39,7 @@ class Sizes:
     heads: int
     norm_epsilon: float
     rotary_base: int
+    dtype: str
 
 
 def sizes_of(directory: Path) -> Sizes:
@@ -49,6 +55,7 @@ def sizes_of(directory: Path) -> Sizes:
             heads=config.num_attention_heads,
             norm_epsilon=config.rms_norm_eps,
             rotary_base=_whole(directory, config.rope_parameters["rope_theta"]),
+            dtype=str(config.dtype).removeprefix("torch."),
         )
     except (AttributeError, KeyError) as error:
         raise ModelDirectoryInvalid(
@@ -76,6 +83,12 @@ def miles_arguments(model: RankedModel, sizes: Sizes, parallelism: Parallelism, 
         raise ModelDirectoryInvalid(
             f"The model in {model.directory} is a mixture of {model.experts} experts, and the miles engine trains "
             f"dense transformers. Use the engine nemo-rl."
+        )
+    if sizes.dtype == HALF:
+        # Megatron-Bridge computes in the folder's own type, whatever Miles' flags say, and the optimizer in bfloat16's.
+        raise ModelDirectoryInvalid(
+            f"The model in {model.directory} is in {HALF}, whose gradients need scaled losses. Save it in bfloat16, or "
+            f"use the engine nemo-rl, which converts it."
         )
     return [
         *("--train-backend", "megatron", "--megatron-to-hf-mode", "bridge", "--debug-train-only"),

@@ -95,6 +95,14 @@ def test_rotary_positions_of_a_base_that_is_no_whole_number_are_refused(tmp_path
         sizes_of(tmp_path)
 
 
+def test_a_model_in_float16_is_refused(tmp_path: Path) -> None:
+    model = tiny_model()
+    sizes = replace(sizes_of(model.directory), dtype="float16")
+    ranked = ranked_model(model.directory, model.info, SETTINGS)
+    with pytest.raises(ModelDirectoryInvalid, match="is in float16.* Save it in bfloat16, or use the engine nemo-rl"):
+        miles_arguments(ranked, sizes, Parallelism(), nodes=1)
+
+
 def test_miles_parses_them_and_the_process_keeps_its_own() -> None:
     before = list(sys.argv)
     with stand_in():
