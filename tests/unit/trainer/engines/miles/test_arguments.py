@@ -99,7 +99,7 @@ def test_a_model_in_float16_is_refused(tmp_path: Path) -> None:
     model = tiny_model()
     sizes = replace(sizes_of(model.directory), dtype="float16")
     ranked = ranked_model(model.directory, model.info, SETTINGS)
-    with pytest.raises(ModelDirectoryInvalid, match="is in float16.* Save it in bfloat16, or use the engine nemo-rl"):
+    with pytest.raises(ModelDirectoryInvalid, match=r"is in float16.* Save it in bfloat16, or use the engine nemo-rl"):
         miles_arguments(ranked, sizes, Parallelism(), nodes=1)
 
 
