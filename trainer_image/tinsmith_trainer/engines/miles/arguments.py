@@ -127,7 +127,7 @@ def _layout(parallelism: Parallelism, nodes: int) -> list[str]:
 
 
 def _lora(model: RankedModel) -> list[str]:
-    """`rank.canonical_lora_in` reads them from the Namespace again; a scale of 1, until an adapter is switched in."""
+    """An A and a B for each projection, as PEFT has them; of scale 1, until an adapter is switched in."""
     rank = str(model.max_rank)
     return [
         *("--lora-type", "canonical_lora", "--lora-rank", rank, "--lora-alpha", rank, "--lora-dropout", "0.0"),

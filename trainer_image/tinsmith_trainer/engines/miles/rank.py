@@ -7,10 +7,8 @@ and so this class can be named by a driver that never imports Miles.
 from __future__ import annotations
 
 import socket
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import structlog
@@ -47,7 +45,7 @@ class MilesRank:
 
     def _made(self, address: str, port: int) -> Any:
         """As `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`) and its group make and start one."""
-        from miles.backends.megatron_utils import lora_utils
+        from megatron.bridge import AutoBridge
         from miles.backends.megatron_utils.actor import MegatronTrainRayActor
         from miles.utils.ft_utils.indep_dp import IndepDPInfo
 
@@ -64,7 +62,7 @@ class MilesRank:
             role=ROLE,
             cell_index=0,
         )
-        with canonical_lora_in(lora_utils):
+        with sums_in(AutoBridge):
             actor.init(args, ROLE, indep_dp_info=IndepDPInfo.create_trivial())
         return actor
 
@@ -95,43 +93,27 @@ def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
 
 
 @contextmanager
-def canonical_lora_in(lora_utils: ModuleType) -> Iterator[None]:
-    """Models built inside get our LoRA where `lora_utils`, Miles' module, says `create_lora_instance`.
+def sums_in(bridge: type[Any]) -> Iterator[None]:
+    """Models built inside by `bridge`, Megatron-Bridge's AutoBridge, add gradients up, and have stages.
 
-    `_setup_lora_model_via_bridge` (`miles/backends/megatron_utils/bridge_lora_helpers.py`) imports it when called.
+    Megatron's data parallelism reads `calculate_per_token_loss` when it is made, to know whether gradients are sums or
+    means, and stages need to know the type of what they send each other. Miles has flags for both that do not reach a
+    model with adapters: `_setup_lora_model_via_bridge` (`miles/backends/megatron_utils/bridge_lora_helpers.py`) hands
+    on to the bridge's provider what it names one by one, and these are not among it.
     """
-    stock = lora_utils.create_lora_instance
-    vars(lora_utils)["create_lora_instance"] = _created
+    stock = bridge.to_megatron_provider
+
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        provider = stock(self, *args, **kwargs)
+        provider.calculate_per_token_loss = True
+        provider.pipeline_dtype = provider.params_dtype
+        return provider
+
+    bridge.to_megatron_provider = told
     try:
         yield
     finally:
-        vars(lora_utils)["create_lora_instance"] = stock
-
-
-def _created(args: Namespace) -> SummedLora:
-    from tinsmith_trainer.engines.megatron.model.canonical_lora import canonical_lora
-
-    return SummedLora(canonical_lora(target_modules=args.target_modules, dim=args.lora_rank))
-
-
-class SummedLora:
-    """What Miles does with a LoRA: calls it with the model's chunks, before Megatron's data parallelism wraps them.
-
-    That one reads `calculate_per_token_loss` when it is made, to know whether gradients are sums or means over
-    data-parallel ranks. Miles has no way to say it to a model that Megatron-Bridge builds: its flag of that name is not
-    among what is handed on.
-    """
-
-    def __init__(self, lora: Any) -> None:
-        self._lora = lora
-
-    def __call__(self, chunks: Sequence[Any], training: bool = True) -> Any:
-        for chunk in chunks:
-            chunk.config.calculate_per_token_loss = True
-        return self._lora(chunks, training=training)
-
-    def set_params_to_save(self, chunks: Sequence[Any]) -> None:
-        self._lora.set_params_to_save(chunks)
+        bridge.to_megatron_provider = stock
 
 
 def _precision(chunk: Any) -> dict[str, bool]:

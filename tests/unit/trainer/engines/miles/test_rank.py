@@ -13,47 +13,30 @@ from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.miles.rank import SummedLora, _precision, canonical_lora_in
+from tinsmith_trainer.engines.miles.rank import _precision, sums_in
 from torch import nn
 
 SETTINGS = MegatronSettings(adapter_slots=2, max_rank=8)
 
 
-class Recording:
-    def __init__(self) -> None:
-        self.saved: Any = None
-
-    def __call__(self, chunks: Any, training: bool) -> list[bool]:
-        return [chunk.config.calculate_per_token_loss for chunk in chunks]
-
-    def set_params_to_save(self, chunks: Any) -> None:
-        self.saved = chunks
+class Bridge:
+    def to_megatron_provider(self, load_weights: bool) -> Any:
+        assert not load_weights
+        return SimpleNamespace(calculate_per_token_loss=False, pipeline_dtype=None, params_dtype="bfloat16")
 
 
-def chunk() -> Any:
-    return SimpleNamespace(config=SimpleNamespace(calculate_per_token_loss=False))
+def test_only_models_built_inside_are_told_to_add_gradients_up_and_what_stages_send() -> None:
+    with sums_in(Bridge):
+        provider = Bridge().to_megatron_provider(load_weights=False)
+    assert (provider.calculate_per_token_loss, provider.pipeline_dtype) == (True, "bfloat16")
+    assert not Bridge().to_megatron_provider(load_weights=False).calculate_per_token_loss
 
 
-def test_gradients_are_said_to_be_sums_before_adapters_are_placed() -> None:
-    lora = SummedLora(Recording())
-    assert lora([chunk(), chunk()]) == [True, True]
-
-
-def test_miles_keeps_what_it_wants_to_save() -> None:
-    inner = Recording()
-    SummedLora(inner).set_params_to_save("chunks")  # type: ignore[arg-type]
-    assert inner.saved == "chunks"
-
-
-def test_only_models_built_inside_get_our_lora() -> None:
-    with stand_in():
-        from miles.backends.megatron_utils import lora_utils
-
-        stock = lora_utils.create_lora_instance
-        with canonical_lora_in(lora_utils):
-            made = lora_utils.create_lora_instance(SimpleNamespace(target_modules=["linear_q"], lora_rank=8))
-        assert isinstance(made, SummedLora)
-        assert lora_utils.create_lora_instance is stock
+def test_a_bridge_is_as_it_was_after_a_rank_that_fails() -> None:
+    stock = Bridge.to_megatron_provider
+    with pytest.raises(RuntimeError), sums_in(Bridge):
+        raise RuntimeError("a rank fails")
+    assert Bridge.to_megatron_provider is stock
 
 
 def test_a_gradient_of_several_calls_makes_a_step() -> None:

@@ -60,11 +60,18 @@ class MegatronTrainRayActor:
 
 def _built(args: Namespace, parallelism: Parallelism) -> tuple[list[Any], Any]:
     """As `_setup_lora_model_via_bridge` does: LoRA before DDP, of which nothing has said whether it sums."""
+    from megatron.bridge import AutoBridge
+
     from miles.backends.megatron_utils.lora_utils import create_lora_instance
 
+    provider = AutoBridge.from_hf_pretrained(args.hf_checkpoint, trust_remote_code=True).to_megatron_provider(
+        load_weights=False
+    )
+    provider.pipeline_model_parallel_size = args.pipeline_model_parallel_size
+    provider.finalize()
     with cpu_megatron():
         chunk = build_megatron_model(Path(args.load), parallelism, max_rank=args.lora_rank).chunk
-        chunk.config.calculate_per_token_loss = False
+        chunk.config.calculate_per_token_loss = provider.calculate_per_token_loss
         lora = create_lora_instance(args)
         transformed = lora([chunk], training=True)
         lora.set_params_to_save(transformed)
