@@ -57,7 +57,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl vllm-environment sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl test-miles vllm-environment sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -111,6 +111,10 @@ test-vllm: venv ## the promises of samplers, asked of vLLM itself on this machin
 test-nemo-rl: venv ## NeMo RL itself on this machine's CPU; NEMO_RL=… BRIDGE=… MEGATRON=…, checkouts at the pinned commits
 	PYTHONPATH=testcluster $(BIN)/python scripts/nemo_rl_on_cpu.py --nemo-rl "$(NEMO_RL)" --bridge "$(BRIDGE)" \
 	    --megatron "$(MEGATRON)" $(TESTS)
+
+test-miles: venv ## Miles itself on this machine's CPU; MILES=… MEGATRON=… BRIDGE=…, checkouts at the pinned commits
+	PYTHONPATH=testcluster $(BIN)/python scripts/miles_on_cpu.py --miles "$(MILES)" --megatron "$(MEGATRON)" \
+	    --bridge "$(BRIDGE)" $(TESTS)
 
 sdk-environments: venv ## install each generation of the tinker SDK, once, in environments of their own
 	@PYTHONPATH=testcluster $(BIN)/python scripts/sdk_environments.py
@@ -184,6 +188,8 @@ lock: ## resolve requirements/*.txt anew
 	$(RESOLVE) --python-version 3.11 requirements/cookbook-extras.in --output-file requirements/cookbook-extras.txt
 	$(RESOLVE) --python-version 3.13 --override requirements/nemo-rl-cpu-overrides.txt requirements/nemo-rl-cpu.in \
 	    --output-file requirements/nemo-rl-cpu.txt
+	$(RESOLVE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt \
+	    --config-file requirements/miles-cpu.toml requirements/miles-cpu.in --output-file requirements/miles-cpu.txt
 	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
 	@# What is put beside the packages of others' images.
 	for image in nemo-rl:3.13 gpu:3.13 miles:3.12; do \

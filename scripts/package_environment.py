@@ -32,7 +32,7 @@ UNUSED_SECONDS = 14 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """What an environment has: `requirements/<name>.txt`, on the Python of the trainer's image.
+    """What an environment has: `requirements/<name>.txt`, on `python`, by itself that of the trainer's image.
 
     `takes_another`: the one that runs this will do where the machine has not that. `on_ours`: that one and no other, as
     its programs are given these packages beside their own. `imported`: statements by which what a program of it imports
@@ -41,6 +41,7 @@ class Packages:
 
     name: str
     title: str
+    python: str = IMAGE_PYTHON
     takes_another: bool = False
     on_ours: bool = False
     imported: str = ""
@@ -58,9 +59,12 @@ VLLM = Packages(
     imported="import vllm.entrypoints.cli.main, vllm.entrypoints.openai.api_server, vllm.v1.engine.core",
 )
 NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU")
+MILES = Packages("miles-cpu", "What Miles needs on a CPU", python="3.12")
 THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
 COOKBOOK_EXTRAS = Packages("cookbook-extras", "What parts of tinker-cookbook need beside ours", on_ours=True)
-KNOWN: Mapping[str, Packages] = {packages.name: packages for packages in (VLLM, NEMO_RL, THIRD_PARTY, COOKBOOK_EXTRAS)}
+KNOWN: Mapping[str, Packages] = {
+    packages.name: packages for packages in (VLLM, NEMO_RL, MILES, THIRD_PARTY, COOKBOOK_EXTRAS)
+}
 
 
 def environment_directory(packages: Packages) -> Path:
@@ -79,7 +83,7 @@ def interpreter(packages: Packages) -> str:
     if packages.on_ours:
         return sys.executable
     try:
-        return _output(str(FIND_PYTHON), IMAGE_PYTHON)
+        return _output(str(FIND_PYTHON), packages.python)
     except subprocess.CalledProcessError:
         if packages.takes_another:
             return sys.executable

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import get_args
 
+import backend_runs
 import chart_reference
 import evidence_reference
 import gpu_reference
 import limits_reference
-import nemo_rl_reference
 import nemo_rl_sizing
 import operator_reference
 import protocol_reference
@@ -155,6 +155,10 @@ def flags_table() -> str:
     return table(protocol_reference.FLAG_HEADER, protocol_reference.flag_rows())
 
 
+def runs_table(runs: backend_runs.BackendRuns) -> str:
+    return table(backend_runs.HEADER, runs.rows())
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("settings.md", lambda: settings_table(Settings.model_fields, "TINSMITH_")),
     "calls": ("protocol.md", calls_table),
@@ -186,7 +190,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "gpu-runs": ("gpu.md", gpu_runs_table),
     "gpu-benchmarks": ("gpu.md", gpu_benchmarks_table),
     "nemo-rl-sizing": ("nemo-rl.md", lambda: table(nemo_rl_sizing.HEADER, nemo_rl_sizing.rows())),
-    "nemo-rl-runs": ("nemo-rl.md", lambda: table(nemo_rl_reference.HEADER, nemo_rl_reference.rows())),
+    "nemo-rl-runs": ("nemo-rl.md", lambda: runs_table(backend_runs.NEMO_RL)),
+    "miles-runs": ("miles.md", lambda: runs_table(backend_runs.MILES)),
     "nemo-rl-recompute": (
         "nemo-rl.md",
         lambda: table(nemo_rl_sizing.RECOMPUTE_HEADER, nemo_rl_sizing.recompute_rows()),

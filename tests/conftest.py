@@ -55,6 +55,7 @@ NOT_ASKED_FOR = {
     "gpu": "They need a GPU, and were not asked for: `make test-gpu` runs them.",
     "vllm": "They ask vLLM itself, and were not asked for: `make test-vllm` runs them.",
     "nemo_rl": "They ask NeMo RL itself, and were not asked for: `make test-nemo-rl` runs them.",
+    "miles": "They ask Miles itself, and were not asked for: `make test-miles` runs them.",
     "recipes": "They are programs that take minutes, and were not asked for: `make recipes` runs them.",
 }
 _MOST_NAMED = 20

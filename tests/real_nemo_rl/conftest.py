@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import subprocess
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
-import nemo_rl_reference
+import backend_runs
 import pytest
+from support.real_runs import Note, noted
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
-
-Note = Callable[[str, str, str], None]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,24 +26,4 @@ def _image(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Note:
-    """Writes down that this test ran: what, how far off it may be, and was. Called at its end."""
-
-    def write(what: str, tolerance: str, deviation: str) -> None:
-        run = {
-            "test": request.node.nodeid,
-            "what": what,
-            "tolerance": tolerance,
-            "deviation": deviation,
-            "commit": _commit(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        }
-        nemo_rl_reference.note(run, VERSIONS["nemo-rl"]["commit"])
-
-    return write
-
-
-def _commit() -> str:
-    asked = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    return asked.stdout.strip()
+    return noted(request, backend_runs.NEMO_RL, VERSIONS["nemo-rl"]["commit"])

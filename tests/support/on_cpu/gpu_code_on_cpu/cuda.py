@@ -1,4 +1,4 @@
-"""PyTorch as NeMo RL asks it for GPUs, on a machine that has none.
+"""PyTorch as it is asked for GPUs, on a machine that has none.
 
 `torch.cuda.is_available()` stays False: what looks before it asks needs nothing of this.
 """
@@ -100,9 +100,9 @@ def _is_gpu(device: object) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def _set_device(device: int) -> None:
+def _set_device(device: int | str) -> None:
     global _device  # noqa: PLW0603
-    _device = _Here(int(device))
+    _device = _Here(int(device.removeprefix("cuda:") if type(device) is str else device))
 
 
 def _current_device() -> _Here:

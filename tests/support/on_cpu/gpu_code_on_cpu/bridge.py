@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def transformer_engine_by_name() -> Iterator[None]:
-    """`lora_layers` imports it for a class that nothing here makes, TEFusedLoRALinear. Elsewhere it stays absent."""
+    """For adapters' modules, which import it for classes that nothing here makes. Elsewhere it stays absent."""
     package, inner = ModuleType("transformer_engine"), ModuleType("transformer_engine.pytorch")
     nobodys_class = type("NotInstalled", (), {})
     vars(package)["pytorch"] = inner

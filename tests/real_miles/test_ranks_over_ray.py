@@ -1,0 +1,109 @@
+"""Miles' own actors over Ray, however they divide the work, train as the PEFT engine does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.engine.contract import state_bits
+from support.miles.real_ranks import in_bfloat16, real_ranks
+from support.nemo_rl.beside_peft import Apart, trained_apart
+from support.nemo_rl.engines import engine_over
+from support.real_runs import Note
+from support.tiny_models import tiny_model
+from tinsmith_trainer.engines.megatron.flags import MegatronSettings, RankRecompute
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.rank_group import RanksLost
+from tinsmith_trainer.engines.peft import PeftEngineSettings, build_peft_engine
+from tinsmith_trainer.torch_model.loading import TorchModel
+from tinsmith_trainer.torch_model.tiny_model import Family
+
+pytestmark = [pytest.mark.miles, pytest.mark.timeout(1800)]
+
+MAX_RANK = 8
+SETTINGS = MegatronSettings(max_rank=MAX_RANK, token_budget=64)
+FLOAT32 = Apart(logprob=1e-5, norm=1e-4, weight=1e-5)
+BFLOAT16 = Apart(logprob=5e-2, norm=5e-2, weight=5e-3)
+"""From the PEFT engine in float32: what a base in bfloat16 rounds, which is what GPUs have."""
+
+
+def divided(world_size: int, **dimensions: int) -> Parallelism:
+    """Miles knows no other optimizer than the distributed one."""
+    return Parallelism(world_size, distributed_optimizer=True, **dimensions)
+
+
+class Layout(NamedTuple):
+    family: Family
+    parallelism: Parallelism
+    recompute: RankRecompute = "none"
+
+
+LAYOUTS = {
+    "Qwen3, one rank": Layout("qwen3", divided(1)),
+    "Qwen3, one rank, layers computed anew": Layout("qwen3", divided(1), "layers"),
+    "Qwen3, one rank, feed-forward computed anew": Layout("qwen3", divided(1), "mlp"),
+    "Qwen3, tensor 2 with sequence parallelism": Layout("qwen3", divided(2, tensor=2)),
+    "Qwen3, pipeline 2": Layout("qwen3", divided(2, pipeline=2)),
+    "Qwen3, data 2": Layout("qwen3", divided(2)),
+    "Qwen3, data 3": Layout("qwen3", divided(3)),
+    "Llama, one rank": Layout("llama3", divided(1)),
+    "Llama, tensor 2 with data 2": Layout("llama3", divided(4, tensor=2)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_train_two_adapters_as_the_peft_engine_does_and_take_a_state_back(layout: str, note: Note) -> None:
+    apart = apart_from_peft(tiny_model(LAYOUTS[layout].family), LAYOUTS[layout])
+    assert apart.within(FLOAT32), apart
+    note(f"{layout}, float32; an adapter that is read back has the same bits", str(FLOAT32), str(apart))
+
+
+def test_a_rank_in_bfloat16_trains_what_bfloat16_rounds_of_it(tmp_path: Path, note: Note) -> None:
+    apart = apart_from_peft(in_bfloat16(tiny_model(), tmp_path), LAYOUTS["Qwen3, one rank"])
+    assert apart.within(BFLOAT16), apart
+    note("Qwen3, one rank, bfloat16 as on GPUs", str(BFLOAT16), str(apart))
+
+
+def test_stages_in_bfloat16_train_what_bfloat16_rounds_of_it(tmp_path: Path, note: Note) -> None:
+    apart = apart_from_peft(in_bfloat16(tiny_model(), tmp_path), LAYOUTS["Qwen3, pipeline 2"])
+    assert apart.within(BFLOAT16), apart
+    note("Qwen3, pipeline 2, bfloat16 as on GPUs", str(BFLOAT16), str(apart))
+
+
+def test_a_rank_that_is_killed_is_missed_by_the_watch_and_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch, note: Note
+) -> None:
+    import ray
+    from tinsmith_trainer.engines.megatron.ranks import ray_ranks
+
+    missed = threading.Event()
+    monkeypatch.setattr(ray_ranks, "RankWatch", partial(ray_ranks.RankWatch, on_lost=missed.set))
+    with real_ranks(tiny_model(), divided(2), SETTINGS) as ranks:
+        victim = ranks._places.actors[-1]
+        os.kill(ray.get(victim.__ray_call__.remote(_process)), signal.SIGKILL)
+        assert missed.wait(timeout=30)
+        with pytest.raises(RanksLost):
+            ranks.all("ts_health")
+    note("Qwen3, data 2: a rank that is killed is missed", "noticed", "noticed")
+
+
+def _process(_rank: Any) -> int:
+    return os.getpid()
+
+
+def apart_from_peft(model: TorchModel, layout: Layout) -> Apart:
+    settings = replace(SETTINGS, recompute=layout.recompute)
+    with real_ranks(model, layout.parallelism, settings) as ranks:
+        ours = engine_over(ranks, model, settings)
+        apart = trained_apart(ours, build_peft_engine(model, PeftEngineSettings(max_rank=MAX_RANK)))
+        state = ours.state("a")
+        ours.drop("a")
+        ours.load_state("a", state, True)
+        assert state_bits(ours.state("a")) == state_bits(state)
+        return apart

@@ -1,0 +1,40 @@
+"""A run of a backend itself, written down where its page says what has run."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from backend_runs import BackendRuns
+
+ROOT = Path(__file__).parents[2]
+
+Note = Callable[[str, str, str], None]
+"""What ran, how far off it may be, and was."""
+
+
+def noted(request: pytest.FixtureRequest, runs: BackendRuns, pin: str) -> Note:
+    """Called at a test's end, writes down that it ran."""
+
+    def write(what: str, tolerance: str, deviation: str) -> None:
+        run = {
+            "test": request.node.nodeid,
+            "what": what,
+            "tolerance": tolerance,
+            "deviation": deviation,
+            "commit": _commit(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        }
+        runs.note(run, pin)
+
+    return write
+
+
+def _commit() -> str:
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return asked.stdout.strip()
