@@ -59,9 +59,9 @@ class BackendRuns:
 
     def _head(self) -> str:
         return (
-            f"# Written by `{self.target}`: the last run of each of its tests that passed. `make docs` writes the table "
-            f"of\n# docs/{self.page} from it. Differences from the PEFT engine are the largest of a logprob, of the "
-            f"gradient's norm\n# (relative), and of a weight after the last step.\n"
+            f"# Written by `{self.target}`: the last run of each of its tests that passed. `make docs` writes the "
+            f"table of\n# docs/{self.page} from it. Differences from the PEFT engine are the largest of a logprob, of "
+            f"the gradient's norm\n# (relative), and of a weight after the last step.\n"
         )
 
 

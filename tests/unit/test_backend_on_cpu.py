@@ -74,6 +74,15 @@ def test_without_sources_nothing_is_installed(backend: Backend, capsys: pytest.C
     assert f"{backend.sources[0].variable} is not given" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.marker)
+def test_they_run_on_the_images_python_pytorch_and_ray(backend: Backend) -> None:
+    versions = pinned(backend.sources[0])
+    assert versions["python"]["version"].startswith(backend.packages.python)
+    locked = backend.packages.lock.read_text()
+    for package in ("torch", "ray"):
+        assert f"\n{package}=={versions[package]['version']} " in locked
+
+
 @pytest.mark.parametrize(("runs", "section"), RUNS)
 def test_the_runs_that_docs_tell_of_are_of_the_pinned_sources_and_of_tests_that_there_are(
     runs: BackendRuns, section: str
