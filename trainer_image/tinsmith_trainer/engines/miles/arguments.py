@@ -19,7 +19,6 @@ from tinsmith_trainer.engines.megatron.model.ranked_model import RankedModel, ch
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 
-_OF_A_ROLLOUT = ("--num-rollout", "1", "--rollout-batch-size", "1", "--n-samples-per-prompt", "1")
 _NEVER_USED = ("--optimizer", "adam", "--lr", "1e-4", "--weight-decay", "0.0", "--clip-grad", "0.0")
 """Every step brings its own; the optimizer itself is Adam, which Miles always divides among data-parallel ranks."""
 
@@ -99,8 +98,16 @@ def miles_arguments(model: RankedModel, sizes: Sizes, parallelism: Parallelism, 
         *_gradients(),
         *_recompute(model),
         *_NEVER_USED,
-        *_OF_A_ROLLOUT,
-        *("--global-batch-size", str(parallelism.data), "--micro-batch-size", "1"),
+        *_one_batch(parallelism),
+    ]
+
+
+def _one_batch(parallelism: Parallelism) -> list[str]:
+    """A datum on each data-parallel rank, which one rollout fills: Miles asserts that there is a step to schedule."""
+    whole = str(parallelism.data)
+    return [
+        *("--num-rollout", "1", "--rollout-batch-size", whole, "--n-samples-per-prompt", "1"),
+        *("--global-batch-size", whole, "--micro-batch-size", "1"),
     ]
 
 

@@ -53,6 +53,14 @@ def test_ranks_are_divided_as_the_parallelism_says() -> None:
     assert "--sequence-parallel" not in arguments_of(model, SETTINGS, Parallelism())
 
 
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_one_rollout_fills_a_batch_of_all_copies(copies: int) -> None:
+    """Else Miles has no step to schedule, and its actors do not start."""
+    arguments = arguments_of(tiny_model(), SETTINGS, Parallelism(copies))
+    of_a_rollout = int(of(arguments, "--rollout-batch-size")) * int(of(arguments, "--n-samples-per-prompt"))
+    assert of_a_rollout * int(of(arguments, "--num-rollout")) == int(of(arguments, "--global-batch-size")) == copies
+
+
 def test_every_projection_has_a_padded_adapter_of_scale_one() -> None:
     arguments = arguments_of(tiny_model(), SETTINGS, Parallelism())
     assert of(arguments, "--lora-rank") == of(arguments, "--lora-alpha") == "8"

@@ -55,7 +55,14 @@ class MegatronTrainRayActor:
             torch.distributed.init_process_group("gloo")
             initialise_parallel(parallelism, torch.distributed.get_rank())
         self.model, self.optimizer = _built(args, parallelism)
+        assert _steps(args) > 0, "lr_decay_steps of the scheduler that Megatron would make"
         return 1
+
+
+def _steps(args: Namespace) -> int:
+    """As `get_optimizer_param_scheduler` (`miles/backends/megatron_utils/model.py`) counts them."""
+    samples: int = args.num_rollout * args.rollout_batch_size * args.n_samples_per_prompt
+    return samples // args.global_batch_size
 
 
 def _built(args: Namespace, parallelism: Parallelism) -> tuple[list[Any], Any]:
