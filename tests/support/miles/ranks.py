@@ -52,6 +52,7 @@ def one_rank_engine(settings: MegatronSettings) -> Engine:
     model, one = tiny_model(), Parallelism(distributed_optimizer=True)
     rank = MilesRank(arguments_of(model, settings, one), one, 0)
     with stand_in():
+        rank.prepare()
         rank.join("127.0.0.1", 0)
     return engine_over(OneRank(rank), model, settings)
 
@@ -122,6 +123,7 @@ def _start(arguments: list[str], parallelism: Parallelism, rank: int) -> None:
     initialise_parallel(parallelism, rank)
     made = CpuMilesRank(arguments, parallelism, rank)
     with stand_in():
+        made.prepare()
         made.join("127.0.0.1", 0)
     _rank.append(made)
 

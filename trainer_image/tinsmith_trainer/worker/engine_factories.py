@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from transformers import AutoConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine
@@ -53,6 +54,8 @@ def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     Raises what `build_colocated` does, also where ranks cannot be had.
     """
     from tinsmith_trainer.engines.megatron.factory import RanksRequest, build_megatron_engine
+    from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model
+    from tinsmith_trainer.engines.miles.arguments import check_dense
 
     directory = model_directory(options.model, options.model_revision)
     check_files(directory)
@@ -66,25 +69,19 @@ def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
         map_stable_reinforce=options.map_stable_reinforce,
     )
     request = RanksRequest(directory, _limited(info, options), wanted, settings)
+    if options.engine == MILES:
+        check_dense(ranked_model(request.directory, request.info, settings))
     engine = build_megatron_engine(options.engine, request, GPU_RANKS[options.engine])
     return engine, build_sampler(options)[1] if options.sampling else None
 
 
-def _nemo_ranks(request: RanksRequest) -> RankGroup:
+def _nemo_ranks(request: RanksRequest) -> tuple[RankGroup, torch.dtype]:
     from tinsmith_trainer.engines.nemo_rl.group import build_nemo_group
 
-    return build_nemo_group(
-        request.directory,
-        request.info,
-        request.wanted.parallelism,
-        request.settings,
-        nodes=request.wanted.nodes,
-        gpus_per_node=request.wanted.gpus_per_node,
-        ray_address=request.wanted.ray_address,
-    )
+    return build_nemo_group(request), torch.bfloat16
 
 
-def _miles_ranks(request: RanksRequest) -> RankGroup:
+def _miles_ranks(request: RanksRequest) -> tuple[RankGroup, torch.dtype]:
     from tinsmith_trainer.engines.miles.group import start_miles_ranks
 
     return start_miles_ranks(request)

@@ -30,8 +30,11 @@ class RanksRequest:
     settings: MegatronSettings
 
 
-GpuRanks = Callable[[RanksRequest], RankGroup]
-"""Starts ranks on GPUs. Raises ModelDirectoryInvalid, and ServerError where they cannot be had."""
+GpuRanks = Callable[[RanksRequest], tuple[RankGroup, torch.dtype]]
+"""Starts ranks on GPUs; also the type that they hold base weights in.
+
+Raises ModelDirectoryInvalid, and ServerError where they cannot be had.
+"""
 
 
 def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks) -> MegatronEngine:
@@ -40,16 +43,15 @@ def build_megatron_engine(name: str, request: RanksRequest, gpu_ranks: GpuRanks)
     Raises ModelDirectoryInvalid, and ServerError where ranks cannot be had.
     """
     wanted = request.wanted
-    dtype = torch.bfloat16 if wanted.gpus_per_node else torch.float32
     log.info("starting ranks", engine=name, **wanted.described())
     started = time.monotonic()
-    ranks = _start_ranks(request, gpu_ranks)
+    ranks, dtype = _start_ranks(request, gpu_ranks)
     log.info("ranks ready", ranks=wanted.parallelism.world_size, seconds=round(time.monotonic() - started, 1))
     files = BaseFiles(request.directory, request.info.path, dtype)
     return MegatronEngine(name, ranks, files, request.info, request.settings)
 
 
-def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> RankGroup:
+def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> tuple[RankGroup, torch.dtype]:
     """Each kind's frameworks are imported where it is asked for: an image holds one of them."""
     wanted, settings = request.wanted, request.settings
     if not wanted.in_process:
@@ -62,7 +64,7 @@ def _start_ranks(request: RanksRequest, gpu_ranks: GpuRanks) -> RankGroup:
     if wanted.in_process:
         from tinsmith_trainer.engines.megatron.ranks.in_process import InProcessRank
 
-        return InProcessRank(model)
+        return InProcessRank(model), torch.float32
     from tinsmith_trainer.engines.megatron.ranks.cpu_actors import start_cpu_ranks
 
-    return start_cpu_ranks(model, nodes=wanted.nodes, address=wanted.ray_address)
+    return start_cpu_ranks(model, nodes=wanted.nodes, address=wanted.ray_address), torch.float32

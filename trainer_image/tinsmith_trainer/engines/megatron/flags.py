@@ -116,8 +116,7 @@ def ranks_wanted(engine: str, flags: RankFlags) -> RanksWanted:
     nodes, gpus_per_node = _or(flags.nodes, 1), _or(flags.gpus_per_node, 0)
     if nodes < 1 or gpus_per_node < 0 or _or(flags.ranks, 0) < 0:
         raise ValueError("--nodes must be positive, --ranks and --gpus-per-node cannot be negative")
-    if engine == MILES and _or(flags.context_parallel, 1) > 1:
-        raise ValueError(f"--context-parallel: the engine {MILES} has no ranks that share a sequence; {NEMO_RL} has")
+    _check_engine(engine, flags)
     if not gpus_per_node and _or(flags.context_parallel, 1) > 1:
         raise ValueError("--context-parallel needs GPUs: give --gpus-per-node")
     ranks = _ranks(flags, nodes, gpus_per_node)
@@ -136,6 +135,14 @@ def ranks_wanted(engine: str, flags: RankFlags) -> RanksWanted:
     if parallelism.world_size % nodes:
         raise ValueError(f"--ranks {ranks} cannot be spread evenly over --nodes {nodes}: {_multiples(ranks, nodes)}")
     return RanksWanted(parallelism, in_process, nodes, gpus_per_node, flags.ray_address)
+
+
+def _check_engine(engine: str, flags: RankFlags) -> None:
+    """What only one of the engines divides."""
+    if engine == MILES and _or(flags.context_parallel, 1) > 1:
+        raise ValueError(f"--context-parallel: the engine {MILES} has no ranks that share a sequence; {NEMO_RL} has")
+    if engine == MILES and _or(flags.expert_parallel, 1) > 1:
+        raise ValueError(f"--expert-parallel: the engine {MILES} trains no mixtures of experts; {NEMO_RL} does")
 
 
 def rank_recompute(given: Literal["auto"] | RankRecompute | None, *, on_gpus: bool) -> RankRecompute:

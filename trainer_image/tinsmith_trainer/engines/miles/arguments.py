@@ -22,7 +22,7 @@ from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 _NEVER_USED = ("--optimizer", "adam", "--lr", "1e-4", "--weight-decay", "0.0", "--clip-grad", "0.0")
 """Every step brings its own; the optimizer itself is Adam, which Miles always divides among data-parallel ranks."""
 
-HALF = "float16"
+DTYPES = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,11 @@ def sizes_of(directory: Path) -> Sizes:
             rotary_base=_whole(directory, config.rope_parameters["rope_theta"]),
             dtype=str(config.dtype).removeprefix("torch."),
         )
-    except (AttributeError, KeyError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
+        missing = error.name if isinstance(error, AttributeError) else "rope_theta"
         raise ModelDirectoryInvalid(
-            f"The configuration in {directory} has no {error}, which the miles engine needs: it trains dense "
-            f"transformers with rotary positions. Try the engine nemo-rl."
+            f"The configuration in {directory} has no {missing}, which Miles asks for: the engine miles trains dense "
+            f"transformers with rotary positions. docs/models.md says what the engine peft trains."
         ) from error
 
 
@@ -68,26 +69,30 @@ def _whole(directory: Path, rope_theta: float) -> int:
     if rope_theta != int(rope_theta):
         raise ModelDirectoryInvalid(
             f"The configuration in {directory} has rope_theta {rope_theta}, and Miles takes whole numbers alone. "
-            f"Try the engine nemo-rl."
+            f"Use the engine nemo-rl."
         )
     return int(rope_theta)
+
+
+def check_dense(model: RankedModel) -> None:
+    """Raises ModelDirectoryInvalid for a mixture of experts."""
+    if model.experts:
+        # Base weights are read into a model that has its adapters, and Megatron-Bridge finds experts under their own
+        # names alone (`_load_checkpoint_hf` in `miles/backends/megatron_utils/checkpoint.py`).
+        raise ModelDirectoryInvalid(
+            f"The model in {model.directory} is a mixture of {model.experts} experts, and the engine miles trains "
+            f"dense transformers. Use the engine nemo-rl."
+        )
 
 
 def miles_arguments(model: RankedModel, sizes: Sizes, parallelism: Parallelism, *, nodes: int) -> list[str]:
     """Raises ModelDirectoryInvalid where such ranks could not hold such a model."""
     check_layout(model, parallelism)
-    if model.experts:
-        # Base weights are read into a model that has its adapters, and Megatron-Bridge finds experts under their own
-        # names alone (`_load_checkpoint_hf` in `miles/backends/megatron_utils/checkpoint.py`).
+    if sizes.dtype not in DTYPES:
+        # Megatron-Bridge computes in the folder's own type, whatever Miles' flags say.
         raise ModelDirectoryInvalid(
-            f"The model in {model.directory} is a mixture of {model.experts} experts, and the miles engine trains "
-            f"dense transformers. Use the engine nemo-rl."
-        )
-    if sizes.dtype == HALF:
-        # Megatron-Bridge computes in the folder's own type, whatever Miles' flags say, and the optimizer in bfloat16's.
-        raise ModelDirectoryInvalid(
-            f"The model in {model.directory} is in {HALF}, whose gradients need scaled losses. Save it in bfloat16, or "
-            f"use the engine nemo-rl, which converts it."
+            f"The configuration in {model.directory} says dtype {sizes.dtype}, and ranks of Miles compute in that: "
+            f"{' or '.join(DTYPES)}. Save the model in bfloat16, or use the engine nemo-rl, which converts it."
         )
     return [
         *("--train-backend", "megatron", "--megatron-to-hf-mode", "bridge", "--debug-train-only"),
@@ -174,9 +179,10 @@ def parsed(arguments: Sequence[str]) -> Namespace:
     try:
         with contextlib.redirect_stderr(said):
             namespace: Namespace = parse_args()
-    except (SystemExit, AssertionError, ValueError) as error:
+    except (SystemExit, Exception) as error:
         why = said.getvalue().strip().rpartition("\n")[2] if isinstance(error, SystemExit) else str(error)
         raise ServerError(f"Miles refuses its arguments: {why or type(error).__name__}") from error
     finally:
         sys.argv = before
+        sys.stderr.write(said.getvalue())
     return namespace

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import torch
+
 from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.model.ranked_model import check_no_code, ranked_model
-from tinsmith_trainer.engines.megatron.ranks.ray_cluster import RayCluster
+from tinsmith_trainer.engines.megatron.ranks.ray_cluster import OF_GPUS, RayCluster
 from tinsmith_trainer.engines.megatron.ranks.ray_ranks import ON_GPUS, RankPlaces, RayRanks, started_on
-from tinsmith_trainer.engines.miles.arguments import miles_arguments, sizes_of
+from tinsmith_trainer.engines.miles.arguments import check_dense, miles_arguments, sizes_of
 from tinsmith_trainer.engines.miles.rank import MilesRank
 
 OF_MILES: Mapping[str, str] = {
@@ -25,44 +27,45 @@ OF_MILES: Mapping[str, str] = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
-PASSED_ON = ("NCCL_", "UCX_", "FI_", "NVTE_", "CUDA_", "TORCH_", "TRITON_")
+PASSED_ON = (
+    *("NCCL_", "GLOO_", "NVSHMEM_", "UCX_", "FI_"),
+    *("CUDA_", "NVTE_", "TORCH_", "PYTORCH_", "TRITON_", "HF_HUB_OFFLINE"),
+)
 """What an installation tells a node's libraries of its network and GPUs. What is above stands."""
 
 
-def start_miles_ranks(request: RanksRequest) -> RayRanks:
+def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
     """Returns when all ranks hold their part of the model, read from `directory` by each of them: minutes.
+
+    Also in which type they hold it, which is the folder's.
 
     Raises ModelDirectoryInvalid, before Ray is asked where that can be known, and ServerError.
     """
     wanted, parallelism = request.wanted, request.wanted.parallelism
     check_no_code(request.directory, "Miles")
     model = ranked_model(request.directory, request.info, request.settings)
-    arguments = miles_arguments(model, sizes_of(request.directory), parallelism, nodes=wanted.nodes)
+    sizes = sizes_of(request.directory)
+    check_dense(model)
+    arguments = miles_arguments(model, sizes, parallelism, nodes=wanted.nodes)
     cluster = RayCluster(wanted.ray_address, cpus=parallelism.world_size, gpus=wanted.gpus_per_node, shows_actors=True)
-    return started_on(
+    ranks = started_on(
         parallelism,
         wanted.nodes,
         ON_GPUS,
         lambda places: _start(arguments, request, places),
         at_close=cluster.close,
     )
+    return ranks, getattr(torch, sizes.dtype)
 
 
 def _start(arguments: list[str], request: RanksRequest, places: RankPlaces) -> None:
-    import ray
-
     parallelism, environment = request.wanted.parallelism, rank_environment(os.environ)
-    actors = [
+    for rank in range(parallelism.world_size):
         places.start(MilesRank, arguments, parallelism, rank, environment=environment)
-        for rank in range(parallelism.world_size)
-    ]
-    address, port = ray.get(actors[0].host.remote())
-    ray.get([actor.join.remote(address, port) for actor in actors])
+    places.meet()
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a rank has beside its node's own: nothing of the driver's that is secret."""
-    passed_on = {name: value for name, value in environment.items() if name.startswith(PASSED_ON)}
-    visible = "CUDA_VISIBLE_DEVICES"  # of the driver's container, which another node's need not be like
-    passed_on.pop(visible, None)
-    return {**passed_on, **OF_MILES}
+    """What a rank has beside its node's own: nothing of the driver's that is secret, nor which GPUs are its."""
+    told = {name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in OF_GPUS}
+    return {**told, **OF_MILES}

@@ -11,49 +11,53 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import structlog
+from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.megatron.rank_group import Answer, attempt
-from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank
-
-log = structlog.get_logger(__name__)
+from tinsmith_trainer.engines.megatron.ranks.ray_ranks import RankProcess
+from tinsmith_trainer.engines.megatron.step.rank import Rank
+from tinsmith_trainer.errors import ServerError
 
 ROLE = "actor"
 
 
-class MilesRank:
-    """Built in steps, because the first rank must know its address before the others can come to it."""
-
+class MilesRank(RankProcess):
     def __init__(self, arguments: Sequence[str], parallelism: Parallelism, rank: int) -> None:
         self._arguments = arguments
         self._parallelism = parallelism
         self._number = rank
 
+    @override
+    def prepare(self) -> None:
+        """Imports Miles, which takes half a minute, and parses. Raises ServerError for what Miles refuses."""
+        from miles.backends.megatron_utils.actor import MegatronTrainRayActor
+
+        from tinsmith_trainer.engines.miles.arguments import parsed
+
+        self._actor_class = MegatronTrainRayActor
+        self._args = parsed(self._arguments)
+
+    @override
     def host(self) -> tuple[str, int]:
-        """Of the first rank: where all meet. Miles would draw a port between 20000 and 21000, as its neighbours do."""
+        """A port that is free now and taken at once. Miles would draw one between 20000 and 21000, as others do."""
         import ray
 
         with socket.socket() as free:
             free.bind(("", 0))
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
+    @override
     def join(self, address: str, port: int) -> None:
-        """Returns when all ranks have come and the model is built. Raises ServerError, ModelDirectoryInvalid, and
-        ValueError for a model that steps of ours cannot be made on."""
+        """Raises ModelDirectoryInvalid, ServerError, and ValueError for a model that our steps cannot be made on."""
         self._rank = rank_of(self._made(address, port), self._parallelism, self._number)
 
     def _made(self, address: str, port: int) -> Any:
         """As `allocate_gpus_for_actor` (`miles/ray/train/actor_factory.py`) and its group make and start one."""
         from megatron.bridge import AutoBridge
-        from miles.backends.megatron_utils.actor import MegatronTrainRayActor
         from miles.utils.ft_utils.indep_dp import IndepDPInfo
 
-        from tinsmith_trainer.engines.miles.arguments import parsed
-
-        args = parsed(self._arguments)
-        actor: Any = MegatronTrainRayActor(
-            args,
+        actor = self._actor_class(
+            self._args,
             world_size=self._parallelism.world_size,
             rank=self._number,
             master_addr=address,
@@ -63,32 +67,20 @@ class MilesRank:
             cell_index=0,
         )
         with sums_in(AutoBridge):
-            actor.init(args, ROLE, indep_dp_info=IndepDPInfo.create_trivial())
+            actor.init(self._args, ROLE, indep_dp_info=IndepDPInfo.create_trivial())
         return actor
-
-    def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
-        """What came of `Rank`'s method of that name."""
-        return attempt(lambda: getattr(self._rank, method)(*args))
-
-    def ts_call_on_shard(self, method: str, shard: Any, args: tuple[Any, ...]) -> Answer:
-        return self.ts_call(method, (shard, *args))
 
 
 def rank_of(actor: Any, parallelism: Parallelism, number: int) -> Rank:
     """`actor` after its `init`. Miles' methods for training are never called: neither its loss nor its scheduler."""
-    from tinsmith_trainer.engines.megatron.model.canonical_lora import find_lora
+    from tinsmith_trainer.engines.megatron.model.canonical_lora import adapted_rank
     from tinsmith_trainer.engines.megatron.model.schedule import MegatronSchedule
-    from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
 
-    [chunk] = actor.model
-    # Its schedule reads this at every call: stages tell each other each microbatch's shape, and none is padded.
-    chunk.config.variable_seq_lengths = parallelism.pipeline > 1
-    lora = find_lora(chunk, tensor_ranks=parallelism.tensor)
-    step = AdapterStep(chunk, actor.optimizer, lora.tensors)
-    parts = tuple(tensor.part() for tensor in lora.tensors)
-    log.info("a rank is ready", rank=number, tensors=len(parts))
-    return Rank(
-        step, MegatronSchedule(chunk, **_precision(chunk)), LoraPlaces(parts, lora.set_scale), parallelism, number
+    if len(actor.model) != 1:
+        raise ServerError(f"Miles built {len(actor.model)} pieces of the model on one rank; a rank of ours has one.")
+    (chunk,) = actor.model
+    return adapted_rank(
+        chunk, actor.optimizer, lambda: MegatronSchedule(chunk, **_precision(chunk)), parallelism, number
     )
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import structlog
 from typing_extensions import override
 
-from tinsmith_trainer.engines.base import BaseModelInfo
-from tinsmith_trainer.engines.megatron.flags import MegatronSettings
+from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import RankGroup, RanksLost, agreed
 from tinsmith_trainer.engines.megatron.ranks.ray_answers import collect, start_error
@@ -36,27 +35,18 @@ OTHER_AXES = ("pipeline_parallel", "context_parallel", "tensor_parallel")
 """The names of `NamedSharding` in `Policy.__init__` (`nemo_rl/models/policy/lm_policy.py`)."""
 
 
-def build_nemo_group(
-    directory: Path,
-    info: BaseModelInfo,
-    parallelism: Parallelism,
-    settings: MegatronSettings,
-    *,
-    nodes: int,
-    gpus_per_node: int,
-    ray_address: str | None,
-) -> RankGroup:
+def build_nemo_group(request: RanksRequest) -> RankGroup:
     """Ranks on GPUs, one on each. Minutes: the first start on a model converts it, where no Job has.
 
-    `directory` must be there, at that path, on every node, and so must be the conversion. `ray_address` of a cluster
-    that runs, or None to start Ray in this machine. Raises ModelDirectoryInvalid, DriverEnvironmentInvalid or
+    The conversion must be there, at its path, on every node. Raises ModelDirectoryInvalid, DriverEnvironmentInvalid or
     RankPythonMissing before Ray is asked, and ServerError where the conversion, Ray or the workers fail.
     """
     check_driver(os.environ)
-    prepared = prepare(directory, info, parallelism, settings)
-    with shared_with_ranks(os.environ), _joined_ray(ray_address) as folder:
-        cluster, policy = _start(prepared, directory, nodes, gpus_per_node)
-        group = NemoGroup(policy, cluster, parallelism, ray_folder=folder)
+    wanted = request.wanted
+    prepared = prepare(request.directory, request.info, wanted.parallelism, request.settings)
+    with shared_with_ranks(os.environ), _joined_ray(wanted.ray_address) as folder:
+        cluster, policy = _start(prepared, request.directory, wanted.nodes, wanted.gpus_per_node)
+        group = NemoGroup(policy, cluster, wanted.parallelism, ray_folder=folder)
         # `Policy` returns when Ray has begun with its workers. This waits until they are there.
         group.start()
     return group

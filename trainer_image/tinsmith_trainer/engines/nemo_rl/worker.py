@@ -10,16 +10,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import structlog
-
-from tinsmith_trainer.engines.megatron.model.canonical_lora import canonical_lora, find_lora
+from tinsmith_trainer.engines.megatron.model.canonical_lora import adapted_rank, canonical_lora
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.megatron.rank_group import Answer, attempt
-from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank
-from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
+from tinsmith_trainer.engines.megatron.step.rank import Rank
 from tinsmith_trainer.engines.nemo_rl.schedule import NemoSchedule
-
-log = structlog.get_logger(__name__)
 
 
 class TinsmithMegatronWorkerMixin:
@@ -93,10 +88,4 @@ def rank_of(worker: Any, parallelism: Parallelism) -> Rank:
     # `_create_megatron_config` in `nemo_rl/models/megatron/setup.py` leaves no choice, and Megatron would end the rank
     # where a step of ours refuses a gradient's norm that is not finite, and lives on.
     worker.model.ddp_config.check_for_nan_in_grad = False
-    # Its schedule reads this at every call: stages tell each other each microbatch's shape, and none is padded.
-    worker.model.config.variable_seq_lengths = parallelism.pipeline > 1
-    lora = find_lora(worker.model, tensor_ranks=parallelism.tensor)
-    step = AdapterStep(worker.model, worker.optimizer, lora.tensors)
-    parts = tuple(tensor.part() for tensor in lora.tensors)
-    log.info("a rank is ready", rank=worker.rank, tensors=len(parts))
-    return Rank(step, NemoSchedule(worker), LoraPlaces(parts, lora.set_scale), parallelism, worker.rank)
+    return adapted_rank(worker.model, worker.optimizer, lambda: NemoSchedule(worker), parallelism, worker.rank)

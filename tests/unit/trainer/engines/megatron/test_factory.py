@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.engines.megatron import factory
 from tinsmith_trainer.engines.megatron.factory import RanksRequest, build_megatron_engine
@@ -20,7 +21,7 @@ WANTED = RanksWanted(Parallelism(4, tensor=2), in_process=False, nodes=1, gpus_p
 REQUEST = RanksRequest(Path("model"), INFO, WANTED, MegatronSettings())
 
 
-def no_gpus(_request: RanksRequest) -> RankGroup:
+def no_gpus(_request: RanksRequest) -> tuple[RankGroup, torch.dtype]:
     raise AssertionError("none were asked for")
 
 
@@ -49,7 +50,7 @@ class NoRanks:
 def test_the_log_has_a_line_before_ranks_start_and_one_after_with_the_seconds(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factory, "_start_ranks", lambda *_: NoRanks())
+    monkeypatch.setattr(factory, "_start_ranks", lambda *_: (NoRanks(), torch.float32))
     build_megatron_engine("nemo-rl", REQUEST, no_gpus)
     starting, ready = log.lines
     assert (starting["event"], starting["ranks"], starting["tensor"]) == ("starting ranks", 4, 2)

@@ -33,6 +33,12 @@ def test_ranks_are_processes_on_cpus_that_flags_divide() -> None:
     assert (found.in_process, found.nodes, found.gpus_per_node) == (False, 2, 0)
 
 
+def test_ranks_of_miles_always_divide_the_optimizers_state() -> None:
+    assert ranks_wanted("miles", parsed("--engine=miles", "--ranks=2")).parallelism == Parallelism(
+        2, distributed_optimizer=True
+    )
+
+
 def test_ranks_on_cpus_can_share_experts() -> None:
     assert wanted("--ranks=4", "--expert-parallel=2").parallelism == Parallelism(4, expert=2)
 
@@ -76,6 +82,8 @@ def test_every_gpu_has_one_rank(ranks: tuple[str, ...]) -> None:
         (("--engine=nemo-rl", "--ranks=4", "--context-parallel=2"), "needs GPUs"),
         (("--engine=nemo-rl", "--context-parallel=2"), "needs GPUs"),
         (("--engine=nemo-rl", "--expert-parallel=2"), "Experts cannot be spread over 2 ranks"),
+        (("--engine=miles", "--gpus-per-node=8", "--no-sampling", "--context-parallel=2"), "nemo-rl has$"),
+        (("--engine=miles", "--ranks=3", "--expert-parallel=3"), "trains no mixtures of experts; nemo-rl does$"),
         (("--engine=nemo-rl", "--rank=2"), "unrecognized arguments: --rank=2"),
         (
             ("--engine=nemo-rl", "--ranks=3", "--nodes=2"),

@@ -13,8 +13,11 @@ from support.tiny_models import TIED, tiny_model
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.model.ranked_model import ranked_model
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.miles.arguments import miles_arguments, parsed, sizes_of
+from tinsmith_trainer.engines.miles.arguments import check_dense, miles_arguments, parsed, sizes_of
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
+from tinsmith_trainer.options import parse_options
+from tinsmith_trainer.worker.engine_factories import build_on_ranks
+from transformers import AutoConfig
 
 SETTINGS = MegatronSettings(max_rank=8)
 
@@ -77,9 +80,13 @@ def test_layers_are_computed_again_as_the_settings_say(recompute: str, words: li
     assert all(word in said for word in words)
 
 
-def test_a_mixture_of_experts_is_sent_to_nemo_rl() -> None:
+def test_a_mixture_of_experts_is_sent_to_nemo_rl_whatever_the_ranks_are_on() -> None:
+    model = tiny_model("qwen3-moe")
     with pytest.raises(ModelDirectoryInvalid, match=r"a mixture of 8 experts.* Use the engine nemo-rl"):
-        arguments_of(tiny_model("qwen3-moe"), SETTINGS, Parallelism())
+        check_dense(ranked_model(model.directory, model.info, SETTINGS))
+    needed = ["--model", str(model.directory), "--volume=v", "--socket=s", "--checkpoint-root=file:///c"]
+    with pytest.raises(ModelDirectoryInvalid, match="a mixture of 8 experts"):
+        build_on_ranks(parse_options([*needed, "--engine=miles", "--max-rank=8", "--no-sampling"]))
 
 
 def test_a_layout_that_cannot_hold_the_model_is_refused() -> None:
@@ -89,10 +96,16 @@ def test_a_layout_that_cannot_hold_the_model_is_refused() -> None:
 
 def test_a_family_that_says_its_sizes_otherwise_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    with pytest.raises(
-        ModelDirectoryInvalid, match=r"has no .*, which the miles engine needs.* Try the engine nemo-rl"
-    ):
+    with pytest.raises(ModelDirectoryInvalid, match=r"has no intermediate_size, which Miles asks for: .* engine peft"):
         sizes_of(tmp_path)
+
+
+def test_a_model_without_rotary_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoConfig.from_pretrained(tiny_model().directory)
+    config.rope_parameters = None
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda _: config)
+    with pytest.raises(ModelDirectoryInvalid, match="has no rope_theta, which Miles asks for"):
+        sizes_of(tiny_model().directory)
 
 
 def test_rotary_positions_of_a_base_that_is_no_whole_number_are_refused(tmp_path: Path) -> None:
@@ -103,11 +116,12 @@ def test_rotary_positions_of_a_base_that_is_no_whole_number_are_refused(tmp_path
         sizes_of(tmp_path)
 
 
-def test_a_model_in_float16_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "None"])
+def test_a_model_in_a_type_that_ranks_do_not_train_in_is_refused(dtype: str) -> None:
     model = tiny_model()
-    sizes = replace(sizes_of(model.directory), dtype="float16")
+    sizes = replace(sizes_of(model.directory), dtype=dtype)
     ranked = ranked_model(model.directory, model.info, SETTINGS)
-    with pytest.raises(ModelDirectoryInvalid, match=r"is in float16.* Save it in bfloat16, or use the engine nemo-rl"):
+    with pytest.raises(ModelDirectoryInvalid, match=rf"says dtype {dtype}, .* bfloat16 or float32\. Save the"):
         miles_arguments(ranked, sizes, Parallelism(), nodes=1)
 
 

@@ -29,14 +29,19 @@ def test_a_rank_has_what_the_node_tells_its_libraries_and_nothing_that_is_secret
     given = rank_environment(
         {
             "NCCL_SOCKET_IFNAME": "eth0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
             "NCCL_ALGO": "Tree",
             "CUDA_VISIBLE_DEVICES": "1",
             "AWS_SECRET_ACCESS_KEY": "secret",
+            "HF_TOKEN": "secret",
             "TINSMITH_API_KEY": "secret",
             "PATH": "/usr/bin",
         }
     )
-    assert given == {"NCCL_SOCKET_IFNAME": "eth0", **OF_MILES}
+    told = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "PYTORCH_CUDA_ALLOC_CONF"}
+    assert given.keys() == told | OF_MILES.keys()
+    assert given["NCCL_ALGO"] == "Ring"
 
 
 @pytest.mark.timeout(120)

@@ -14,6 +14,7 @@ from tinsmith_trainer.engines.base import AdamParams
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
 from tinsmith_trainer.engines.miles.rank import _precision, sums_in
+from tinsmith_trainer.errors import ServerError
 from torch import nn
 
 SETTINGS = MegatronSettings(adapter_slots=2, max_rank=8)
@@ -57,7 +58,8 @@ def test_a_model_of_several_chunks_is_refused() -> None:
 
         built = actors._built
         vars(actors)["_built"] = lambda *asked: (built(*asked)[0] * 2, None)
-        with pytest.raises(ValueError, match="too many values"):
+        rank.prepare()
+        with pytest.raises(ServerError, match="Miles built 2 pieces of the model on one rank"):
             rank.join("127.0.0.1", 0)
 
 

@@ -1,4 +1,4 @@
-"""A call's datums as one batch of tensors, right padded, under the names that NeMo RL's workers read.
+"""A call's datums as one batch of tensors, right padded. The names are those that NeMo RL's workers read.
 
 A plain dict of torch CPU tensors with the rows in dimension 0 and, where there are two dimensions or more, the
 sequence in dimension 1; NeMo RL's `BatchedDataDict` wraps it as it is.

@@ -12,10 +12,11 @@ together. So these get ours (`expert_lora.py`), at the same place in the making 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import structlog
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -23,7 +24,12 @@ from tinsmith_trainer.engines.megatron.model.expert_lora import ExpertSizes, Exp
 from tinsmith_trainer.engines.megatron.model.lora import COLUMNS, ROWS, LoraTensor
 from tinsmith_trainer.engines.megatron.model.ranked_model import EXPERTS
 from tinsmith_trainer.engines.megatron.model.weights import Part
+from tinsmith_trainer.engines.megatron.parallelism import Parallelism
+from tinsmith_trainer.engines.megatron.step.rank import LoraPlaces, Rank, Schedule
+from tinsmith_trainer.engines.megatron.step.train_step import AdapterStep
 from tinsmith_trainer.errors import ModelDirectoryInvalid
+
+log = structlog.get_logger(__name__)
 
 OF_LAYER = "mlp.experts"
 """What a layer's experts are called in it."""
@@ -84,6 +90,23 @@ class CanonicalLora:
             adapter.alpha = scale * adapter.dim
         for experts in self._experts:
             experts.scale = scale
+
+
+def adapted_rank(
+    chunk: Any, optimizer: Any, make_schedule: Callable[[], Schedule], parallelism: Parallelism, number: int
+) -> Rank:
+    """One of our ranks, of a part of a model that Megatron-Bridge gave adapters.
+
+    `chunk` is Megatron's DistributedDataParallel around it, `optimizer` Megatron's. `make_schedule` may change the
+    model's output layer. Raises ModelDirectoryInvalid, or ValueError for a model that steps of ours cannot be made on.
+    """
+    # Schedules read this at every call: stages tell each other each microbatch's shape, and none is padded.
+    chunk.config.variable_seq_lengths = parallelism.pipeline > 1
+    lora = find_lora(chunk, tensor_ranks=parallelism.tensor)
+    step = AdapterStep(chunk, optimizer, lora.tensors)
+    parts = tuple(tensor.part() for tensor in lora.tensors)
+    log.info("a rank is ready", rank=number, tensors=len(parts), dtype=str(lora.tensors[0].parameter.dtype))
+    return Rank(step, make_schedule(), LoraPlaces(parts, lora.set_scale), parallelism, number)
 
 
 def find_lora(model: nn.Module, *, tensor_ranks: int) -> CanonicalLora:

@@ -8,12 +8,13 @@ from typing import Any
 import ray
 import torch
 from torch._C._distributed_c10d import TCPStore
+from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.model.cpu_megatron import cpu_megatron
 from tinsmith_trainer.engines.megatron.model.cpu_rank import RankModel, build_cpu_rank, join_process_group
-from tinsmith_trainer.engines.megatron.rank_group import Answer, attempt
+from tinsmith_trainer.engines.megatron.rank_group import Answer
 from tinsmith_trainer.engines.megatron.ranks.ray_cluster import RayCluster
-from tinsmith_trainer.engines.megatron.ranks.ray_ranks import ON_CPUS, RankPlaces, RayRanks, started_on
+from tinsmith_trainer.engines.megatron.ranks.ray_ranks import ON_CPUS, RankPlaces, RankProcess, RayRanks, started_on
 
 MEETING_TIMEOUT = timedelta(minutes=5)
 
@@ -28,41 +29,38 @@ def start_cpu_ranks(model: RankModel, *, nodes: int, address: str | None) -> Ray
 
 
 def _start(model: RankModel, places: RankPlaces) -> None:
-    actors = [places.start(RankActor, model, rank) for rank in range(model.parallelism.world_size)]
-    address, port = ray.get(actors[0].host.remote())
-    ray.get([actor.join.remote(address, port) for actor in actors])
+    for rank in range(model.parallelism.world_size):
+        places.start(RankActor, model, rank)
+    places.meet()
 
 
-class RankActor:
-    """Built in steps, because the first rank must know its port before the others can come to it."""
-
+class RankActor(RankProcess):
     def __init__(self, model: RankModel, rank: int) -> None:
         self._model = model
         self._number = rank
         # Ranks on one machine share its cores, and a sum must not depend on how many there are.
         torch.set_num_threads(1)
 
+    @override
     def host(self) -> tuple[str, int]:
-        """Of the first rank: opens the store at which all meet, and tells where. The system chooses the port."""
+        """Opens the store at which all meet. The system chooses the port."""
         address = ray.util.get_node_ip_address()
         world_size = self._model.parallelism.world_size
         self._store = _store(address, 0, world_size, is_master=True, wait_for_workers=False)
         return address, self._store.port
 
+    @override
     def join(self, address: str, port: int) -> None:
-        """Returns when all ranks have come and the model is built. Raises ModelDirectoryInvalid."""
+        """Raises ModelDirectoryInvalid."""
         world_size = self._model.parallelism.world_size
         store = self._store if self._number == 0 else _store(address, port, world_size)
         join_process_group(store, self._model.parallelism, self._number)
         self._rank = build_cpu_rank(self._model, self._number)
 
+    @override
     def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
-        """`Rank`'s method of that name."""
         with cpu_megatron():
-            return attempt(lambda: getattr(self._rank, method)(*args))
-
-    def ts_call_on_shard(self, method: str, shard: Any, args: tuple[Any, ...]) -> Answer:
-        return self.ts_call(method, (shard, *args))
+            return super().ts_call(method, args)
 
 
 def _store(address: str, port: int, world_size: int, **options: bool) -> TCPStore:

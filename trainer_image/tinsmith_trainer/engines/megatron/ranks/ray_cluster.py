@@ -10,7 +10,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HOME")
 PASSED_ON_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "GLOO_", "RAY_")
 """What ranks need of the environment. The rest stays here: it holds keys to stores and hubs, and ranks need none."""
+
+OF_GPUS = ("CUDA_VISIBLE_DEVICES",)
+"""Where ranks are on GPUs: which of the machine's are this worker's."""
 
 SHARED_MEMORY = "/dev/shm"
 SMALLEST_OBJECT_STORE_BYTES = 80 * 1024**2
@@ -157,7 +160,7 @@ def _start(folder: str, cpus: int, gpus: int, shows_actors: bool) -> None:
     require_token()
     import ray
 
-    with _only_passed_on():
+    with _only_passed_on(OF_GPUS if gpus else ()):
         ray.init(
             num_cpus=cpus,
             num_gpus=gpus,
@@ -194,9 +197,9 @@ def _object_store_bytes() -> int:
 
 
 @contextmanager
-def _only_passed_on() -> Iterator[None]:
+def _only_passed_on(also: Sequence[str]) -> Iterator[None]:
     """Ray's processes inherit the environment in which they are started."""
-    kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name)}
+    kept_back = {name: value for name, value in os.environ.items() if not is_passed_on(name) and name not in also}
     for name in kept_back:
         del os.environ[name]
     try:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import ExitStack
+from typing import Any
 
 import ray
+import structlog
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from typing_extensions import override
 
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.engines.megatron.rank_group import Answer, RankGroup, agreed
+from tinsmith_trainer.engines.megatron.rank_group import Answer, RankGroup, agreed, attempt
 from tinsmith_trainer.engines.megatron.ranks.rank_watch import RankWatch
 from tinsmith_trainer.engines.megatron.ranks.ray_answers import collect, start_error
 from tinsmith_trainer.errors import ServerError
 
+log = structlog.get_logger(__name__)
+
 GANG_SECONDS = 600.0
 """How long all places for ranks may take to be free, nodes that are still to come included."""
+TOLD_SECONDS = 120.0
+"""After this long without a rank that is ready, the log has which are missing. How long a model takes, nobody knows."""
 
 Resources = Mapping[str, float]
 """Of one rank, in Ray's words."""
@@ -27,11 +33,29 @@ ON_CPUS: Resources = {"CPU": 1}
 ON_GPUS: Resources = {"CPU": 1, "GPU": 1}
 
 
-class CallableRank(Protocol):
-    """What the class of a rank's actor has: `Rank`'s methods by their names."""
+class RankProcess:
+    """What Ray makes an actor of. Built in steps: the first rank must know where all meet before others can come."""
 
-    def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer: ...
-    def ts_call_on_shard(self, method: str, shard: Any, args: tuple[Any, ...]) -> Answer: ...
+    _rank: Any
+    """A `Rank`, once it has joined."""
+
+    def prepare(self) -> None:
+        """All that takes long and needs no other rank, before a meeting is set."""
+
+    def host(self) -> tuple[str, int]:
+        """Of the first rank: the address and port where all meet."""
+        raise NotImplementedError
+
+    def join(self, address: str, port: int) -> None:
+        """Returns when all ranks have come and the model is built."""
+        raise NotImplementedError
+
+    def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
+        """What came of `Rank`'s method of that name."""
+        return attempt(lambda: getattr(self._rank, method)(*args))
+
+    def ts_call_on_shard(self, method: str, shard: Any, args: tuple[Any, ...]) -> Answer:
+        return self.ts_call(method, (shard, *args))
 
 
 class RankPlaces:
@@ -45,7 +69,7 @@ class RankPlaces:
         self._group = _reserve(ranks, nodes, each)
         self.actors: list[Any] = []
 
-    def start(self, cls: type[CallableRank], *args: Any, environment: Mapping[str, str] | None = None) -> Any:
+    def start(self, cls: type[RankProcess], *args: Any, environment: Mapping[str, str] | None = None) -> Any:
         """The next rank's actor. Ranks in their order fill one node after the other: who talk most are neighbours."""
         bundle = len(self.actors) * self._nodes // self._ranks
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
@@ -56,12 +80,30 @@ class RankPlaces:
         self.actors.append(actor)
         return actor
 
+    def meet(self) -> None:
+        """Returns when every rank has its part of the model. Raises RayError of the first that fails."""
+        _until_all([actor.prepare.remote() for actor in self.actors], "are being prepared")
+        [place] = _until_all([self.actors[0].host.remote()], "is looking for a place to meet")
+        _until_all([actor.join.remote(*place) for actor in self.actors], "build the model")
+
     def close(self) -> None:
-        """Ranks first: the other way round leaves them behind. Idempotent."""
-        for actor in self.actors:
-            ray.kill(actor)
-        self.actors = []
-        remove_placement_group(self._group)
+        """Ranks first: the other way round leaves them behind. Idempotent. What fails keeps nothing else from it."""
+        with ExitStack() as closing:
+            closing.callback(remove_placement_group, self._group)
+            for actor in self.actors:
+                closing.callback(ray.kill, actor)
+            self.actors = []
+
+
+def _until_all(calls: Sequence[Any], doing: str) -> list[Any]:
+    """Raises at the first that fails, for which the others may wait in vain."""
+    pending = list(calls)
+    while pending:
+        ready, pending = ray.wait(pending, num_returns=1, timeout=TOLD_SECONDS)
+        ray.get(ready)
+        if not ready:
+            log.info(f"ranks {doing}", waiting_for=[rank for rank, call in enumerate(calls) if call in pending])
+    return list(ray.get(list(calls)))
 
 
 def _reserve(ranks: int, nodes: int, each: Resources) -> PlacementGroup:
@@ -125,8 +167,10 @@ class RayRanks(RankGroup):
             return
         self._watch.close()
         self._watch = None
-        self._places.close()
-        self._at_close()
+        try:
+            self._places.close()
+        finally:
+            self._at_close()
 
 
 def started_on(
@@ -146,8 +190,19 @@ def started_on(
         places = RankPlaces(parallelism.world_size, nodes, each)
         start(places)
         return RayRanks(parallelism, places, at_close=at_close)
-    except Exception as error:
+    except BaseException as error:
+        _undo(places, at_close)
+        if isinstance(error, RayError):
+            raise start_error(error) from error
+        raise
+
+
+def _undo(places: RankPlaces | None, at_close: Callable[[], None]) -> None:
+    """The start's own error is the one that counts."""
+    try:
         if places is not None:
             places.close()
+    except Exception:
+        log.exception("ranks that did not start could not be ended")
+    finally:
         at_close()
-        raise (start_error(error) if isinstance(error, RayError) else error) from error

@@ -50,7 +50,7 @@ class LoraPlaces:
 
 
 class Rank:
-    """Methods that the engine calls begin with `ts_`: a rank may be a NeMo RL worker, which has methods of its own."""
+    """Methods that the engine calls begin with `ts_`."""
 
     def __init__(self, step: Step, schedule: Schedule, places: LoraPlaces, parallelism: Parallelism, rank: int) -> None:
         self._step = step

@@ -107,3 +107,17 @@ def test_one_that_is_too_slow_each_time_is_an_error_and_leaves_nothing(starts: S
 
     assert list(tmp_path.iterdir()) == []
     assert [program.wait(60) for program in starts.programs] == [-signal.SIGKILL] * 2
+
+
+@pytest.mark.parametrize(("gpus", "visible"), [(2, "4,5"), (0, None)], ids=["ranks on GPUs", "ranks on CPUs"])
+def test_a_ray_with_gpus_sees_those_that_are_the_workers(
+    gpus: int, visible: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
+
+    seen: list[str | None] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(ray_cluster, "require_token", lambda: None)
+    monkeypatch.setattr(ray, "init", lambda **_: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    ray_cluster._start(str(tmp_path), cpus=1, gpus=gpus, shows_actors=False)
+    assert seen == [visible]

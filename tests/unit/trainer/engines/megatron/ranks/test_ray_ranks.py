@@ -63,3 +63,50 @@ def test_places_that_ray_does_not_give_are_told_in_a_sentence(
     with pytest.raises(ServerError, match=f"^{sentence}"):
         started_on(Parallelism(2), 1, each, never, at_close=lambda: closed.append(True))
     assert closed == [True]
+
+
+class Killing:
+    """A cluster that lost its head: nothing can be ended in it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def kill(self, actor: str) -> None:
+        self.asked.append(actor)
+        raise RaySystemError("the head is gone")
+
+    def remove_placement_group(self, group: str) -> None:
+        self.asked.append(group)
+        raise RaySystemError("the head is gone")
+
+
+def places_in(lost: Killing, monkeypatch: pytest.MonkeyPatch) -> RankPlaces:
+    monkeypatch.setattr(ray_ranks, "ray", lost)
+    monkeypatch.setattr(ray_ranks, "remove_placement_group", lost.remove_placement_group)
+    monkeypatch.setattr(ray_ranks, "_reserve", lambda *_: "places")
+    places = RankPlaces(2, 1)
+    places.actors = ["rank 0", "rank 1"]
+    return places
+
+
+def test_a_rank_that_cannot_be_ended_keeps_no_other_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Killing()
+    with pytest.raises(RaySystemError):
+        places_in(lost, monkeypatch).close()
+    assert sorted(lost.asked) == ["places", "rank 0", "rank 1"]
+
+
+def test_ray_is_left_even_where_ranks_cannot_be_ended_and_the_starts_own_error_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[bool] = []
+    lost = Killing()
+    places_in(lost, monkeypatch)
+
+    def start(places: RankPlaces) -> None:
+        places.actors = ["rank 0"]
+        raise ServerError("Miles refuses its arguments")
+
+    with pytest.raises(ServerError, match="Miles refuses its arguments"):
+        started_on(Parallelism(2), 1, ON_GPUS, start, at_close=lambda: closed.append(True))
+    assert (closed, lost.asked) == ([True], ["rank 0", "places"])
