@@ -21,7 +21,7 @@ from tinsmith_trainer.torch_model.loading import TorchModel, load_torch_model
 def real_ranks(model: TorchModel, parallelism: Parallelism, settings: MegatronSettings) -> Iterator[RayRanks]:
     """As the worker makes them where there are GPUs, on a Ray that is told that there are."""
     wanted = RanksWanted(parallelism, in_process=False, nodes=1, gpus_per_node=parallelism.world_size, ray_address=None)
-    made = start_miles_ranks(RanksRequest(model.directory, model.info, wanted, settings))
+    made, _ = start_miles_ranks(RanksRequest(model.directory, model.info, wanted, settings))
     try:
         yield made
     finally:
