@@ -82,19 +82,18 @@ def test_a_rank_that_is_killed_is_missed_by_the_watch_and_by_the_next_call(
     import ray
     from tinsmith_trainer.engines.megatron.ranks import ray_ranks
 
+    def process(_rank: Any) -> int:
+        return os.getpid()
+
     missed = threading.Event()
     monkeypatch.setattr(ray_ranks, "RankWatch", partial(ray_ranks.RankWatch, on_lost=missed.set))
     with real_ranks(tiny_model(), divided(2), SETTINGS) as ranks:
         victim = ranks._places.actors[-1]
-        os.kill(ray.get(victim.__ray_call__.remote(_process)), signal.SIGKILL)
+        os.kill(ray.get(victim.__ray_call__.remote(process)), signal.SIGKILL)
         assert missed.wait(timeout=30)
         with pytest.raises(RanksLost):
             ranks.all("ts_health")
     note("Qwen3, data 2: a rank that is killed is missed", "noticed", "noticed")
-
-
-def _process(_rank: Any) -> int:
-    return os.getpid()
 
 
 def apart_from_peft(model: TorchModel, layout: Layout) -> Apart:
