@@ -13,6 +13,7 @@ from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.losses import PreparedLoss
 from tinsmith_trainer.engines.megatron.batches.batch import Batch
 from tinsmith_trainer.engines.megatron.batches.row_results import RowResults
+from tinsmith_trainer.engines.megatron.flags import NEMO_RL
 from tinsmith_trainer.engines.megatron.ranks.ray_cluster import prepare_for_ray
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.sampling.base import Sampler
@@ -29,7 +30,7 @@ SWITCH = "fail-alone"
 
 
 def build(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
-    options.ranks = RANKS
+    options.engine, options.ranks = NEMO_RL, RANKS
     cpu_actors.RankActor = FailingRank  # type: ignore[misc]
     return build_on_ranks(options)
 
