@@ -19,20 +19,31 @@ TREES = {
     "/sgl-workspace/sglang": MILES.versions["sglang"]["commit"],
 }
 RAY = MILES.versions["ray"]["version"]
+BRIDGE = MILES.versions["megatron-bridge"]["commit"]
 ARGUMENTS = {
     "MILES_COMMIT": MILES.versions["commit"],
     "MEGATRON_COMMIT": MILES.versions["megatron"]["commit"],
     "SGLANG_COMMIT": MILES.versions["sglang"]["commit"],
+    "BRIDGE_COMMIT": BRIDGE,
     "RAY_VERSION": RAY,
 }
+PYTHON = """case "$2" in
+*vcs_info*) echo {bridge} ;;
+*ray*) echo {ray} ;;
+*flash_attn_interface*) echo "{flash_attention}" ;;
+*) echo "python3 $@" >> {base}/done ;;
+esac"""
 
 
-def check_of(base: Path, trees: dict[str, str], ray: str) -> subprocess.CompletedProcess[str]:
-    """The first RUN, where git tells these trees' commits, Python has this Ray, and whatever would change is noted."""
+def check_of(
+    base: Path, trees: dict[str, str], *, ray: str = RAY, bridge: str = BRIDGE, flash_attention: str = "None"
+) -> subprocess.CompletedProcess[str]:
+    """The first RUN, where git tells these trees' commits, Python has these packages, and whatever would change is
+    noted."""
     heads = "".join(f'[ "$2" = {tree} ] && echo {commit} && exit\n' for tree, commit in trees.items())
     programs = {
         "git": f'{heads}echo "fatal: cannot change to $2" >&2; exit 128',
-        "python3": f'case "$1" in -c) echo {ray} ;; *) echo "python3 $@" >> {base}/done ;; esac',
+        "python3": PYTHON.format(base=base, ray=ray, bridge=bridge, flash_attention=flash_attention),
         "chmod": f'echo "chmod $@" >> {base}/done',
         "useradd": f'echo "useradd $@" >> {base}/done',
     }
@@ -55,7 +66,7 @@ def test_the_commits_are_those_that_the_assumptions_are_about() -> None:
 
 
 def test_a_base_of_the_commits_that_were_read_is_taken(tmp_path: Path) -> None:
-    assert check_of(tmp_path, TREES, RAY).returncode == 0
+    assert check_of(tmp_path, TREES).returncode == 0
     done = (tmp_path / "done").read_text().splitlines()
     assert done[0] == "python3 -m pip uninstall --yes flash_attn_3"
     assert done[1] == "chmod a+rx /root"
@@ -66,12 +77,22 @@ def test_a_base_of_the_commits_that_were_read_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("commit", ["f" * 40, None], ids=["another commit", "no tree"])
 def test_another_base_is_refused_while_building(tree: str, commit: str | None, tmp_path: Path) -> None:
     trees = {name: at for name, at in {**TREES, tree: commit}.items() if at is not None}
-    assert check_of(tmp_path, trees, RAY).returncode != 0
+    assert check_of(tmp_path, trees).returncode != 0
     assert not (tmp_path / "done").exists()
 
 
 def test_a_base_with_another_ray_than_kuberay_is_told_is_refused_while_building(tmp_path: Path) -> None:
-    assert check_of(tmp_path, TREES, "2.56.0").returncode != 0
+    assert check_of(tmp_path, TREES, ray="2.56.0").returncode != 0
+
+
+def test_a_base_with_another_bridge_is_refused_while_building(tmp_path: Path) -> None:
+    assert check_of(tmp_path, TREES, bridge="f" * 40).returncode != 0
+    assert not (tmp_path / "done").exists()
+
+
+def test_flash_attention_3_that_stays_under_another_name_is_not_built_upon(tmp_path: Path) -> None:
+    """pip is content to take nothing away."""
+    assert check_of(tmp_path, TREES, flash_attention="ModuleSpec(name='flash_attn_interface')").returncode != 0
 
 
 def test_what_ranks_import_has_to_be_readable_for_the_user_that_pods_run_as() -> None:
