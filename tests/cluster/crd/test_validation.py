@@ -229,6 +229,12 @@ def test_a_bad_session_is_refused_with_a_sentence(manifest: Manifest, says: str,
     assert re.search(says, str(refused.value))
 
 
+def test_what_miles_never_divides_is_not_said_to_want_gpus(kubectl: Kubectl) -> None:
+    with pytest.raises(ClusterError, match="make a session with engine nemo-rl") as refused:
+        try_to_create(kubectl, session(**MILES, parallelism={"context": 2}))
+    assert "nvidia.com/gpu" not in str(refused.value)
+
+
 def test_the_api_server_fills_in_the_defaults(kubectl: Kubectl) -> None:
     kept = try_to_create(kubectl, session())
     assert kept["spec"]["adapters"] == {"slots": 8, "maxRank": 128}
