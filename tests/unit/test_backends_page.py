@@ -24,7 +24,7 @@ ZOO = (DOCS / "models.md").read_text()
 ZOO_COLUMNS = 7
 RANK, SHORT, LONG = 32, 8192, 32768
 CRD = yaml.safe_load((ROOT / "crds" / "tinsmith.dev_trainingsessions.yaml").read_text())
-RUNS = tomllib.loads((DOCS / "nemo-rl-runs.toml").read_text())["run"]
+RUNS = {page: tomllib.loads((DOCS / f"{page}-runs.toml").read_text())["run"] for page in ("nemo-rl", "miles")}
 
 QUOTED = [  # a figure of the page, and the row of another page that it is from
     ("0.82 times with AVX-512", "benchmarks.md", r"\| 3 M parameters \| 223 ms \| 183 ms \| \*\*0\.82\*\*"),
@@ -50,10 +50,10 @@ def spec_of(field: str) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-def deviations(what: str) -> Iterator[float]:
+def deviations(page: str, what: str) -> Iterator[float]:
     """By how much logprobs differed in the runs that say so of themselves."""
-    for run in RUNS:
-        if run["what"].startswith("conversion") or (what == "bfloat16") != ("bfloat16" in run["what"]):
+    for run in RUNS[page]:
+        if " / " not in run["deviation"] or (what == "bfloat16") != ("bfloat16" in run["what"]):
             continue
         yield float(run["deviation"].split(" / ")[0])
 
@@ -113,10 +113,10 @@ def test_families_that_train_are_as_many_as_the_zoo_found() -> None:
 
 
 def test_differences_between_engines_are_those_of_the_recorded_runs() -> None:
-    float32 = list(deviations("float32"))
-    assert f"{len(float32)} runs of float32" in PROSE
-    assert f"| {max(float32):.1e} at most |" in PROSE
-    assert f"| {max(deviations('bfloat16')):.1e} |" in PROSE
+    for page in RUNS:
+        float32 = list(deviations(page, "float32"))
+        assert re.search(rf"{len(float32)} runs of float32[^|]*\| {max(float32):.1e} at most \| \[{page}\.md\]", PROSE)
+        assert re.search(rf"\| {max(deviations(page, 'bfloat16')):.1e} \| \[{page}\.md\]", PROSE)
 
 
 @pytest.mark.parametrize(("figure", "page", "row"), QUOTED, ids=[figure for figure, _, _ in QUOTED])
