@@ -67,6 +67,12 @@ def test_two_adapters_train_as_on_the_peft_engine_and_go_on_on_the_others(sides:
     for engine, adapter in ((nemo_rl, "a"), (sides.engine, "b"), (sides.peft, "a")):
         trained(engine, adapter, step=3)
     assert_close(nemo_rl, "a", sides.peft)
+    sides.engine.load_state("a", nemo_rl.state("a"), with_optimizer=True)
+    for engine in (sides.engine, sides.peft):
+        trained(engine, "a", step=4)
+    assert_close(sides.engine, "a", sides.peft)
+
+    trained(sides.engine, "b", step=4)
     sides.peft.load_state("b", sides.engine.state("b"), with_optimizer=True)
     for name, values in sides.peft.state("b").tensors.items():
         np.testing.assert_allclose(values, sides.peft.state("a").tensors[name], rtol=1e-3, atol=1e-4, err_msg=name)
