@@ -69,6 +69,6 @@ def imported_by_the_worker() -> set[str]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Import):
                     found |= {name.name.partition(".")[0] for name in node.names}
-                if isinstance(node, ast.ImportFrom) and node.module:
+                if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     found.add(node.module.partition(".")[0])
     return found - sys.stdlib_module_names - {"tinsmith_trainer", "tinsmith_rpc"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.nemo_rl.engines import engine_over, in_process_engine
-from support.nemo_rl.gloo import GlooRanks
+from support.nemo_rl.gloo_group import OverGloo
 from support.tiny_models import tiny_model
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.engines.megatron.flags import MegatronSettings
@@ -91,32 +91,11 @@ class OneRank(RankGroup):
         """Nothing runs beside this process."""
 
 
-class GlooMilesRanks(RankGroup):
+class GlooMilesRanks(OverGloo):
     def __init__(self, model: TorchModel, settings: MegatronSettings, parallelism: Parallelism) -> None:
-        self._parallelism = parallelism
-        self._ranks = GlooRanks(parallelism.world_size)
         arguments = arguments_of(model, settings, parallelism)
-        self._ranks.run_each(_start, [(arguments, parallelism, rank) for rank in range(parallelism.world_size)])
-
-    @property
-    @override
-    def parallelism(self) -> Parallelism:
-        return self._parallelism
-
-    @override
-    def all(self, method: str, *args: Any) -> list[Any]:
-        return agreed(self._ranks.run(_call, method, args))
-
-    @override
-    def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
-        layout = self._parallelism
-        own = [(method, (shards[layout.coordinates(rank).data], *args)) for rank in range(layout.world_size)]
-        values = agreed(self._ranks.run_each(_call, own))
-        return [values[rank] for rank in layout.speakers()]
-
-    @override
-    def close(self) -> None:
-        self._ranks.close()
+        each = [(arguments, parallelism, rank) for rank in range(parallelism.world_size)]
+        super().__init__(parallelism, _start, each, _call)
 
 
 def _start(arguments: list[str], parallelism: Parallelism, rank: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from support.nemo_rl.gloo import GlooRanks
@@ -18,11 +18,19 @@ _rank: list[Rank] = []
 """Of the process that this module is imported in."""
 
 
-class GlooGroup(RankGroup):
-    def __init__(self, model: RankModel) -> None:
-        self._parallelism = model.parallelism
-        self.ranks = GlooRanks(model.parallelism.world_size)
-        self.ranks.run_each(_start, [(model, rank) for rank in range(model.parallelism.world_size)])
+Call = Callable[[str, tuple[Any, ...]], Answer]
+"""A rank's method by its name, in the rank's process."""
+
+
+class OverGloo(RankGroup):
+    def __init__(
+        self, parallelism: Parallelism, start: Callable[..., None], each: Sequence[tuple[Any, ...]], call: Call
+    ) -> None:
+        """`start` is run in each rank's process with its arguments of `each`."""
+        self._parallelism = parallelism
+        self._call = call
+        self.ranks = GlooRanks(parallelism.world_size)
+        self.ranks.run_each(start, each)
 
     @property
     @override
@@ -31,22 +39,28 @@ class GlooGroup(RankGroup):
 
     @override
     def all(self, method: str, *args: Any) -> list[Any]:
-        return agreed(self.ranks.run(_call, method, args))
+        return agreed(self.ranks.run(self._call, method, args))
 
     @override
     def sharded(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
         layout = self._parallelism
         own = [(method, (shards[layout.coordinates(rank).data], *args)) for rank in range(layout.world_size)]
-        values = agreed(self.ranks.run_each(_call, own))
+        values = agreed(self.ranks.run_each(self._call, own))
         return [values[rank] for rank in layout.speakers()]
-
-    def fail_in_the_second_microbatch(self) -> None:
-        """The next call that has two."""
-        self.ranks.run(_fail_once)
 
     @override
     def close(self) -> None:
         self.ranks.close()
+
+
+class GlooGroup(OverGloo):
+    def __init__(self, model: RankModel) -> None:
+        each = [(model, rank) for rank in range(model.parallelism.world_size)]
+        super().__init__(model.parallelism, _start, each, _call)
+
+    def fail_in_the_second_microbatch(self) -> None:
+        """The next call that has two."""
+        self.ranks.run(_fail_once)
 
 
 def _start(model: RankModel, rank: int) -> None:

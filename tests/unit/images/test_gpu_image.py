@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
-import sys
 import tomllib
 from pathlib import Path
 
 from images.sources import GPU_IMAGES, ROOT, version
 from packaging.requirements import Requirement
+from support.base_images import imported_by_the_worker
 from support.token_server.assumptions import VLLM_DOCUMENTS
 
 IMAGE = GPU_IMAGES["trainer-gpu"]
@@ -38,19 +37,6 @@ def entries(lock: Path) -> dict[str, str]:
     text = re.sub(r"^ *#.*\n", "", lock.read_text(), flags=re.MULTILINE)
     found = [entry.strip() for entry in re.split(r"\n(?=\w)", text)]
     return {Requirement(entry.partition("\\")[0]).name: entry for entry in found}
-
-
-def imported() -> set[str]:
-    """The first names of all that is imported, wherever in a module."""
-    found: set[str] = set()
-    for package in ("trainer_image/tinsmith_trainer", "rpc/tinsmith_rpc"):
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Import):
-                    found |= {name.name.partition(".")[0] for name in node.names}
-                if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    found.add(node.module.partition(".")[0])
-    return found - sys.stdlib_module_names - {"tinsmith_trainer", "tinsmith_rpc"}
 
 
 def test_its_base_is_the_pinned_one_unless_whoever_builds_it_says_otherwise() -> None:
@@ -101,7 +87,7 @@ def test_the_lock_is_of_what_was_asked_for() -> None:
 
 def test_all_that_is_imported_is_there_and_nothing_of_ours_hides_what_the_base_pins() -> None:
     brought, installed = set(VERSIONS["brings"]), set(entries(REQUIREMENTS))
-    missing = {name for name in imported() - brought if PACKAGES.get(name, name) not in installed}
+    missing = {name for name in imported_by_the_worker() - brought if PACKAGES.get(name, name) not in installed}
     assert missing == ANOTHER_IMAGES
     assert not {"torch", "transformers", "numpy", "protobuf", "vllm", "sglang"} & installed
 

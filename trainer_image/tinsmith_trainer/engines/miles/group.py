@@ -11,7 +11,7 @@ from tinsmith_trainer.engines.megatron.factory import RanksRequest
 from tinsmith_trainer.engines.megatron.model.ranked_model import check_no_code, ranked_model
 from tinsmith_trainer.engines.megatron.ranks.ray_cluster import OF_GPUS, RayCluster
 from tinsmith_trainer.engines.megatron.ranks.ray_ranks import ON_GPUS, RankPlaces, RayRanks, started_on
-from tinsmith_trainer.engines.miles.arguments import check_dense, miles_arguments, sizes_of
+from tinsmith_trainer.engines.miles.arguments import miles_arguments, sizes_of
 from tinsmith_trainer.engines.miles.rank import MilesRank
 
 OF_MILES: Mapping[str, str] = {
@@ -45,7 +45,6 @@ def start_miles_ranks(request: RanksRequest) -> tuple[RayRanks, torch.dtype]:
     check_no_code(request.directory, "Miles")
     model = ranked_model(request.directory, request.info, request.settings)
     sizes = sizes_of(request.directory)
-    check_dense(model)
     arguments = miles_arguments(model, sizes, parallelism, nodes=wanted.nodes)
     cluster = RayCluster(wanted.ray_address, cpus=parallelism.world_size, gpus=wanted.gpus_per_node, shows_actors=True)
     ranks = started_on(

@@ -38,7 +38,10 @@ class RankActor(RankProcess):
     def __init__(self, model: RankModel, rank: int) -> None:
         self._model = model
         self._number = rank
-        # Ranks on one machine share its cores, and a sum must not depend on how many there are.
+
+    @override
+    def prepare(self) -> None:
+        """Ranks on one machine share its cores, and a sum must not depend on how many there are."""
         torch.set_num_threads(1)
 
     @override

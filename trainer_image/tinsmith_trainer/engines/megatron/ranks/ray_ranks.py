@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -33,22 +34,23 @@ ON_CPUS: Resources = {"CPU": 1}
 ON_GPUS: Resources = {"CPU": 1, "GPU": 1}
 
 
-class RankProcess:
+class RankProcess(ABC):
     """What Ray makes an actor of. Built in steps: the first rank must know where all meet before others can come."""
 
     _rank: Any
     """A `Rank`, once it has joined."""
 
+    @abstractmethod
     def prepare(self) -> None:
         """All that takes long and needs no other rank, before a meeting is set."""
 
+    @abstractmethod
     def host(self) -> tuple[str, int]:
         """Of the first rank: the address and port where all meet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def join(self, address: str, port: int) -> None:
         """Returns when all ranks have come and the model is built."""
-        raise NotImplementedError
 
     def ts_call(self, method: str, args: tuple[Any, ...]) -> Answer:
         """What came of `Rank`'s method of that name."""
