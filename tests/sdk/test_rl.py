@@ -11,10 +11,9 @@ from statistics import mean
 
 import pytest
 import tinker
-from package_environment import THIRD_PARTY, environment_directory
 from support.client.page_programs import PageProgram, page_program
 from support.client.sdk import adam, exact_logprobs, next_token_datum
-from support.requirements import require
+from support.requirements import require_environment
 from support.server.serve_process import API_KEY, ServedInstallation
 from tinsmith.training import MinibatchPlan, RLTrainer, ShadowClient, StepReport, from_functions
 from tinsmith.training.environments.forecaster import best_score, forecasting, questions
@@ -118,8 +117,7 @@ async def test_a_prompt_that_is_too_long_costs_its_group(client: tinker.ServiceC
 
 def test_an_environment_package_of_verifiers_trains_unmodified(server: ServedInstallation) -> None:
     """Loaded by its name, as any package; verifiers comes from an environment of its own, after this one's packages."""
-    packages = environment_directory(THIRD_PARTY)
-    require((packages / "complete").exists(), "verifiers is not installed: scripts/package_environment.py third-party")
+    packages = require_environment("third-party")
     [site_packages] = packages.glob("lib/python3*/site-packages")
     environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": API_KEY}
     command = [sys.executable, str(PROGRAM_OF_VERIFIERS), str(site_packages), MODEL, str(server.models[MODEL])]

@@ -136,7 +136,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root(?!/(?:miles|Megatron-LM)\b)|ho
 
 def repository_files() -> list[Path]:
     """Tracked files, and new ones that are not ignored."""
-    require(shutil.which("git") is not None, "git is not installed: `apt-get install git`.")
+    require(shutil.which("git") is not None, "git is not installed.")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]

@@ -87,6 +87,9 @@ KIND = Program(
 # On its own: it spells a package in capitals that etcd spells in small letters, which no single build takes.
 KIND_STORAGE = Program("kind", packages=("github.com/rancher/local-path-provisioner",), cold_build="a minute")
 
+OF_TESTS = (KUBERNETES, COREDNS, TRAEFIK, KUBERAY, PAUSE, HELLO, PROMQL)
+"""What clusters and tests run; a test that builds for minutes would be ended by its time limit."""
+
 
 def built(program: Program) -> Path:
     """The folder of the program's binaries; builds them first where they are missing.

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from support.requirements import require
+from support.requirements import InstalledBy, require
 
-MISSING = "PostgreSQL is not installed: `apt-get install postgresql` runs these tests too."
+MISSING = "PostgreSQL is not installed"
 
 # Nothing here outlives the machine, so nothing needs to reach the disk. What was committed outlives `crash`, since
 # that ends processes only: it must have left them, which `synchronous_commit` says.
@@ -77,7 +77,7 @@ def find_postgres() -> Path | None:
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Starts a server and stops it. Where PostgreSQL is missing, `require` says what becomes of the test."""
-    require(find_postgres() is not None, MISSING)
+    require(find_postgres() is not None, MISSING, InstalledBy.DEBIAN_PACKAGES)
     # Not pytest's tmp_path: a socket's path has at most 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="tinsmith-pg-"))
     server = PostgresServer(directory)

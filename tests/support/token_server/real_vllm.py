@@ -1,4 +1,4 @@
-"""vLLM itself, as its build for CPUs: `make vllm-environment` installs it, `make test-vllm` asks it.
+"""vLLM itself, as its build for CPUs: `make package-environments` installs it, `make test-vllm` asks it.
 
 What a CPU computes is the model runner, the scheduler and the HTTP server of the real thing over other kernels, which
 `vllm_cpu/` mends where they are wrong.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import package_environment
-from support.requirements import require
+from support.requirements import require_environment
 from support.tiny_models import tiny_directory
 from tinsmith_trainer.sampling.token_server.served_model import read_model
 from tinsmith_trainer.torch_model.tiny_model import TinyShape
@@ -53,9 +53,7 @@ def start_real_vllm(folder: Path) -> SharedServer:
 
 def installed_vllm() -> Path:
     """The environment that it is in. Skips the test where it is not installed."""
-    environment = package_environment.environment_directory(package_environment.VLLM)
-    require(package_environment.is_made(environment), "vLLM for CPUs is not installed: `make vllm-environment`.")
-    return environment
+    return require_environment("vllm-cpu")
 
 
 def real_vllm_variables(folder: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """vLLM's build for CPUs as a folder that pods see: on the volume of the model that they serve.
 
 An image with it would be 5.8 GB to build, to keep, and to bring into each new cluster. This is the environment of
-`make vllm-environment` once more, as links that take no room, for the Python of the trainer's image.
+`make package-environments` once more, as links that take no room, for the Python of the trainer's image.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from package_environment import IMAGE_PYTHON
-from support.requirements import require
+from support.requirements import InstalledBy, require
 
 from .real_vllm import PLUGIN, installed_vllm
 
@@ -36,8 +36,8 @@ def lay_out_vllm(folder: Path) -> None:
     packages = installed_vllm() / _PACKAGES
     require(
         packages.is_dir(),
-        f"Pods have Python {IMAGE_PYTHON}, and vLLM was installed for another: install that Python, then "
-        "`make vllm-environment`.",
+        f"Pods have Python {IMAGE_PYTHON}, and vLLM is installed for another: install that Python",
+        InstalledBy.PACKAGE_ENVIRONMENTS,
     )
     target = folder / _PACKAGES
     target.parent.mkdir(parents=True)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tinker
-from package_environment import THIRD_PARTY, environment_directory, is_made
-from support.requirements import require
+from support.requirements import require_environment
 from support.waiting import until
 from tinsmith.training.run_logs.services import RunIdentity
 
@@ -107,8 +106,7 @@ def test_wandb_takes_metrics_of_a_step_that_others_have_passed(tmp_path: Path) -
 
 
 def test_trackio_has_each_step_once_under_one_name(tmp_path: Path) -> None:
-    environment = environment_directory(THIRD_PARTY)
-    require(is_made(environment), "trackio is not installed: `python scripts/package_environment.py third-party`.")
+    environment = require_environment("third-party")
     for steps in LIVES:
         local = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
         done = run(environment / "bin" / "python", "trackio", tmp_path / "run", steps, **local)
