@@ -36,6 +36,7 @@ from tinsmith_operator.errors import (
 from tinsmith_operator.kube.depth import ReadableResponse, parse_json
 from tinsmith_operator.kube.rate_limit import Priority, RateLimit
 from tinsmith_operator.kube.resources import ApiCall, Resource, namespace_of, parse_call
+from tinsmith_operator.kube.text import apply_patch
 
 READ_TIMEOUT_SECONDS = 30.0
 PAGE_ITEMS = 500
@@ -46,7 +47,8 @@ USER_AGENT = MANAGER
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
-APPLY_PATCH = "application/apply-patch+yaml"
+# Without a charset the client would encode the body itself, as JSON in ASCII.
+APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 JSON = "application/json"
 
 # To an apply with a field that the kind does not have, or with a value of another type, the API server says 500, and
@@ -141,7 +143,8 @@ class Cluster:
         path = resource.path(metadata["namespace"], metadata["name"], subresource)
         query: Query = {"fieldManager": MANAGER, "force": "true"}
         priority = Priority.STATUS if subresource == "status" else Priority.ORDINARY
-        return await self._write("PATCH", path, manifest, query=query, content=APPLY_PATCH, priority=priority)
+        patch = apply_patch(manifest)
+        return await self._write("PATCH", path, patch, query=query, content=APPLY_PATCH, priority=priority)
 
     async def own_created_fields(self, resource: Resource, manifest: Manifest, managed: list[Manifest]) -> Manifest:
         """Puts other managed fields in place of the ones at this version, and breaks the seal: should the apply that

@@ -15,9 +15,11 @@ from tinsmith_operator.common.observed import KubernetesWarning
 from tinsmith_operator.errors import AlreadyExists, ClusterError
 from tinsmith_operator.kube.client import Cluster
 from tinsmith_operator.kube.resources import EVENTS
+from tinsmith_operator.kube.text import shortened
 from tinsmith_operator.logs import get_logger
 
-LONGEST_MESSAGE = 1024
+LONGEST_MESSAGE_BYTES = 1024
+LONGEST_INSTANCE_BYTES = 128
 # Between two looks at the warnings of a namespace, however many sessions wait there.
 WARNINGS_SECONDS = 15.0
 # Of a namespace that nobody asks about any more; it may be gone.
@@ -72,7 +74,8 @@ class Events:
         return warnings
 
     def _manifest(self, owner: Owner, event: Emit) -> Manifest:
-        said = "\n".join([owner.uid, owner.resource_version, event.type, event.reason, event.message])
+        message = shortened(event.message, LONGEST_MESSAGE_BYTES)
+        said = "\n".join([owner.uid, owner.resource_version, event.type, event.reason, message])
         name = f"{owner.name}.{hashlib.sha256(said.encode()).hexdigest()[:16]}"
         now = self._clock()
         return {
@@ -89,7 +92,7 @@ class Events:
             },
             "type": event.type.value,
             "reason": event.reason,
-            "message": event.message[:LONGEST_MESSAGE],
+            "message": message,
             "action": "Reconcile",
             "count": 1,
             "firstTimestamp": format_time(now),
@@ -97,7 +100,7 @@ class Events:
             "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "source": {"component": MANAGER},
             "reportingComponent": MANAGER,
-            "reportingInstance": self._identity[:128],
+            "reportingInstance": shortened(self._identity, LONGEST_INSTANCE_BYTES),
         }
 
 

@@ -129,7 +129,9 @@ class Life:
 
     def sample_unnamed(self) -> int:
         unnamed = settled(self.model.save_weights_and_get_sampling_client("unnamed"))
-        drawn = settled(unnamed.sample(types.ModelInput.from_ints(PROMPT), 1, types.SamplingParams(max_tokens=2)))
+        # Without a seed one draw in 512, the size of the vocabulary, is the end of the sequence at once.
+        parameters = types.SamplingParams(max_tokens=2, seed=3)
+        drawn = settled(unnamed.sample(types.ModelInput.from_ints(PROMPT), 1, parameters))
         return len(drawn.sequences[0].tokens)
 
     def prompt_logprobs(self) -> list[float | None]:

@@ -1,0 +1,112 @@
+"""Any text that a user or a worker may write reaches the API server, and stops nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.operator.operators import (
+    comes_to_rest,
+    condition_of,
+    eventually,
+    pool_manifest,
+    running,
+    session_manifest,
+    settings_for,
+)
+from tinsmith_operator.api.training_session import parse_session
+from tinsmith_operator.common.actions import Emit, EventType
+from tinsmith_operator.kube.client import Cluster
+from tinsmith_operator.kube.events import LONGEST_MESSAGE_BYTES, Events
+from tinsmith_operator.kube.rate_limit import RateLimit
+from tinsmith_operator.kube.resources import EVENTS, PODS, POOLS, SESSIONS, WORKLOADS, Resource
+from tinsmith_operator.kube.text import shortened
+
+TEXTS = {
+    "ASTRAL": "\N{ROCKET}\N{CJK UNIFIED IDEOGRAPH-20000}\U0010ffff",
+    "CONTROLS": "a\tb\nc\rd\x01\x1b\x7f",
+    "C1": "\x80\x85\x9f",
+    "BREAKS": "a\u2028b\u2029c",
+    "MARKS": "\ufeff\ufffe\uffff\u200b",
+    "ESCAPES": "\\ud83d\\ude00 \\\\ \" '",
+    "YAML": "- {a: &b *c} # ~ !!null",
+    "LONG": "\N{ROCKET}é" * 2048,
+}
+ODD = "r\N{ROCKET}\u00e9\u85e4"
+LAST_WORDS = "RuntimeError: \N{COLLISION SYMBOL} out of \N{MATHEMATICAL BOLD CAPITAL A}"
+CRASHES = {
+    "restartCount": 3,
+    "ready": False,
+    "started": False,
+    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": f"Traceback\n{LAST_WORDS}"}},
+}
+
+
+def odd_session() -> dict[str, Any]:
+    claim = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "models", "path": f"{ODD}/{ODD}"}}
+    pod = {
+        "env": [{"name": name, "value": text} for name, text in TEXTS.items()],
+        "annotations": {f"example.com/{name}": text for name, text in TEXTS.items()},
+    }
+    return session_manifest(model={"name": ODD, "source": claim}, pod=pod)
+
+
+async def test_a_session_with_any_text_in_it_is_changed_and_suspended(hands: KubectlUser, kubelet: Kubelet) -> None:
+    async with running(settings_for(hands.namespace)):
+        await hands.create(SESSIONS, odd_session())
+        await comes_to_rest(hands, "WorkerReady")
+        assert TEXTS.items() <= (await texts_of_the_pod(hands)).items()
+        # Created as JSON, changed by an apply.
+        await hands.patch(SESSIONS, "tiny", {"spec": {"adapters": {"slots": 3}}})
+        await comes_to_rest(hands, "WorkerReady")
+        assert TEXTS.items() <= (await texts_of_the_pod(hands)).items()
+        await hands.patch(SESSIONS, "tiny", {"spec": {"suspend": True}})
+        await comes_to_rest(hands, "Suspended")
+        workload = await hands.get(WORKLOADS, "tiny")
+        assert workload is not None
+        assert workload["spec"]["replicas"] == 0
+
+
+@pytest.mark.parametrize("resource", [SESSIONS, POOLS], ids=["session", "pool"])
+async def test_a_crash_loop_is_reported_whatever_the_last_words_hold(
+    hands: KubectlUser, kubelet: Kubelet, resource: Resource
+) -> None:
+    ready, manifest = (
+        ("WorkerReady", session_manifest()) if resource is SESSIONS else ("ReplicasReady", pool_manifest())
+    )
+    async with running(settings_for(hands.namespace)):
+        await hands.create(resource, manifest)
+        await comes_to_rest(hands, ready, resource=resource)
+        [pod] = await hands.all(PODS)
+        await kubelet.make_ready(pod, **CRASHES)
+
+        async def says() -> str:
+            return str(condition_of(await hands.get(resource, "tiny"), "Ready").get("message"))
+
+        async def quotes() -> bool:
+            return LAST_WORDS in await says()
+
+        await eventually(quotes, "the Ready condition quotes the worker")
+        assert condition_of(await hands.get(resource, "tiny"), "Ready")["status"] == "False"
+
+
+async def test_an_event_of_any_length_and_script_is_written(hands: KubectlUser) -> None:
+    """The API server counts bytes, and refuses an Event of one more than its limit."""
+    session = parse_session(await hands.create(SESSIONS, session_manifest()))
+    cluster = Cluster(RateLimit(100, 100), permit=lambda: 30.0, observe=lambda _call, _code: None)
+    for message in TEXTS.values():
+        await Events(cluster, "operator-0").emit(session, Emit(EventType.NORMAL, "Tested", message))
+    await cluster.close()
+    written = [event["message"] for event in await hands.all(EVENTS) if event["reason"] == "Tested"]
+    assert sorted(written) == sorted(shortened(message, LONGEST_MESSAGE_BYTES) for message in TEXTS.values())
+
+
+async def texts_of_the_pod(hands: KubectlUser) -> dict[str, str]:
+    workload = await hands.get(WORKLOADS, "tiny")
+    assert workload is not None
+    [worker] = workload["spec"]["template"]["spec"]["containers"]
+    annotations = workload["spec"]["template"]["metadata"]["annotations"]
+    assert TEXTS.items() <= {name.removeprefix("example.com/"): text for name, text in annotations.items()}.items()
+    return {variable["name"]: variable.get("value", "") for variable in worker["env"]}
