@@ -43,8 +43,10 @@ _BEARER = re.compile(rf"(?P<name>\b(?:bearer|basic)\s+)(?P<value>{_WORD})", re.I
 
 
 def quoted(message: str, longest: int = LONGEST_QUOTE) -> str:
-    """Somebody else's words on one line, without their last full stop. The API server reads what is applied as YAML,
-    which has no place for control characters."""
+    """Return another program's words on one line, without their last full stop.
+
+    Control and format characters are replaced: in a terminal they would hide or rewrite what stands around them.
+    """
     line = " ".join(message.split()).rstrip(".")
     words = "".join(REPLACEMENT if category(letter) in NO_TEXT else letter for letter in line)
     return words if len(words) <= longest else words[: longest - 1] + "…"
