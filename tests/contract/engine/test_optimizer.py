@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from support.engine.contract import IMPORTANCE_SAMPLING, forward_backward, gradients, group, state_bits, train
-from support.engine.datums import policy_datum, sft_datum
-from tinsmith_trainer.engines.base import AdamParams, Engine
+from support.engine.datums import policy_datum, sft_datum, with_inputs
+from tinsmith_trainer.engines.base import AdamParams, Engine, LossSpec
 from tinsmith_trainer.errors import UserError
 
 DATUMS = [sft_datum(length, seed) for seed, length in enumerate((5, 20, 12))]
@@ -120,6 +120,23 @@ def test_the_round_after_a_non_finite_gradient_works(engine: Engine) -> None:
 
     assert engine.state("a").optimizer_step == 1
     assert np.isfinite(forward_backward(engine, DATUMS).metrics["loss:sum"])
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+def test_a_datum_of_placeholders_for_logprobs_leaves_the_gradient_of_the_others(engine: Engine, loss: str) -> None:
+    """Clipping removes its gradient; 0 times an infinite ratio would make that of the whole step NaN."""
+    if loss not in engine.capabilities().losses:
+        assert engine.capabilities().engine == "reference", "the torch engine has every loss"
+        return
+    engine.load_state("b", engine.state("a"), with_optimizer=True)
+    plain, placeholders = policy_datum(9, 1), policy_datum(7, 2, logprobs=-9999.0, advantages=1.0)
+    forward_backward(engine, [plain, placeholders], loss=LossSpec(loss))
+    silent = with_inputs(placeholders, advantages=np.zeros(7, np.float32))
+    forward_backward(engine, [plain, silent], adapter="b", loss=LossSpec(loss))
+
+    found, expected = (engine.optim_step(name, AdamParams(learning_rate=1e-2))["grad_norm"] for name in "ab")
+
+    assert 0 < found == pytest.approx(expected, rel=1e-5)
 
 
 def test_training_lowers_the_loss(engine: Engine) -> None:

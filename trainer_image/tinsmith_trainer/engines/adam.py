@@ -41,7 +41,9 @@ def check_norm(norm: float) -> None:
     if not math.isfinite(norm):
         raise UserError(
             f"optim_step did nothing: the gradient's norm is {norm}. The gradient was dropped, "
-            f"weights and optimizer are as before. Look for extreme advantages, weights or logprobs in the data."
+            f"weights and optimizer are as before. Look for extreme advantages, weights or logprobs in the data: a "
+            f"sampler_gap:max above 88 in a forward_backward's metrics means that a ratio exp(lp - q) exceeds float32. "
+            f"Give tokens whose logprob is a placeholder, such as -9999, an advantage of 0."
         )
 
 

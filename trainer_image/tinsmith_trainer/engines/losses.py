@@ -36,6 +36,9 @@ LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
 STABLE_REINFORCE = "stable_reinforce"
 KL_COEFF = "kl_coeff"
 
+LARGEST_LOG_RATIO = 88.72
+"""`exp` of more than this overflows float32."""
+
 _Reduction = Callable[[Sequence[float]], float]
 _REDUCTIONS: Mapping[str, _Reduction] = {
     "sum": sum,
@@ -79,8 +82,8 @@ def _importance_sampling(lp: Tensor, inputs: Inputs) -> Terms:
 
 def _ppo(lp: Tensor, inputs: Inputs) -> Terms:
     """`-min(r * A, clip(r, low, high) * A)`."""
-    active, ratio = _ratio(lp, inputs)
-    return _clipped_surrogate(lp, inputs, active, ratio)
+    active = inputs["advantages"] != 0
+    return _clipped_surrogate(lp, inputs, active, torch.where(active, lp - inputs["logprobs"], 0.0))
 
 
 def _cispo(lp: Tensor, inputs: Inputs) -> Terms:
@@ -113,14 +116,14 @@ def _gspo(lp: Tensor, inputs: Inputs) -> Terms:
     averaged = inputs["sequence_ratio_mask"] != 0
     log_ratio = torch.where(averaged, lp.detach() - inputs["logprobs"], 0.0)
     mean = log_ratio.sum(1, keepdim=True) / averaged.sum(1, keepdim=True).clamp(min=1)
-    own = torch.where(active, lp, 0.0)
-    ratio = torch.exp(mean + (own - own.detach()))
-    return _clipped_surrogate(lp, inputs, active, torch.where(active, ratio, 1.0))
+    own = torch.where(active & (lp > -math.inf), lp, 0.0)  # minus infinity less itself is NaN
+    return _clipped_surrogate(lp, inputs, active, torch.where(active, mean + (own - own.detach()), 0.0))
 
 
 def _dro(lp: Tensor, inputs: Inputs) -> Terms:
     """`-(lp * A - beta / 2 * (lp - q)^2)`; the penalty covers every token of the datum."""
-    objective = lp * inputs["advantages"] - 0.5 * inputs["beta"] * (lp - inputs["logprobs"]) ** 2
+    covered = torch.where(inputs[VALID], lp, 0.0)
+    objective = covered * inputs["advantages"] - 0.5 * inputs["beta"] * (covered - inputs["logprobs"]) ** 2
     active = inputs["advantages"] != 0
     return Terms(torch.where(inputs[VALID], -objective, 0.0), _policy_metrics(lp, inputs, active))
 
@@ -130,10 +133,13 @@ def _ratio(lp: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     return active, torch.exp(torch.where(active, lp - inputs["logprobs"], 0.0))
 
 
-def _clipped_surrogate(lp: Tensor, inputs: Inputs, active: Tensor, ratio: Tensor) -> Terms:
+def _clipped_surrogate(lp: Tensor, inputs: Inputs, active: Tensor, log_ratio: Tensor) -> Terms:
+    # The minimum discards an infinite ratio, but passes a gradient of 0 back through `exp`: 0 times infinity is NaN.
+    overflows = (log_ratio > LARGEST_LOG_RATIO) & (inputs["advantages"] > 0)
+    ratio = torch.where(overflows, inputs[HIGH], torch.exp(torch.where(overflows, 0.0, log_ratio)))
     free = ratio * inputs["advantages"]
     clipped = torch.clamp(ratio, inputs[LOW], inputs[HIGH]) * inputs["advantages"]
-    metrics = _policy_metrics(lp, inputs, active) | {"clipped:sum": _per_row(active & (clipped < free))}
+    metrics = _policy_metrics(lp, inputs, active) | {"clipped:sum": _per_row(overflows | (active & (clipped < free)))}
     return Terms(-torch.minimum(free, clipped), metrics)
 
 

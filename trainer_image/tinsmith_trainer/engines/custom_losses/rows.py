@@ -140,8 +140,9 @@ def row_losses(program: Program, logprobs: Tensor, inputs: Mapping[str, Tensor],
             gradient[row, :length] = found.gradient
         for name, value in found.metrics.items():
             metrics[name][row] = value
-    zero = logprobs - logprobs.detach()
-    return RowLosses(zero * gradient.to(zero.device) + losses.to(zero.device), metrics)
+    gradient, losses = gradient.to(logprobs.device), losses.to(logprobs.device)
+    used = torch.where(gradient != 0, logprobs, 0.0)  # minus infinity less itself is NaN
+    return RowLosses((used - used.detach()) * gradient + losses, metrics)
 
 
 def _inputs_of_row(program: Program, host: Mapping[str, Tensor], row: int, length: int) -> list[Tensor]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.engine.contract import CROSS_ENTROPY, forward_backward
 from support.engine.datums import policy_datum, sft_datum, with_inputs, without_input
 from support.engine.graphs import node, ref, traced_id, written
 from support.engine.peft import new_engine
 from tinsmith_rpc.custom_losses import loss_id_of
 from tinsmith_trainer.engines.base import Datum, Engine, LossSpec, Work
-from tinsmith_trainer.engines.losses import prepare_loss
+from tinsmith_trainer.engines.losses import VALID, prepare_loss
 from tinsmith_trainer.errors import UserError
 from torch import Tensor
 
@@ -100,6 +102,21 @@ def test_a_failure_is_the_calls_and_leaves_no_trace(engine: Engine) -> None:
     tensors = engine.state("a").tensors
     after = [tensors[name].ravel() for name in sorted(tensors) if name.startswith("gradients/")]
     assert np.array_equal(np.concatenate(after), before)
+
+
+def test_a_target_that_the_model_rules_out_has_no_gradient_where_the_loss_masks_it() -> None:
+    def masked(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return -logprobs.masked_fill(weights == 0, 0.0).sum(), {}
+
+    loss = prepare_loss(own(masked, logprobs=1, weights=1), [sft_datum(2, weights=[1.0, 0.0])], custom=True)
+    logprobs = torch.tensor([[-1.5, -math.inf]], requires_grad=True)
+    inputs = {"weights": torch.tensor([[1.0, 0.0]]), VALID: torch.ones(1, 2, dtype=torch.bool)}
+
+    total = loss(logprobs, inputs).loss.sum()
+    total.backward()
+
+    assert logprobs.grad is not None
+    assert (total.item(), logprobs.grad.tolist()) == (1.5, [[-1.0, 0.0]])
 
 
 def test_its_forward_is_its_own(engine: Engine) -> None:
