@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.kubernetes.kubectl import KubectlUser, Kubelet
+from support.kubernetes.kubectl import KubectlUser, Kubelet, ready_status
 from support.operator.operators import (
     comes_to_rest,
     condition_of,
@@ -80,7 +80,10 @@ async def test_a_crash_loop_is_reported_whatever_the_last_words_hold(
         await hands.create(resource, manifest)
         await comes_to_rest(hands, ready, resource=resource)
         [pod] = await hands.all(PODS)
-        await kubelet.make_ready(pod, **CRASHES)
+        status = ready_status(pod, **CRASHES)
+        for condition in status["conditions"]:
+            condition["status"] = str(condition["type"] != "Ready")
+        await hands.patch(PODS, pod["metadata"]["name"], {"status": status}, "status")
 
         async def says() -> str:
             return str(condition_of(await hands.get(resource, "tiny"), "Ready").get("message"))
