@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -11,6 +14,7 @@ import pyrage
 import pytest
 from s3fs import S3FileSystem
 from support.engine.reference import MODULE, ReferenceEngine
+from tinsmith_server.errors import CheckpointRootUnavailable
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
@@ -152,12 +156,41 @@ def test_a_copy_that_a_server_makes_is_the_same_checkpoint_elsewhere(root: str) 
     state = trained_state()
     written = write(root, state=state)
     files = CheckpointFiles(root)
-    files.copy(written.directory, "weights/copy/0-0")
+    names = [*FILES, "manifest.json"]
+    files.copy(written.directory, "weights/copy/0-0", names)
     files.remove(written.directory)
     copy = replace(written, directory="weights/copy/0-0")
     assert read(root, copy).tensors.keys() == state.tensors.keys()
     with pytest.raises(FileNotFoundError):
-        files.copy(written.directory, "weights/other/0-0")
+        files.copy(written.directory, "weights/other/0-0", names)
+
+
+def test_a_copy_is_never_written_into_a_file_that_is_there(tmp_path: Path) -> None:
+    """On a disk the file has a second name, in the checkpoint that it was copied from."""
+    root = tmp_path.as_uri()
+    victim, other = write(root, seq_id=1), write(root, seq_id=2, state=trained_state(seed=2))
+    files = CheckpointFiles(root)
+    files.copy(victim.directory, "weights/copy", FILES)
+    with pytest.raises(CheckpointRootUnavailable, match="File exists"):
+        files.copy(other.directory, "weights/copy", FILES)
+    read(root, victim)
+
+
+def test_a_disk_without_second_names_gets_files_of_its_own_that_are_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_names: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no second names here")
+
+    root = tmp_path.as_uri()
+    written = write(root)
+    monkeypatch.setattr(os, "link", refuse)
+    CheckpointFiles(root).copy(written.directory, "weights/copy", [*FILES, "manifest.json"])
+    copied = tmp_path / "weights" / "copy"
+    assert sorted(file.name for file in copied.iterdir()) == sorted([*FILES, "manifest.json"])
+    assert {file.stat().st_mode & 0o777 for file in copied.iterdir()} == {0o444}
+    assert not any(file.samefile(tmp_path / written.directory / file.name) for file in copied.iterdir())
+    read(root, replace(written, directory="weights/copy"))
 
 
 def test_removing_is_repeatable_and_takes_no_neighbour_along(root: str) -> None:
