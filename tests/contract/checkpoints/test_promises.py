@@ -14,8 +14,9 @@ import pyrage
 import pytest
 from s3fs import S3FileSystem
 from support.engine.reference import MODULE, ReferenceEngine
-from tinsmith_server.errors import CheckpointRootUnavailable
+from tinsmith_server.errors import CheckpointDamaged, CheckpointRootUnavailable
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.manifests import checked, saved_files
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, UserError
@@ -150,6 +151,21 @@ def test_a_server_reads_what_a_worker_wrote(root: str) -> None:
         assert content == content_of(root, written, name)
     with pytest.raises(FileNotFoundError):
         files.read(written.directory, "never")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_server_sends_is_held_against_the_manifest_of_the_worker(root: str, name: str) -> None:
+    written, files = write(root), CheckpointFiles(root)
+    saved = saved_files(files, written.directory, written.manifest_digest)
+    assert sorted(saved) == FILES
+    content = content_of(root, written, name)
+    assert b"".join(checked(files.read(written.directory, name), saved[name], name)) == content
+    change(root, written, name, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointDamaged, match=f"the file {name} was altered"):
+        list(checked(files.read(written.directory, name), saved[name], name))
+    change(root, written, name, None)
+    with pytest.raises(CheckpointDamaged, match=f"{name} is missing"):
+        saved_files(files, written.directory, written.manifest_digest)
 
 
 def test_a_copy_that_a_server_makes_is_the_same_checkpoint_elsewhere(root: str) -> None:
