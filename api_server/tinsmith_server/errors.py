@@ -88,6 +88,10 @@ class CheckpointRootUnavailable(TinsmithError):
     """The checkpoint root refused, or could not be reached. Worth another try once it is there again."""
 
 
+class CheckpointDamaged(TinsmithError):
+    """Files of a checkpoint are not those of its manifest. Another try finds the same."""
+
+
 # ---- what an operator did
 
 

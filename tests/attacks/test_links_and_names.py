@@ -19,10 +19,7 @@ async def exported(server: TestedServer, name: str = "ex") -> str:
     """The link to a file of an export, as a path of the server."""
     model_id = await server.model()
     await server.outcome(await server.post("/save_weights_external", {"model_id": model_id, "seq_id": 1, "path": name}))
-    data = server.services.settings.data
-    directory = data / "checkpoints" / server.worker.events[-1].checkpoint_saved.directory
-    directory.mkdir(parents=True)
-    (directory / FILE).write_text("{}")
+    data, directory = server.services.settings.data, server.newest_directory
     for folder in [directory, *directory.parents][1:]:
         if folder.is_relative_to(data):
             (folder / "secret").write_bytes(SECRET)

@@ -12,7 +12,7 @@ import typer
 
 from tinsmith_server.configuration import load_settings
 from tinsmith_server.errors import StartupError, TinsmithError
-from tinsmith_server.services.accounts.keys import DEFAULT_TENANT, Keys
+from tinsmith_server.services.accounts.keys import DEFAULT_TENANT, Keys, check_tenant_name
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.records import ApiKey
 from tinsmith_server.store.sql_store import open_store
@@ -41,6 +41,7 @@ def create(
     if name is not None and not name.strip():
         typer.echo("tinsmith keys: the name is empty; say what the key is for, or leave it out", err=True)
         raise typer.Exit(2)
+    _check_tenant(tenant)
     made = _with_keys(
         data, database_url, config, lambda service: service.create(tenant, name or ""), may_make_store=True
     )
@@ -90,6 +91,15 @@ def revoke(
         typer.echo(f"key {key_id} was revoked already, on {key.revoked_at:%Y-%m-%d}")
     else:
         typer.echo(f"revoked key {key_id}")
+
+
+def _check_tenant(tenant: str) -> None:
+    """Before there is a store for a key that cannot be made."""
+    try:
+        check_tenant_name(tenant)
+    except TinsmithError as error:
+        typer.echo(f"tinsmith keys: {error}", err=True)
+        raise typer.Exit(2) from error
 
 
 async def _revoke(service: Keys, key_id: int) -> ApiKey | None:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Request
 from fastapi.responses import RedirectResponse, StreamingResponse
 
 from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, Limit, Offset, ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.checkpoints.checkpoints import TrainingRun, Types
 from tinsmith_server.store.records import Checkpoint
@@ -158,10 +158,10 @@ async def copy_weights(
     body: Annotated[CopyWeightsRequest, Depends(body_as(CopyWeightsRequest))],
     tenant: Tenant,
     services: ServicesDep,
+    key: IdempotencyKey,
     x_tinker_weights_access_token: Annotated[str | None, Header()] = None,
-    x_idempotency_key: Annotated[str | None, Header()] = None,
 ) -> CopyWeightsResponse:
-    copy = services.copies.copy(tenant, body, x_tinker_weights_access_token, x_idempotency_key)
+    copy = services.copies.copy(tenant, body, x_tinker_weights_access_token, key)
     return CopyWeightsResponse(tinker_path=await copy)
 
 

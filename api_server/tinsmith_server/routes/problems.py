@@ -22,6 +22,7 @@ HTTP_STATUS: dict[type[TinsmithError], int] = {
     errors.Gone: 410,
     errors.BodyTooLarge: 413,
     errors.Unprocessable: 422,
+    errors.CheckpointDamaged: 422,
     UnstorableValue: 422,
     errors.TooBusy: 429,
     errors.WorkerUnavailable: 503,

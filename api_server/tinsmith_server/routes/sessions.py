@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends
 
 from tinsmith_server.routes.bodies import body_as
-from tinsmith_server.routes.dependencies import API_PREFIX, Limit, Offset, ServicesDep, Tenant
+from tinsmith_server.routes.dependencies import API_PREFIX, IdempotencyKey, Limit, Offset, ServicesDep, Tenant
 from tinsmith_server.routes.direct import DirectRoute
 from tinsmith_server.routes.openapi import takes
 from tinsmith_server.services.accounts.session_search import FoundSession
@@ -41,9 +41,9 @@ async def create_session(
     body: Annotated[CreateSessionRequest, Depends(body_as(CreateSessionRequest))],
     tenant: Tenant,
     services: ServicesDep,
-    x_idempotency_key: Annotated[str | None, Header()] = None,
+    key: IdempotencyKey,
 ) -> CreateSessionResponse:
-    session = await services.sessions.create(tenant, body, x_idempotency_key)
+    session = await services.sessions.create(tenant, body, key)
     return CreateSessionResponse(session_id=session.session_id)
 
 

@@ -119,7 +119,7 @@ class Services:
 
     @cached_property
     def copies(self) -> Copies:
-        return Copies(self._store, self._files, self._lookup, self._holdings.checkpoints, self._clock)
+        return Copies(self._store, self._files, self._lookup, self._retention, self._holdings.checkpoints, self._clock)
 
     @cached_property
     def exports(self) -> DownloadLinks:

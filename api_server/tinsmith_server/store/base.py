@@ -57,6 +57,7 @@ class Store(Protocol):
     async def create_session(self, session: Session, idempotency_key: str | None) -> Session:
         """Inserts, or returns the session that this tenant made with the same idempotency key."""
 
+    async def session_of_key(self, tenant: str, idempotency_key: str) -> Session | None: ...
     async def get_session(self, session_id: str) -> Session | None: ...
     async def list_sessions(self, tenant: str, limit: int, offset: int) -> Page[Session]: ...
     async def sessions_behind(
@@ -186,7 +187,7 @@ class Store(Protocol):
     async def put_checkpoint(self, checkpoint: Checkpoint, along: Along = ()) -> Checkpoint | None:
         """Points the name at a new directory unless the present or deleted one is as new or newer
         by (epoch, event_id). Returns the record that it replaced, whose files are garbage now; None
-        where nothing was replaced, or both point to the same directory."""
+        where nothing was replaced, or both point to the same directory. The new directory is garbage no more."""
 
     async def get_checkpoint(self, run_id: str, type: CheckpointType, name: str) -> Checkpoint | None: ...
     async def checkpoints_of_run(self, run_id: str) -> Sequence[Checkpoint]:
@@ -255,7 +256,13 @@ class Store(Protocol):
         """All of a name. False where there is none."""
 
     # ---- files that no name points to any more
-    async def list_garbage(self) -> Sequence[str]: ...
+    async def list_garbage(self, now: datetime) -> Sequence[str]:
+        """Directories without a record, and reserved ones whose time is over."""
+
+    async def reserve_directory(self, directory: str, until: datetime) -> None:
+        """Notes a directory that is about to be written. The record that names it ends the reservation; without one
+        the directory is garbage from `until` on."""
+
     async def remove_garbage(self, directory: str) -> None: ...
 
     # ---- who used what, and who did what

@@ -48,6 +48,8 @@ class Session:
     finished_at: datetime | None = None
     finish_type: FinishType | None = None
     finish_detail: str | None = None
+    request_digest: str | None = None
+    """Digest of the request that made it; None without an idempotency key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ sessions = Table(
     Column("finished_at", UtcTime),
     Column("finish_type", PlainText),
     Column("finish_detail", PlainText),
+    # Tells a repeated request from another one with the same idempotency key.
+    Column("request_digest", PlainText),
     # A create_session that the SDK repeats while its first copy is still under way, perhaps at another replica.
     UniqueConstraint("tenant", "idempotency_key"),
     Index(None, "tenant", "created_at"),
@@ -229,6 +231,8 @@ garbage = Table(
     metadata,
     Column("garbage_id", _RowNumber, primary_key=True),
     Column("directory", PlainText, nullable=False),
+    # Set while a copy or an import writes the directory: a crash before its record leaves files to be collected then.
+    Column("due_at", UtcTime),
     # A directory that is reported twice is deleted once.
     UniqueConstraint("directory"),
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -11,7 +14,9 @@ import pyrage
 import pytest
 from s3fs import S3FileSystem
 from support.engine.reference import MODULE, ReferenceEngine
+from tinsmith_server.errors import CheckpointDamaged, CheckpointRootUnavailable
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.manifests import checked, saved_files
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, UserError
@@ -148,16 +153,60 @@ def test_a_server_reads_what_a_worker_wrote(root: str) -> None:
         files.read(written.directory, "never")
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_server_sends_is_held_against_the_manifest_of_the_worker(root: str, name: str) -> None:
+    written, files = write(root), CheckpointFiles(root)
+    saved = saved_files(files, written.directory, written.manifest_digest)
+    assert sorted(saved) == FILES
+    content = content_of(root, written, name)
+    assert b"".join(checked(files.read(written.directory, name), saved[name], name)) == content
+    change(root, written, name, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointDamaged, match=f"the file {name} was altered"):
+        list(checked(files.read(written.directory, name), saved[name], name))
+    change(root, written, name, None)
+    with pytest.raises(CheckpointDamaged, match=f"{name} is missing"):
+        saved_files(files, written.directory, written.manifest_digest)
+
+
 def test_a_copy_that_a_server_makes_is_the_same_checkpoint_elsewhere(root: str) -> None:
     state = trained_state()
     written = write(root, state=state)
     files = CheckpointFiles(root)
-    files.copy(written.directory, "weights/copy/0-0")
+    names = [*FILES, "manifest.json"]
+    files.copy(written.directory, "weights/copy/0-0", names)
     files.remove(written.directory)
     copy = replace(written, directory="weights/copy/0-0")
     assert read(root, copy).tensors.keys() == state.tensors.keys()
     with pytest.raises(FileNotFoundError):
-        files.copy(written.directory, "weights/other/0-0")
+        files.copy(written.directory, "weights/other/0-0", names)
+
+
+def test_a_copy_is_never_written_into_a_file_that_is_there(tmp_path: Path) -> None:
+    """On a disk the file has a second name, in the checkpoint that it was copied from."""
+    root = tmp_path.as_uri()
+    victim, other = write(root, seq_id=1), write(root, seq_id=2, state=trained_state(seed=2))
+    files = CheckpointFiles(root)
+    files.copy(victim.directory, "weights/copy", FILES)
+    with pytest.raises(CheckpointRootUnavailable, match="File exists"):
+        files.copy(other.directory, "weights/copy", FILES)
+    read(root, victim)
+
+
+def test_a_disk_without_second_names_gets_files_of_its_own_that_are_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_names: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no second names here")
+
+    root = tmp_path.as_uri()
+    written = write(root)
+    monkeypatch.setattr(os, "link", refuse)
+    CheckpointFiles(root).copy(written.directory, "weights/copy", [*FILES, "manifest.json"])
+    copied = tmp_path / "weights" / "copy"
+    assert sorted(file.name for file in copied.iterdir()) == sorted([*FILES, "manifest.json"])
+    assert {file.stat().st_mode & 0o777 for file in copied.iterdir()} == {0o444}
+    assert not any(file.samefile(tmp_path / written.directory / file.name) for file in copied.iterdir())
+    read(root, replace(written, directory="weights/copy"))
 
 
 def test_removing_is_repeatable_and_takes_no_neighbour_along(root: str) -> None:

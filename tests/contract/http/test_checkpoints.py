@@ -21,11 +21,6 @@ async def checkpoints(server: TestedServer) -> list[dict[str, Any]]:
     return found
 
 
-def newest_directory(server: TestedServer) -> Path:
-    """Where the worker says that it has written the latest checkpoint."""
-    return server.services.settings.data / "checkpoints" / server.worker.events[-1].checkpoint_saved.directory
-
-
 async def links(server: TestedServer, model_id: str) -> dict[str, str]:
     """Download URLs of the export `ex` by file."""
     path = f"/training_runs/{model_id}/checkpoints/external_weights/ex/external_weights_urls"
@@ -34,15 +29,10 @@ async def links(server: TestedServer, model_id: str) -> dict[str, str]:
 
 
 async def save_external(server: TestedServer, model_id: str, seq_id: int, name: str) -> Path:
-    """Saves, and puts the files where the worker would have put them."""
+    """Saves, and returns where the files are."""
     body = {"model_id": model_id, "seq_id": seq_id, "path": name}
     await server.outcome(await server.post("/save_weights_external", body))
-    directory = newest_directory(server)
-    directory.mkdir(parents=True)
-    (directory / "adapter_config.json").write_text("{}")
-    (directory / "adapter_model.safetensors").write_bytes(b"weights")
-    (directory / "manifest.json").write_text("{}")
-    return directory
+    return server.newest_directory
 
 
 async def test_whoever_has_seen_a_save_can_list_it(server: TestedServer) -> None:
@@ -240,8 +230,7 @@ async def test_unnamed_weights_outlive_their_session_by_an_hour(server: TestedSe
     model_id = await server.model()
     body = {"model_id": model_id, "seq_id": 1, "sampling_session_seq_id": 0}
     await server.outcome(await server.post("/save_weights_for_sampler", body))
-    directory = newest_directory(server)
-    directory.mkdir(parents=True)
+    directory = server.newest_directory
     await server.post(f"/sessions/{model_id.split(':', maxsplit=1)[0]}/finish", {"reason": {"type": "success"}})
     server.time.pass_seconds(HOUR - 60)
     await server.services.background.sweep_now()

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.server.fake_fleet import FakeFleet
-from support.server.http_server import TestedServer, running_server, settings_for
+from support.server.http_server import TestedServer, running_server, running_servers, settings_for
+from tinsmith_server.services.checkpoints.files import CheckpointFiles
 
 HOUR = 3600
-FILES = {"adapter_model.safetensors": b"weights", "manifest.json": b"{}"}
 
 
 async def saved(server: TestedServer, name: str = "ck") -> str:
-    """A training checkpoint's path; its files are where the worker would have put them."""
+    """A training checkpoint's path."""
     path: str = (await server.outcome(await server.save(await server.model(), 1, name)))["path"]
-    for file, content in FILES.items():
-        (folder := directory_of(server)).mkdir(parents=True, exist_ok=True)
-        (folder / file).write_bytes(content)
     return path
 
 
-def directory_of(server: TestedServer) -> Path:
-    return server.services.settings.data / "checkpoints" / server.worker.events[-1].checkpoint_saved.directory
+def content_of(directory: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
 def kept(server: TestedServer) -> list[Path]:
     """Directories of copies: the worker's own are elsewhere."""
-    root = server.services.settings.data / "checkpoints" / "weights"
-    return sorted(path.parent for path in root.rglob("manifest.json"))
+    return sorted((server.checkpoints / "weights" / "copies").glob("*"))
 
 
 async def copied(server: TestedServer, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
@@ -44,6 +41,7 @@ async def other_tenants_key(server: TestedServer) -> str:
 
 async def test_a_copy_outlives_what_it_was_made_of(server: TestedServer) -> None:
     source = await saved(server)
+    files = content_of(server.newest_directory)
     run = source.split("/")[2]
     path = (await copied(server, source, destination_project_id="there", ttl_seconds=HOUR)).json()["tinker_path"]
     assert path.endswith("/weights/ck")
@@ -52,7 +50,7 @@ async def test_a_copy_outlives_what_it_was_made_of(server: TestedServer) -> None
     (found,) = (await server.client.get("/checkpoints")).json()["checkpoints"]
     assert (found["tinker_path"], found["public"], "expires_at" in found) == (path, False, True)
     (directory,) = kept(server)
-    assert {file.name: file.read_bytes() for file in directory.iterdir()} == FILES
+    assert content_of(directory) == files
     runs = (await server.client.get("/training_runs", params={"project_id": "there"})).json()["training_runs"]
     assert [one["training_run_id"] for one in runs] == [path.split("/")[2]]
 
@@ -111,7 +109,7 @@ async def test_a_model_starts_from_another_tenants_weights_with_its_key_alone(se
 
 async def test_a_copy_of_what_is_not_there_leaves_nothing(server: TestedServer) -> None:
     source = await saved(server)
-    for file in directory_of(server).iterdir():
+    for file in server.newest_directory.iterdir():
         file.unlink()
     lost = await copied(server, source)
     assert (lost.status_code, "was deleted while it was copied" in lost.json()["detail"]) == (404, True)
@@ -140,3 +138,104 @@ async def test_copies_that_are_asked_for_at_once_hold_no_more_than_one_after_the
 @pytest.mark.parametrize("place", [{"session_id": "sess-1"}, {"model_seq_id": 0}])
 async def test_a_place_in_a_session_is_refused_in_words(server: TestedServer, place: dict[str, Any]) -> None:
     assert (await copied(server, await saved(server), **place)).status_code == 422
+
+
+async def test_a_repeated_request_has_its_answer_when_the_source_is_gone(server: TestedServer) -> None:
+    source, key = await saved(server), {"X-Idempotency-Key": "once"}
+    path = (await copied(server, source, key)).json()["tinker_path"]
+    (await server.client.delete(f"/training_runs/{source.split('/')[2]}/checkpoints/weights/ck")).raise_for_status()
+    assert (await copied(server, source, key)).json()["tinker_path"] == path
+
+
+@pytest.mark.parametrize("change", [{"ttl_seconds": HOUR}, {"destination_project_id": "there"}])
+async def test_a_key_that_returns_with_another_request_is_refused_and_makes_nothing(
+    server: TestedServer, change: dict[str, Any]
+) -> None:
+    source, key = await saved(server), {"X-Idempotency-Key": "once"}
+    path = (await copied(server, source, key)).json()["tinker_path"]
+    for refused in (await copied(server, source, key, **change), await copied(server, await saved(server), key)):
+        assert (refused.status_code, "has come with another request" in refused.json()["detail"]) == (422, True)
+    assert len(kept(server)) == 1
+    assert (await copied(server, source, key)).json()["tinker_path"] == path
+
+
+async def test_one_tenants_key_is_none_of_anothers(server: TestedServer) -> None:
+    own, key = server.client.headers["X-API-Key"], {"X-Idempotency-Key": "once"}
+    first = (await copied(server, await saved(server), key)).json()["tinker_path"]
+    stranger = {**key, "X-API-Key": await other_tenants_key(server), "X-Tinker-Weights-Access-Token": own}
+    second = await copied(server, await saved(server), stranger)
+    assert (second.status_code, second.json()["tinker_path"] == first) == (200, False)
+
+
+async def test_requests_that_come_at_once_with_one_key_make_one_copy(tmp_path: Path, fleet: FakeFleet) -> None:
+    """Each server copies into a directory of its own; the first record stands, and the others leave nothing."""
+    async with running_servers(settings_for(tmp_path), fleet) as (first, second):
+        source, key = await saved(first), {"X-Idempotency-Key": "once"}
+        answers = await asyncio.gather(*(copied(one, source, key) for one in (first, second) * 4))
+        assert len({answer.json()["tinker_path"] for answer in answers}) == 1
+        assert len(kept(first)) == 1
+        assert await first.services._store.list_garbage(first.time.now + timedelta(days=2)) == []
+
+
+async def test_a_loser_of_two_attempts_removes_its_own_files_alone(
+    tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is deleted while a second server copies: the finished copy of the first one stays whole."""
+    async with running_servers(settings_for(tmp_path), fleet) as (first, second):
+        source, key = await saved(first), {"X-Idempotency-Key": "once"}
+        directory, made = first.newest_directory, CheckpointFiles.copy
+
+        def slow(self: CheckpointFiles, *named: Any) -> None:
+            if self is second.services._files:
+                answer = asyncio.run_coroutine_threadsafe(copied(first, source, key), loop).result()
+                assert answer.status_code == 200
+                for file in directory.iterdir():
+                    file.unlink()
+            made(self, *named)
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(CheckpointFiles, "copy", slow)
+        assert (await copied(second, source, key)).status_code == 404
+        (kept_copy,) = kept(first)
+        assert set(content_of(kept_copy)) == {*first.worker.saved_files, "manifest.json"}
+
+
+async def test_what_a_server_that_is_killed_leaves_of_a_copy_is_removed_in_a_day(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await saved(server)
+
+    async def die(*_named: object, **_named_too: object) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as killed:
+        killed.setattr("tinsmith_server.services.checkpoints.copies.add_ended_run", die)
+        with pytest.raises(asyncio.CancelledError):
+            await copied(server, source, {"X-Idempotency-Key": "once"})
+    assert len(kept(server)) == 1
+    path = (await copied(server, source, {"X-Idempotency-Key": "once"})).json()["tinker_path"]
+    server.time.pass_seconds(24 * HOUR + 1)
+    await server.services.background.sweep_now()
+    (directory,) = kept(server)
+    assert set(content_of(directory)) == {*server.worker.saved_files, "manifest.json"}
+    listed = (await server.client.get("/checkpoints")).json()["checkpoints"]
+    assert sorted(one["tinker_path"] for one in listed) == sorted([source, path])
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "manifest.json"])
+async def test_a_checkpoint_that_is_not_as_it_was_saved_is_not_copied(server: TestedServer, file: str) -> None:
+    source = await saved(server)
+    changed = server.newest_directory / file
+    changed.unlink()
+    changed.write_bytes(b"{} ")
+    refused = await copied(server, source)
+    assert (refused.status_code, "use another checkpoint" in refused.json()["detail"]) == (422, True)
+    assert kept(server) == []
+
+
+async def test_what_lies_beside_the_files_of_a_checkpoint_is_not_copied(server: TestedServer) -> None:
+    source = await saved(server)
+    (server.newest_directory / "stray").write_bytes(b"no file of the checkpoint")
+    await copied(server, source)
+    (directory,) = kept(server)
+    assert set(content_of(directory)) == {*server.worker.saved_files, "manifest.json"}

@@ -14,7 +14,7 @@ from support.server.fake_fleet import FakeFleet
 from support.server.http_server import TestedServer, running_server, settings_for
 from tinsmith_rpc import wire_pb2, worker_pb2
 
-from .test_checkpoints import newest_directory, save_external
+from .test_checkpoints import save_external
 
 DATUM = {
     "model_input": {"chunks": [{"tokens": [1, 2]}]},
@@ -99,13 +99,10 @@ async def test_a_list_holds_what_the_sdk_knows(server: TestedServer, address: st
 
 
 async def test_an_archive_is_a_redirect_to_all_files_at_once(server: TestedServer) -> None:
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256)) * 8, "empty": b""}
+    server.worker.saved_files = files
     model_id = await server.model()
     await server.outcome(await server.save(model_id, 1, "ck"))
-    directory = newest_directory(server)
-    directory.mkdir(parents=True)
-    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256)) * 8, "empty": b""}
-    for name, content in files.items():
-        (directory / name).write_bytes(content)
     address = f"/training_runs/{model_id}/checkpoints/weights/ck/archive"
     redirect = await server.client.get(address, follow_redirects=False)
     assert redirect.status_code == 302

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.server.fake_fleet import BASE_MODEL, FakeFleet
+from support.server.fake_fleet import BASE_MODEL, OTHER_MODEL, FakeFleet
 from support.server.http_server import TestedServer, one_server, running_servers, settings_for
 from tinsmith_rpc import worker_pb2
 from tinsmith_server.services.accounts.sessions import ACTIVE_SECONDS, Sessions
@@ -76,6 +76,35 @@ async def test_a_repeat_with_the_same_key_is_the_same_operation(server: TestedSe
     assert number(await server.post("/optim_step", {"model_id": model_id}, **key("a"))) == 3
     old_header = {"headers": {"X-Idempotency-Key": "a"}}
     assert number(await server.post("/forward_backward", body, **old_header)) == 1
+
+
+SESSION = {"tags": [], "user_metadata": {}, "sdk_version": "0"}
+KEYED = {
+    "/create_session": (SESSION, {**SESSION, "tags": ["b"]}),
+    "/create_model": ({"base_model": BASE_MODEL}, {"base_model": BASE_MODEL, "lora_config": {"rank": 8}}),
+    "/create_sampling_client": ({"base_model": BASE_MODEL}, {"base_model": OTHER_MODEL}),
+    "/sample": ({"base_model": BASE_MODEL, "prompt": [1]}, {"base_model": BASE_MODEL, "prompt": [2]}),
+}
+
+
+@pytest.mark.parametrize("path", KEYED)
+async def test_a_key_that_returns_with_another_request_is_refused(server: TestedServer, path: str) -> None:
+    """Else its sender would take what an earlier request made for what this one asks for."""
+    body, other = KEYED[path]
+    first = (await server.post(path, body, **key("a"))).json()
+    refused = await server.post(path, other, **key("a"))
+    assert (refused.status_code, "'a' has come with another request" in refused.json()["detail"]) == (422, True)
+    reordered = dict(reversed(body.items()))
+    assert (await server.post(path, reordered, **key("a"))).json() == first
+    assert (await server.post(path, other, **key("b"))).status_code == 200
+
+
+async def test_a_key_is_of_one_call_whatever_it_looks_like(server: TestedServer) -> None:
+    (session, _), (model, _) = KEYED["/create_session"], KEYED["/create_model"]
+    made = (await server.post("/create_model", model, **key("a"))).json()["model_id"]
+    for name in ("a", "/create_model:a"):
+        answer = await server.post("/create_session", session, **key(name))
+        assert (answer.status_code, made.startswith(answer.json()["session_id"])) == (200, False)
 
 
 async def test_without_a_key_each_call_is_an_operation_of_its_own(server: TestedServer) -> None:

@@ -265,7 +265,7 @@ async def test_pointers_that_two_replicas_move_at_once_end_at_the_newest_and_sho
     left = {one.name: one for one in await replicas[0].checkpoints_of_run(saves[0].run_id)}
     assert left["b"] == a_version("b", *versions[-1])
     assert left.get("a") in (None, a_version("a", *versions[-1]))
-    assert not {one.directory for one in left.values()} & set(await replicas[0].list_garbage())
+    assert not {one.directory for one in left.values()} & set(await replicas[0].list_garbage(NOW))
 
 
 def a_version(name: str, epoch: int, event_id: int) -> Checkpoint:

@@ -1,27 +1,27 @@
 import asyncio
 
-from support.server.store_records import NOW, a_checkpoint, a_model, a_session
+from support.server.store_records import NOW, a_checkpoint, a_model, a_session, later
 from tinsmith_server.store.base import Store
 
 
 async def test_files_that_lost_their_name_are_garbage_until_they_are_removed(store: Store) -> None:
     await store.put_checkpoint(a_checkpoint(directory="first", event_id=1))
     await store.put_checkpoint(a_checkpoint(directory="second", event_id=2))
-    assert await store.list_garbage() == ["first"]
+    assert await store.list_garbage(NOW) == ["first"]
 
     checkpoint = a_checkpoint()
     await store.delete_checkpoint(checkpoint.run_id, checkpoint.type, checkpoint.name, NOW)
-    assert await store.list_garbage() == ["first", "second"]
+    assert await store.list_garbage(NOW) == ["first", "second"]
 
     await store.remove_garbage("first")
     await store.remove_garbage("first")
-    assert await store.list_garbage() == ["second"]
+    assert await store.list_garbage(NOW) == ["second"]
 
 
 async def test_a_save_that_is_reported_twice_is_no_garbage(store: Store) -> None:
     await store.put_checkpoint(a_checkpoint(directory="only", event_id=1))
     await store.put_checkpoint(a_checkpoint(directory="only", event_id=2))
-    assert await store.list_garbage() == []
+    assert await store.list_garbage(NOW) == []
 
 
 async def test_a_secret_is_drawn_once_for_all_replicas(replicas: tuple[Store, Store]) -> None:
@@ -56,3 +56,25 @@ async def test_counts_name_every_state_even_at_zero(store: Store) -> None:
         "checkpoints.external": 0,
         "checkpoints.ephemeral": 0,
     }
+
+
+async def test_a_directory_that_is_being_written_is_garbage_only_when_its_time_is_over(store: Store) -> None:
+    await store.reserve_directory("writing", later(60))
+    assert await store.list_garbage(later(59)) == []
+    assert await store.list_garbage(later(60)) == ["writing"]
+
+
+async def test_a_record_ends_the_reservation_of_its_directory(store: Store) -> None:
+    for name in ("new", "replaced"):
+        await store.reserve_directory(name, later(60))
+    await store.put_checkpoint(a_checkpoint(directory="new", event_id=1))
+    assert await store.list_garbage(later(60)) == ["replaced"]
+    await store.put_checkpoint(a_checkpoint(directory="replaced", event_id=2))
+    assert await store.list_garbage(later(60)) == ["new"]
+
+
+async def test_an_older_record_ends_no_reservation(store: Store) -> None:
+    await store.put_checkpoint(a_checkpoint(directory="first", event_id=2))
+    await store.reserve_directory("late", later(60))
+    await store.put_checkpoint(a_checkpoint(directory="late", event_id=1))
+    assert await store.list_garbage(later(60)) == ["late"]

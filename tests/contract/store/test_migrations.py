@@ -159,6 +159,7 @@ async def test_models_at_workers_that_counted_for_themselves_hold_places_after_a
     for statement in (
         *("DROP TABLE usage", "DROP TABLE audit", "DROP TABLE promotions"),
         "ALTER TABLE sampling_sessions DROP COLUMN clients",
+        *("ALTER TABLE sessions DROP COLUMN request_digest", "ALTER TABLE garbage DROP COLUMN due_at"),
     ):
         connection.execute(text(statement))
     connection.execute(text("UPDATE alembic_version SET version_num = '0003'"))

@@ -165,6 +165,7 @@ class FakeFleet(Fleet):
         self.refreshes = 0
         self._changes = Changes()
         self._epochs: EpochRegistry | None = None
+        self._checkpoints: Path | None = None
         self._directory = tempfile.TemporaryDirectory(prefix="tinsmith-")
 
     @override
@@ -190,8 +191,15 @@ class FakeFleet(Fleet):
         await self.replicas.pop(sampler_id).close()
         self._changes.note()
 
+    def keep_checkpoints(self, root: Path) -> None:
+        """What its workers save has files below `root`."""
+        self._checkpoints = root
+        for handle in self.handles.values():
+            handle.fake.checkpoints = root
+
     async def add(self, handle: FakeHandle) -> None:
         assert self._epochs is not None
+        handle.fake.checkpoints = self._checkpoints
         await handle.open(self._epochs, Path(self._directory.name))
         self.handles[handle.worker_id] = handle
         self._changes.note()

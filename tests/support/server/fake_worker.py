@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import time
 import uuid
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +30,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 LORA = worker_pb2.LoraConfig(rank=8, alpha=32, train_attn=True, train_mlp=True, train_unembed=True)
 SAVED_BYTES = 11
+SAVED_FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 END_TOKEN = 7
 
 
@@ -37,6 +39,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def __init__(self, adapter_slots: int = 0) -> None:
         self.adapter_slots = adapter_slots
+        self.checkpoints: Path | None = None  # the root; without one a save leaves a record alone
+        self.saved_files: dict[str, bytes] = dict(SAVED_FILES)
         self.model_places = 0
         self.quantization = self.stored_as = ""
         self.losses = ["cross_entropy", CUSTOM_LOSS]
@@ -177,7 +181,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         directory = f"external_weights/{request.model_id.replace(':', '.')}/{len(self.imports)}"
         lora = worker_pb2.LoraConfig(rank=request.lora.rank, alpha=7, train_attn=True)
         return worker_pb2.ImportAdapterReply(
-            directory=directory, manifest_digest="0" * 64, size_bytes=SAVED_BYTES, lora=lora
+            directory=directory, manifest_digest=self._write(directory), size_bytes=SAVED_BYTES, lora=lora
         )
 
     @override
@@ -335,13 +339,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def _save(self, request: worker_pb2.SubmitRequest, save: worker_pb2.SaveWeights) -> worker_pb2.AwaitReply:
         if save.name_taken and not save.overwrite:
             return user_failure(f"{save.name} exists already")
+        directory = f"runs/{request.seq_id}-{uuid.uuid4().hex}"
         saved = worker_pb2.CheckpointSaved(
             model_id=request.model_id,
             seq_id=request.seq_id,
             kind=save.kind,
             name=save.name,
-            directory=f"runs/{request.seq_id}-{uuid.uuid4().hex}",
-            manifest_digest="0" * 64,
+            directory=directory,
+            manifest_digest=self._write(directory),
             size_bytes=SAVED_BYTES,
             ttl_seconds=save.ttl_seconds if save.HasField("ttl_seconds") else None,
             user_metadata=save.user_metadata,
@@ -359,6 +364,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         kind = kinds.get(save.kind, "external_weights")
         return json_result({"path": f"tinker://{request.model_id}/{kind}/{save.name}", "type": "save_weights"})
 
+    def _write(self, directory: str) -> str:
+        """Files of a checkpoint as a worker leaves them; returns the manifest's digest."""
+        if self.checkpoints is None:
+            return "0" * 64
+        return write_checkpoint(self.checkpoints / directory, self.saved_files)
+
     def _sampled(self, request_id: str) -> worker_pb2.AwaitReply | None:
         request = self.samples[request_id]
         if request_id in self.withheld:
@@ -368,6 +379,20 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         sequence = wire_pb2.SampledSequence(stop_reason=wire_pb2.LENGTH, tokens=bytes(4))
         sequences = [sequence] * request.num_samples
         return proto_result(wire_pb2.SampleResponse(sequences=sequences).SerializeToString())
+
+
+def write_checkpoint(folder: Path, files: Mapping[str, bytes]) -> str:
+    """Writes read-only files and their manifest, as a worker does; returns the manifest's digest."""
+    entries = {
+        name: {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content)}
+        for name, content in files.items()
+    }
+    manifest = json.dumps({"files": entries}).encode()
+    folder.mkdir(parents=True)
+    for name, content in {**files, "manifest.json": manifest}.items():
+        (folder / name).write_bytes(content)
+        (folder / name).chmod(0o444)
+    return hashlib.sha256(manifest).hexdigest()
 
 
 def _save_in(request: worker_pb2.SubmitRequest) -> worker_pb2.SaveWeights | None:

@@ -63,6 +63,16 @@ class TestedServer:
     def worker(self) -> FakeWorker:
         return self.handle.fake
 
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoint root."""
+        return self.services.settings.data / "checkpoints"
+
+    @property
+    def newest_directory(self) -> Path:
+        """Where the newest checkpoint's files are."""
+        return self.checkpoints / self.worker.events[-1].checkpoint_saved.directory
+
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return await self.client.post(path, json=body if body is not None else {}, **options)
 
@@ -185,6 +195,8 @@ async def running_server(
 ) -> AsyncIterator[TestedServer]:
     time = time or Time()
     app = create_app(settings, fleet, time)
+    if isinstance(fleet, FakeFleet):
+        fleet.keep_checkpoints(settings.data / "checkpoints")
     async with app.router.lifespan_context(app), client_of(httpx.ASGITransport(app), key) as client:
         yield TestedServer(app, client, fleet, time)
 

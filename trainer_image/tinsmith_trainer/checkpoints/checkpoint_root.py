@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from tinsmith_rpc.tenant_names import RULE, is_tenant_name
+
 from tinsmith_trainer.checkpoints import age_files
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, StorageFault
 from tinsmith_trainer.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
@@ -124,15 +126,21 @@ class CheckpointRoot:
     def read_asset(self, tenant: str, location: str) -> bytes:
         """A file that an administrator put below `assets/<tenant>/`.
 
-        Raises UserError for a location that is no path below it, or where there is nothing, or as `write` does.
+        Raises UserError for a location that is no path below it, or where there is nothing, or as `write` does. The
+        name of a tenant is one folder, so that none has another's within its own.
         """
         parts = location.split("/")
-        if not tenant or "\\" in location or not location.isprintable() or any(p in ("", ".", "..") for p in parts):
+        if not is_tenant_name(tenant):
+            raise UserError(
+                f"The image asset {location!r} cannot be read, since {RULE}, and {tenant[:80]!r} is another one. Use a "
+                "key of another tenant, or send images as bytes."
+            )
+        if "\\" in location or not location.isprintable() or any(p in ("", ".", "..") for p in parts):
             raise UserError(
                 f"The image asset {location!r} is no path below this tenant's assets on the checkpoint root, such as "
                 f"photos/cat.png. Send other images as bytes."
             )
-        directory = posixpath.join(ASSETS, _path_safe(tenant), *parts[:-1])
+        directory = posixpath.join(ASSETS, tenant, *parts[:-1])
         try:
             content = self._storage.read(directory, parts[-1:])[parts[-1]]
         except StorageFault as error:

@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tinsmith_rpc.tenant_names import RULE, is_tenant_name
+
 from tinsmith_server.errors import AuthenticationFailed, TokenRefused, Unprocessable
 from tinsmith_server.services.accounts.tokens import TOKEN_PREFIX, Credential, Tokens
 from tinsmith_server.services.row_cache import RowCache
@@ -119,6 +121,8 @@ class Keys:
         return key.tenant
 
     async def create(self, tenant: str, name: str) -> NewKey:
+        """Raises Unprocessable for what is no tenant's name."""
+        check_tenant_name(tenant)
         secret = _new_secret()
         record = await self._store.add_key(tenant, name, _shown(secret), hash_key(secret), self._clock())
         return NewKey(secret, record)
@@ -149,6 +153,12 @@ class Keys:
             raise Unprocessable("this key is the server's own (setting api_key): it ends where it is set")
         await self.revoke(record.key_id)
         self._seen.forget((await self._credential(secret)).key_hash)
+
+
+def check_tenant_name(tenant: str) -> None:
+    """Raise Unprocessable for a name that no tenant may have. Keys are the only way in which a name comes here."""
+    if not is_tenant_name(tenant):
+        raise Unprocessable(f"{tenant[:80]!r} cannot be a tenant: {RULE}")
 
 
 def _new_secret() -> str:

@@ -10,6 +10,7 @@ from functools import partial
 
 from tinsmith_server.errors import Gone
 from tinsmith_server.logs import get_logger
+from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, check_repeats, keyed_request
 from tinsmith_server.services.accounts.ownership import owned_session
 from tinsmith_server.services.paging import in_steps
 from tinsmith_server.services.row_cache import RowCache
@@ -45,14 +46,19 @@ class Sessions:
         self.finished = asyncio.Event()
 
     async def create(self, tenant: str, request: CreateSessionRequest, idempotency_key: str | None) -> Session:
-        return await self._create(f"sess-{uuid.uuid4().hex}", tenant, request, idempotency_key)
+        """Raises Unprocessable where the key has come with another request."""
+        keyed = keyed_request(idempotency_key, request.model_dump(mode="json", exclude_unset=True))
+        return await self._create(f"sess-{uuid.uuid4().hex}", tenant, request, keyed)
 
-    async def create_for_one(self, tenant: str, idempotency_key: str | None) -> Session:
-        """For one model, or one sampling client, of a program that asks for no session: its calls keep it alive."""
-        return await self._create(own_session_id(), tenant, CreateSessionRequest(), idempotency_key)
+    async def create_for_one(self, tenant: str, keyed: KeyedRequest | None) -> Session:
+        """For one model, or one sampling client, of a program that asks for no session: its calls keep it alive.
+
+        Raises as `create` does.
+        """
+        return await self._create(own_session_id(), tenant, CreateSessionRequest(), keyed)
 
     async def _create(
-        self, session_id: str, tenant: str, request: CreateSessionRequest, idempotency_key: str | None
+        self, session_id: str, tenant: str, request: CreateSessionRequest, keyed: KeyedRequest | None
     ) -> Session:
         now = self._clock()
         session = Session(
@@ -65,8 +71,11 @@ class Sessions:
             sdk_version=request.sdk_version,
             project_id=request.project_id,
             display_name=request.display_name,
+            request_digest=keyed.digest if keyed else None,
         )
-        made = await self._store.create_session(session, idempotency_key)
+        made = await self._store.create_session(session, keyed.key if keyed else None)
+        if keyed is not None:
+            check_repeats(made, keyed)
         log.info("session created", session_id=made.session_id, tenant=tenant, sdk_version=request.sdk_version)
         return made
 

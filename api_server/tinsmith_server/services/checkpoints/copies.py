@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import uuid
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from tinsmith_server.errors import CheckpointRootUnavailable, NotFound, Unprocessable
+from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.holdings import Checkpointed
+from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, check_repeats, keyed_request
 from tinsmith_server.services.accounts.turns import Turns
-from tinsmith_server.services.checkpoints.ended_runs import add_ended_run
-from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.ended_runs import add_ended_run, ended_session
+from tinsmith_server.services.checkpoints.files import MANIFEST, CheckpointFiles
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
+from tinsmith_server.services.checkpoints.manifests import saved_files
+from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Checkpoint, Clock, utc_now
-from tinsmith_server.wire.ids import KIND_OF_TYPE, TinkerPath, model_id_of
+from tinsmith_server.store.records import Checkpoint, Clock, Session, utc_now
+from tinsmith_server.wire.ids import KIND_OF_TYPE, PathKind, TinkerPath, model_id_of, parse_tinker_path
 from tinsmith_server.wire.requests import CopyWeightsRequest
 
 log = get_logger(__name__)
@@ -26,19 +28,25 @@ TAG = "copied"
 
 
 class Copies:
-    """The same request twice, by its idempotency key, makes one copy."""
+    """The same request twice, by its idempotency key, makes one copy; another request with that key is refused.
+
+    Each attempt writes a directory of its own, whose name is drawn: no text that a tenant chooses leads to files. Of
+    several attempts at one copy, at any servers, the first record stands, and the others remove their own directories.
+    """
 
     def __init__(
         self,
         store: Store,
         files: CheckpointFiles,
         lookup: CheckpointLookup,
+        retention: Retention,
         checkpoints: Checkpointed,
         clock: Clock = utc_now,
     ) -> None:
         self._store = store
         self._files = files
         self._lookup = lookup
+        self._retention = retention
         self._checkpoints = checkpoints
         self._clock = clock
         # Of files, in threads that everybody's bodies are read in.
@@ -47,69 +55,117 @@ class Copies:
     async def copy(
         self, tenant: str, request: CopyWeightsRequest, access_token: str | None, idempotency_key: str | None
     ) -> str:
-        """The copy's path; its time ends by itself only where the request says so.
+        """Return the copy's path; its time ends by itself only where the request says so.
 
-        Raises NotFound for what this tenant cannot read, with the token or without, and Unprocessable where it may not
-        hold more.
+        Raises NotFound for what this tenant cannot read, with the token or without, CheckpointDamaged for files that
+        are not the manifest's, and Unprocessable where the tenant may not hold more or the key has come with another
+        request.
         """
-        session_id = _session_id(tenant, idempotency_key)
+        keyed = keyed_request(idempotency_key, request.model_dump(mode="json"))
+        if (path := await self._made_before(tenant, request, keyed)) is not None:
+            return path
         try:
             source = await self._lookup.readable(tenant, request.source_path, access_token=access_token)
         except CheckpointRefused as error:
             raise NotFound(str(error)) from error
-        copy = self._copy_of(source, tenant, session_id, request.ttl_seconds)
         async with self._copying.taken(tenant):
-            await self._make(source, copy, session_id, request)
+            return await self._make(tenant, source, request, keyed)
+
+    async def _make(
+        self, tenant: str, source: Checkpoint, request: CopyWeightsRequest, keyed: KeyedRequest | None
+    ) -> str:
+        """What was made and held is asked in the tenant's turn: of many that wait, each would pass before."""
+        if (path := await self._made_before(tenant, request, keyed)) is not None:
+            return path
+        if (refusal := await self._checkpoints.refusal(tenant)) is not None:
+            raise Unprocessable(refusal)
+        directory = new_directory(KIND_OF_TYPE[source.type])
+        await self._retention.reserve(directory)
+        try:
+            await self._copy_files(source, directory)
+            copy = await self._record(tenant, source, directory, request, keyed)
+        except Exception:
+            await self._retention.remove_files(directory)
+            raise
+        if copy.directory != directory:  # the same request was faster elsewhere
+            await self._retention.remove_files(directory)
+        log.info("checkpoint copied", model_id=copy.run_id, tenant=tenant, source=request.source_path)
         return str(_path(copy))
 
-    async def _make(self, source: Checkpoint, copy: Checkpoint, session_id: str, request: CopyWeightsRequest) -> None:
-        """Unless it is there. What a tenant holds is asked in its turn: of many that wait each would pass before."""
-        if await self._is_there(copy):
-            return
-        if (refusal := await self._checkpoints.refusal(copy.tenant)) is not None:
-            raise Unprocessable(refusal)
-        await self._copy_files(source, copy)
-        project_id = request.destination_project_id
-        await add_ended_run(self._store, session_id, copy, tag=TAG, event="checkpoint_copied", project_id=project_id)
-        if not await self._is_there(copy):  # the same request had made one, which was deleted and does not come back
-            await asyncio.to_thread(self._files.remove, copy.directory)
-            raise NotFound(f"{_path(copy)} was deleted; ask for another copy by a request of its own")
-        log.info("checkpoint copied", model_id=copy.run_id, tenant=copy.tenant, source=request.source_path)
+    async def _made_before(self, tenant: str, request: CopyWeightsRequest, keyed: KeyedRequest | None) -> str | None:
+        if keyed is None or (session := await self._store.session_of_key(tenant, keyed.key)) is None:
+            return None
+        check_repeats(session, keyed)
+        source = parse_tinker_path(request.source_path)
+        made = await self._store.get_checkpoint(model_id_of(session.session_id, 0), source.type, source.name)
+        return None if made is None else str(_path(made))
 
-    async def _is_there(self, copy: Checkpoint) -> bool:
-        return await self._store.get_checkpoint(copy.run_id, copy.type, copy.name) is not None
+    async def _copy_files(self, source: Checkpoint, directory: str) -> None:
+        """Files that the manifest names, the manifest last. What is in them is checked whenever they are read."""
 
-    def _copy_of(self, source: Checkpoint, tenant: str, session_id: str, ttl_seconds: int | None) -> Checkpoint:
-        now = self._clock()
-        run_id = model_id_of(session_id, 0)
-        return replace(
-            source,
-            run_id=run_id,
-            tenant=tenant,
-            directory=f"{KIND_OF_TYPE[source.type]}/{run_id.replace(':', '.')}/0-0",
-            epoch=0,
-            event_id=0,
-            seq_id=0,
-            created_at=now,
-            expires_at=None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds),
-            public=False,
-        )
+        def copy() -> None:
+            names = saved_files(self._files, source.directory, source.manifest_digest)
+            self._files.copy(source.directory, directory, [*names, MANIFEST])
 
-    async def _copy_files(self, source: Checkpoint, copy: Checkpoint) -> None:
         try:
-            await asyncio.to_thread(self._files.copy, source.directory, copy.directory)
-        except (CheckpointRootUnavailable, FileNotFoundError) as error:
-            await asyncio.to_thread(self._files.remove, copy.directory)
-            if isinstance(error, FileNotFoundError):
-                raise NotFound(f"{_path(source)} was deleted while it was copied") from error
-            raise
+            await asyncio.to_thread(copy)
+        except FileNotFoundError as error:
+            raise NotFound(f"{_path(source)} was deleted while it was copied") from error
+
+    async def _record(
+        self,
+        tenant: str,
+        source: Checkpoint,
+        directory: str,
+        request: CopyWeightsRequest,
+        keyed: KeyedRequest | None,
+    ) -> Checkpoint:
+        """Return what stands in the store: this copy, or the one that the same request made elsewhere."""
+        now = self._clock()
+        session = await self._store.create_session(
+            _session(tenant, now, request, keyed), None if keyed is None else keyed.key
+        )
+        if keyed is not None:
+            check_repeats(session, keyed)
+        copy = _copy_of(source, tenant, model_id_of(session.session_id, 0), directory, now, request.ttl_seconds)
+        await add_ended_run(self._store, session.session_id, copy, event="checkpoint_copied")
+        standing = await self._store.get_checkpoint(copy.run_id, copy.type, copy.name)
+        if standing is None:  # the same request had made one, which was deleted and does not come back
+            raise NotFound(f"{_path(copy)} was deleted; ask for another copy by a request of its own")
+        return standing
 
 
-def _session_id(tenant: str, idempotency_key: str | None) -> str:
-    """One that a repeated request finds again, and nobody else can name."""
-    if idempotency_key is None:
-        return f"sess-{uuid.uuid4().hex}"
-    return f"sess-{hashlib.sha256(f'copy {tenant} {idempotency_key}'.encode()).hexdigest()[:32]}"
+def new_directory(kind: PathKind) -> str:
+    """Return a directory of no other attempt, of this request or of another one."""
+    return f"{kind}/copies/{uuid.uuid4().hex}"
+
+
+def _session(tenant: str, now: datetime, request: CopyWeightsRequest, keyed: KeyedRequest | None) -> Session:
+    return ended_session(
+        f"sess-{uuid.uuid4().hex}",
+        tenant,
+        now,
+        tag=TAG,
+        project_id=request.destination_project_id,
+        request_digest=None if keyed is None else keyed.digest,
+    )
+
+
+def _copy_of(
+    source: Checkpoint, tenant: str, run_id: str, directory: str, now: datetime, ttl_seconds: int | None
+) -> Checkpoint:
+    return replace(
+        source,
+        run_id=run_id,
+        tenant=tenant,
+        directory=directory,
+        epoch=0,
+        event_id=0,
+        seq_id=0,
+        created_at=now,
+        expires_at=None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds),
+        public=False,
+    )
 
 
 def _path(checkpoint: Checkpoint) -> TinkerPath:

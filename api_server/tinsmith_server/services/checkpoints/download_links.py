@@ -9,9 +9,10 @@ import hashlib
 import hmac
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ import orjson
 from tinsmith_server.errors import NotFound
 from tinsmith_server.services.checkpoints.checkpoints import Checkpoints
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
+from tinsmith_server.services.checkpoints.manifests import SavedFile, checked, saved_files
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Clock, utc_now
 from tinsmith_server.wire.ids import TinkerPath
@@ -27,7 +29,7 @@ from tinsmith_server.wire.ids import TinkerPath
 SECRET_NAME = "external-urls"
 DOWNLOAD_PATH = "/api/v1/downloads"
 ARCHIVE_PATH = "/api/v1/archives"
-ARCHIVE = "archive"
+ARCHIVE, FILES = "archive", "download"
 """In what is signed: a link to an archive is none to single files."""
 
 # Weights hardly compress: level 1 costs a sixth of the time of level 6, and saves as much.
@@ -59,7 +61,10 @@ class Download:
 
 
 class DownloadLinks:
-    """A link holds the directory and its end of life under an HMAC that every replica can check."""
+    """A link holds the directory, its manifest's digest and its end of life under an HMAC that every replica checks.
+
+    The files are held against that manifest while they are sent.
+    """
 
     def __init__(
         self, store: Store, checkpoints: Checkpoints, files: CheckpointFiles, ttl_seconds: float, clock: Clock = utc_now
@@ -71,11 +76,15 @@ class DownloadLinks:
         self._clock = clock
 
     async def links(self, tenant: str, run_id: str, name: str, base_url: str) -> Links:
+        """Raises NotFound, and CheckpointDamaged for files that are not the manifest's."""
         path = TinkerPath(run_id, "external_weights", name)
         checkpoint = await self._checkpoints.readable(tenant, str(path))
         expires = self._expiry(checkpoint)
-        token = sign(await self._secret(), checkpoint.directory, expires)
-        files = await asyncio.to_thread(self._files.list, checkpoint.directory)
+        token = sign(await self._secret(), _claim(FILES, checkpoint), expires)
+        try:
+            files = await self._saved_files(checkpoint.directory, checkpoint.manifest_digest)
+        except FileNotFoundError:
+            raise NotFound(f"the files of {path} are no longer kept") from None
         prefix = f"{base_url.rstrip('/')}{DOWNLOAD_PATH}/{token}"
         return Links({file: f"{prefix}/{quote(file)}" for file in sorted(files)}, expires)
 
@@ -83,50 +92,72 @@ class DownloadLinks:
         """Of a checkpoint of any kind. Raises NotFound."""
         checkpoint = await self._checkpoints.readable(tenant, str(path))
         expires = self._expiry(checkpoint)
-        token = sign(await self._secret(), [ARCHIVE, checkpoint.directory], expires)
+        token = sign(await self._secret(), _claim(ARCHIVE, checkpoint), expires)
         return ArchiveLink(f"{base_url.rstrip('/')}{ARCHIVE_PATH}/{token}", expires)
 
     async def archive(self, token: str) -> Iterator[bytes]:
-        """Raises NotFound for a forged or expired link, and once the checkpoint's files are gone."""
-        match verify(await self._secret(), token, self._clock()):
-            case [kind, directory] if kind == ARCHIVE and await asyncio.to_thread(self._files.list, directory):
-                return archive_parts(self._files, directory)
-        raise NotFound("this link to an archive is not valid, or no longer; ask for a new one")
+        """Raises NotFound for a forged or expired link, and once the checkpoint's files are gone; CheckpointDamaged,
+        also while the parts are read."""
+        directory, digest = await self._linked(ARCHIVE, token)
+        try:
+            saved = await self._saved_files(directory, digest)
+        except FileNotFoundError:
+            raise NotFound("the checkpoint of this link is no longer kept") from None
+        return archive_parts(self._files, directory, saved)
 
     def _expiry(self, checkpoint: Checkpoint) -> datetime:
         expires = self._clock() + self._ttl
         return expires if checkpoint.expires_at is None else min(expires, checkpoint.expires_at)
 
     async def download(self, token: str, path: str) -> Download:
-        """Raises NotFound for a forged or expired link, and once the checkpoint's files are gone."""
-        directory = verify(await self._secret(), token, self._clock())
-        if not isinstance(directory, str):
-            raise NotFound("this download link is not valid, or no longer; ask for a new one")
+        """Raises as `archive` does, and NotFound for a name that no file of the checkpoint has."""
+        directory, digest = await self._linked(FILES, token)
         try:
-            size = (await asyncio.to_thread(self._files.list, directory))[path]
-            return Download(size, await asyncio.to_thread(self._files.read, directory, path))
+            saved = (await self._saved_files(directory, digest))[path]
+            parts = await asyncio.to_thread(self._files.read, directory, path)
         except (KeyError, FileNotFoundError):
             raise NotFound(f"the checkpoint has no file {path}, or is no longer kept") from None
+        return Download(saved.size_bytes, await asyncio.to_thread(_begun, checked(parts, saved, path)))
+
+    async def _linked(self, kind: str, token: str) -> tuple[str, str]:
+        """Return the directory and the manifest's digest that a link of this kind was made for. Raises NotFound."""
+        match verify(await self._secret(), token, self._clock()):
+            case [claimed, str(directory), str(digest)] if claimed == kind:
+                return directory, digest
+        raise NotFound(f"this {kind} link is not valid, or no longer; ask for a new one")
+
+    async def _saved_files(self, directory: str, digest: str) -> dict[str, SavedFile]:
+        return await asyncio.to_thread(saved_files, self._files, directory, digest)
 
     async def _secret(self) -> bytes:
         return await self._store.secret(SECRET_NAME)
 
 
-def archive_parts(files: CheckpointFiles, directory: str) -> Iterator[bytes]:
-    """A gzipped tar of the files below `directory`, in the order of their names. Blocking: run it in a thread."""
+def _claim(kind: str, checkpoint: Checkpoint) -> list[str]:
+    """Return what a link is signed for: by the manifest's digest it serves files as they were saved, and no others."""
+    return [kind, checkpoint.directory, checkpoint.manifest_digest]
+
+
+def _begun(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Read the first part now: a small file that was altered is refused in words, and not by a broken response."""
+    return chain([next(parts, b"")], parts)
+
+
+def archive_parts(files: CheckpointFiles, directory: str, saved: Mapping[str, SavedFile]) -> Iterator[bytes]:
+    """A gzipped tar of a checkpoint's files, in the order of their names. Blocking: run it in a thread."""
     compressor = zlib.compressobj(LEVEL, wbits=GZIP)
-    for part in _plain_parts(files, directory):
+    for part in _plain_parts(files, directory, saved):
         yield compressor.compress(part)
     yield compressor.flush()
 
 
-def _plain_parts(files: CheckpointFiles, directory: str) -> Iterator[bytes]:
-    for name, size in sorted(files.list(directory).items()):
+def _plain_parts(files: CheckpointFiles, directory: str, saved: Mapping[str, SavedFile]) -> Iterator[bytes]:
+    for name, file in sorted(saved.items()):
         entry = tarfile.TarInfo(name)
-        entry.size = size
+        entry.size = file.size_bytes
         yield entry.tobuf()
-        yield from files.read(directory, name)
-        yield bytes(-size % tarfile.BLOCKSIZE)
+        yield from checked(files.read(directory, name), file, name)
+        yield bytes(-file.size_bytes % tarfile.BLOCKSIZE)
     yield END
 
 

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from tinsmith_server.services.accounts.audit import CheckpointEvent, of_new
 from tinsmith_server.store.base import Store
 from tinsmith_server.store.records import Checkpoint, Model, Session
 
 
-async def add_ended_run(
-    store: Store,
+def ended_session(
     session_id: str,
-    checkpoint: Checkpoint,
+    tenant: str,
+    now: datetime,
     *,
     tag: str,
-    event: CheckpointEvent,
     project_id: str | None,
-    worker_id: str = "",
-) -> None:
-    """A finished session, its released model, and the checkpoint. What is there already stays as it is."""
-    await store.create_session(_session(session_id, checkpoint, tag, project_id), None)
-    await store.add_model(_model(session_id, checkpoint, worker_id))
-    await store.put_checkpoint(checkpoint, of_new(checkpoint, event))
-
-
-def _session(session_id: str, checkpoint: Checkpoint, tag: str, project_id: str | None) -> Session:
+    request_digest: str | None = None,
+) -> Session:
+    """A session that is finished when it begins."""
     return Session(
         session_id=session_id,
-        tenant=checkpoint.tenant,
-        created_at=checkpoint.created_at,
-        last_heartbeat_at=checkpoint.created_at,
+        tenant=tenant,
+        created_at=now,
+        last_heartbeat_at=now,
         tags=(tag,),
         project_id=project_id,
-        finished_at=checkpoint.created_at,
+        finished_at=now,
         finish_type="success",
+        request_digest=request_digest,
     )
+
+
+async def add_ended_run(
+    store: Store, session_id: str, checkpoint: Checkpoint, *, event: CheckpointEvent, worker_id: str = ""
+) -> None:
+    """A released model of a session that is in the store, and its checkpoint. What is there already stays as it is."""
+    await store.add_model(_model(session_id, checkpoint, worker_id))
+    await store.put_checkpoint(checkpoint, of_new(checkpoint, event))
 
 
 def _model(session_id: str, checkpoint: Checkpoint, worker_id: str) -> Model:

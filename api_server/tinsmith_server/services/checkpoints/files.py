@@ -1,4 +1,7 @@
-"""The checkpoint root as the server sees it: list, read and remove, on any fsspec URL. Workers write."""
+"""The checkpoint root as the server sees it: list, read, copy and remove, on any fsspec URL. Workers write.
+
+No file that has its final name is written into. A disk may have it under a second name, in another tenant's checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import contextlib
 import errno
 import os
 import posixpath
-from collections.abc import Iterator, Mapping
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import fsspec
@@ -53,19 +58,17 @@ class CheckpointFiles:
             stream = self._filesystem.open(file, "rb", block_size=FETCH_BYTES)
         return self._parts(stream)
 
-    def copy(self, source: str, target: str) -> None:
-        """A whole checkpoint, durable when it returns. Raises FileNotFoundError.
+    def copy(self, source: str, target: str, names: Iterable[str]) -> None:
+        """Copies files of a checkpoint into a new directory; durable when it returns. Raises FileNotFoundError.
 
-        Nobody changes its files, so on a disk that can they are the same files under two names; an object store copies
-        by itself.
+        On a disk that can they are the same files under second names; an object store copies by itself. A name that is
+        there already in `target` is refused.
         """
-        origin, destination = self._path(source), self._path(target)
         with self.reaching():
-            files = self._filesystem.find(origin)
-            if not files:
-                raise FileNotFoundError(source)
-            for path in files:
-                self._copy_file(path, posixpath.join(destination, posixpath.relpath(path, origin)))
+            for name in names:
+                self._copy_file(self._path(source, name), self._path(target, name))
+            if isinstance(self._filesystem, LocalFileSystem):
+                _sync_upwards(self._path(target), self._root)
 
     def _copy_file(self, path: str, target: str) -> None:
         if self._filesystem.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
@@ -74,10 +77,8 @@ class CheckpointFiles:
         self._filesystem.makedirs(posixpath.dirname(target), exist_ok=True)
         if not isinstance(self._filesystem, LocalFileSystem):
             self._filesystem.cp_file(path, target)
-            return
-        if not _link(path, target):
-            self._filesystem.cp_file(path, target)
-        _sync(target, self._root)
+        elif not _link(path, target):
+            _copy_durably(path, target)
 
     def remove(self, directory: str) -> None:
         """Removing what is gone already is fine, and so is what another server removes meanwhile."""
@@ -108,29 +109,50 @@ class CheckpointFiles:
 
 
 def _link(path: str, target: str) -> bool:
-    """Whether the file has the other name, too. Some file systems of networks have no second names."""
+    """Give the file a second name; False where the file system has none, as some of networks."""
     try:
         os.link(path, target)
-    except FileExistsError:  # an earlier copy of the same came as far
-        return os.path.samefile(path, target)
     except OSError as error:
-        if error.errno == errno.ENOENT:
+        if error.errno in (errno.ENOENT, errno.EEXIST):
             raise
         return False
     return True
 
 
-def _sync(path: str, root: str) -> None:
-    """A file, and the names of it and of the folders that it is in, up to the root's."""
+def _copy_durably(path: str, target: str) -> None:
+    written = temporary_name(target)
+    shutil.copyfile(path, written)
+    finish_file(written, target, mode=0o444)
+
+
+def temporary_name(path: str) -> str:
+    """Return a name beside `path` that no other attempt has."""
+    folder, name = posixpath.split(path)
+    return posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
+
+
+def finish_file(written: str, path: str, mode: int) -> None:
+    """Give a file of the disk its final name, in the place of an earlier one; its content is durable by then."""
+    os.chmod(written, mode)
+    _sync(written)
+    os.replace(written, path)
+
+
+def _sync_upwards(folder: str, root: str) -> None:
+    """Make the names in a folder durable, and those of the folders that it is in, up to the root's."""
     while True:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if path == root or path == posixpath.dirname(path):
+        _sync(folder)
+        if folder == root or folder == posixpath.dirname(folder):
             return
-        path = posixpath.dirname(path)
+        folder = posixpath.dirname(folder)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ log = get_logger(__name__)
 
 # For whoever looks for what became of a checkpoint; that no event can bring it back is the store's own care.
 TOMBSTONE_RETENTION = timedelta(days=7)
+# Longer than any copy or import takes, and than servers' clocks differ.
+RESERVED_FOR = timedelta(days=1)
 
 
 class Retention:
@@ -63,8 +65,12 @@ class Retention:
         if deleted is not None:
             log.info("checkpoint deleted", model_id=deleted.run_id, type=deleted.type, name=deleted.name)
 
+    async def reserve(self, directory: str) -> None:
+        """Before a directory is written that no record names yet: what a crash leaves of it is collected in a day."""
+        await self._store.reserve_directory(directory, self._clock() + RESERVED_FOR)
+
     async def collect_garbage(self) -> None:
-        for directory in await self._store.list_garbage():
+        for directory in await self._store.list_garbage(self._clock()):
             await self.remove_files(directory)
 
     async def remove_files(self, directory: str) -> None:

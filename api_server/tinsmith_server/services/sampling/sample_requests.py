@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,11 @@ class PlainSample:
     base_model: str | None
     model_path: str | None
     request: worker_pb2.SampleRequest
+
+    def content(self) -> list[str | None]:
+        """All that the client has asked for, as JSON; a prompt is known by its digest."""
+        request = self.request.SerializeToString(deterministic=True)
+        return [self.base_model, self.model_path, hashlib.sha256(request).hexdigest()]
 
 
 def plain_sample(content: dict[str, Any]) -> PlainSample:

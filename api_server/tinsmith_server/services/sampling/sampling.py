@@ -16,6 +16,7 @@ from tinsmith_server.errors import Gone, NotFound, TooManySamples, Unprocessable
 from tinsmith_server.fleet.base import Fleet, share_weights
 from tinsmith_server.logs import bind_ids
 from tinsmith_server.services.accounts.holdings import SamplesInFlight
+from tinsmith_server.services.accounts.keyed_requests import KeyedRequest, keyed_request
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.services.checkpoints.promotions import Promotions
@@ -171,10 +172,11 @@ class Sampling:
     ) -> SamplingSession:
         """In a session of its own, the same one for the same idempotency key. Raises as `open` does, and then there is
         no session."""
-        return await self._open_own(await self._source(tenant, request.base_model, request.model_path), key)
+        keyed = keyed_request(key, [request.base_model, request.model_path])
+        return await self._open_own(await self._source(tenant, request.base_model, request.model_path), keyed)
 
-    async def _open_own(self, source: SamplingSession, key: str | None) -> SamplingSession:
-        session = await self._sessions.create_for_one(source.tenant, key)
+    async def _open_own(self, source: SamplingSession, keyed: KeyedRequest | None) -> SamplingSession:
+        session = await self._sessions.create_for_one(source.tenant, keyed)
         await self._sessions.active(source.tenant, session.session_id)
         return await self._add(source, session.session_id, 0)
 
@@ -183,14 +185,14 @@ class Sampling:
         sampling_session_id = sample.sampling_session_id
         if sampling_session_id is None:
             source = await self._source(tenant, sample.base_model, sample.model_path)
-            sampling_session_id = await self._open_for_sample(source, key)
+            sampling_session_id = await self._open_for_sample(source, keyed_request(key, sample.content()))
         sample.request.sampling_session_id = sampling_session_id
         return await self.submit(tenant, SampleSubmission(drawn_sample_number(key), sample.request))
 
-    async def _open_for_sample(self, source: SamplingSession, key: str | None) -> str:
+    async def _open_for_sample(self, source: SamplingSession, keyed: KeyedRequest | None) -> str:
         """For many samples of one source one session, or each would leave rows. A key's is the key's, at any server."""
-        if key is not None:
-            return (await self._open_own(source, key)).sampling_session_id
+        if keyed is not None:
+            return (await self._open_own(source, keyed)).sampling_session_id
         drawn_from = (source.tenant, source.base_model, source.model_path, source.manifest_digest)
         known = self._of_samples.get(drawn_from)
         if known is not None:

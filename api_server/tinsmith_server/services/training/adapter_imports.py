@@ -21,7 +21,7 @@ from tinsmith_server.fleet.base import Fleet, WorkerHandle
 from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.holdings import Checkpointed
 from tinsmith_server.services.checkpoints.download_links import sign, verify
-from tinsmith_server.services.checkpoints.ended_runs import add_ended_run
+from tinsmith_server.services.checkpoints.ended_runs import add_ended_run, ended_session
 from tinsmith_server.services.checkpoints.upload_files import UploadFiles
 from tinsmith_server.services.training.model_creation import InvalidModelRequest, check_rank, find_served
 from tinsmith_server.settings import Settings
@@ -195,15 +195,7 @@ class AdapterImports:
         made = await worker.import_adapter(
             worker_pb2.ImportAdapterRequest(directory=upload.directory, model_id=upload.run_id, lora=lora)
         )
-        await add_ended_run(
-            self._store,
-            upload.session_id,
-            _checkpoint(upload, made, self._clock()),
-            tag=NAME,
-            event="checkpoint_imported",
-            project_id=upload.project_id,
-            worker_id=handle.worker_id,
-        )
+        await self._record(upload, _checkpoint(upload, made, self._clock()), handle.worker_id)
         found = await self._found(upload)
         if found is None:
             await asyncio.to_thread(self._files.remove, made.directory)
@@ -212,6 +204,15 @@ class AdapterImports:
         if found.directory != made.directory:  # other files had been sent, and finished, meanwhile
             await asyncio.to_thread(self._files.remove, made.directory)
         log.info("adapter imported", model_id=upload.run_id, tenant=upload.tenant, base_model=upload.base_model)
+
+    async def _record(self, upload: Upload, checkpoint: Checkpoint, worker_id: str) -> None:
+        session = ended_session(
+            upload.session_id, upload.tenant, checkpoint.created_at, tag=NAME, project_id=upload.project_id
+        )
+        await self._store.create_session(session, None)
+        await add_ended_run(
+            self._store, session.session_id, checkpoint, event="checkpoint_imported", worker_id=worker_id
+        )
 
     async def _found(self, upload: Upload) -> Checkpoint | None:
         return await self._store.get_checkpoint(upload.run_id, "external", NAME)

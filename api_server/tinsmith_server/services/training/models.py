@@ -11,6 +11,7 @@ from tinsmith_server.errors import Unprocessable
 from tinsmith_server.fleet.base import Fleet, ServedModel
 from tinsmith_server.logs import bind_ids, get_logger
 from tinsmith_server.services.accounts.holdings import Adapters
+from tinsmith_server.services.accounts.keyed_requests import keyed_request
 from tinsmith_server.services.accounts.ownership import owned_model
 from tinsmith_server.services.accounts.sessions import Sessions
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup
@@ -142,7 +143,7 @@ class Models:
     async def _place(self, tenant: str, body: dict[str, Any], key: str | None) -> tuple[str, int]:
         session_id, number = body.get("session_id"), body.get("model_seq_id")
         if session_id is None and number is None:
-            session_id, number = (await self._sessions.create_for_one(tenant, key)).session_id, 0
+            session_id, number = (await self._sessions.create_for_one(tenant, keyed_request(key, body))).session_id, 0
         if not isinstance(session_id, str) or not isinstance(number, int) or not is_client_counter(number):
             raise Unprocessable("session_id and model_seq_id are needed to know which model this is")
         await self._sessions.active(tenant, session_id)

@@ -173,6 +173,7 @@ def _named(run_id: str, type: CheckpointType, name: str) -> ColumnElement[bool]:
 async def _put(connection: AsyncConnection, checkpoint: Checkpoint, along: Along) -> Checkpoint | None:
     row = {**values(checkpoint), "deleted_at": None}
     if await insert_unless_there(connection, checkpoints, row):
+        await _keep(connection, checkpoint.directory)
         await write_along(connection, along)
         return None
     named = _named(checkpoint.run_id, checkpoint.type, checkpoint.name)
@@ -181,12 +182,18 @@ async def _put(connection: AsyncConnection, checkpoint: Checkpoint, along: Along
     if (present.epoch, present.event_id) >= (checkpoint.epoch, checkpoint.event_id):
         return None
     await connection.execute(update(checkpoints).where(named).values(row))
+    await _keep(connection, checkpoint.directory)
     await write_along(connection, along)
     # A deleted one was handed out at its deletion; a directory that the name still points to is no garbage.
     if present.deleted_at is not None or present.directory == checkpoint.directory:
         return None
     await _discard(connection, present.directory)
     return to_record(Checkpoint, present)
+
+
+async def _keep(connection: AsyncConnection, directory: str) -> None:
+    """In the transaction that names it: a collection in between would leave a record without files."""
+    await connection.execute(delete(garbage).where(garbage.c.directory == directory))
 
 
 async def _discard(connection: AsyncConnection, directory: str) -> None:

@@ -60,11 +60,13 @@ class KeyQueries(Queries):
 class GarbageQueries(Queries):
     """The part of `Store` about files that no name points to any more."""
 
-    async def list_garbage(self) -> Sequence[str]:
-        async def directories(connection: AsyncConnection) -> Sequence[str]:
-            return (await connection.scalars(select(garbage.c.directory).order_by(garbage.c.garbage_id))).all()
+    async def list_garbage(self, now: datetime) -> Sequence[str]:
+        due = garbage.c.due_at.is_(None) | (garbage.c.due_at <= now)
+        return await self._read_ids(select(garbage.c.directory).where(due).order_by(garbage.c.garbage_id))
 
-        return await self._database.read(directories)
+    async def reserve_directory(self, directory: str, until: datetime) -> None:
+        row = {"directory": directory, "due_at": until}
+        await self._database.write(lambda connection: insert_unless_there(connection, garbage, row))
 
     async def remove_garbage(self, directory: str) -> None:
         await self._write(delete(garbage).where(garbage.c.directory == directory))

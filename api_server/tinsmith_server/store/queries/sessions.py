@@ -31,6 +31,9 @@ class SessionQueries(Queries):
         row = {**values(session), "idempotency_key": idempotency_key}
         return await self._insert_or_find(Session, sessions, row, made, row)
 
+    async def session_of_key(self, tenant: str, idempotency_key: str) -> Session | None:
+        return await self._look_up(Session, _OF_KEY, {"tenant": tenant, "idempotency_key": idempotency_key})
+
     async def get_session(self, session_id: str) -> Session | None:
         return await self._look_up(Session, _BY_ID, {"session_id": session_id})
 

@@ -83,6 +83,14 @@ def test_a_key_is_made_listed_and_revoked() -> None:
     assert json.loads(run("keys", "list", "--tenant", "lab", "--json").stdout)[0]["revoked_at"] is not None
 
 
+@pytest.mark.parametrize("tenant", ["", "..", "a/b", "a:b", "a b", "Lab", "-lab", "lab.", "l" * 65, "lab\n"])
+def test_a_tenant_whose_name_is_no_folder_gets_no_key(tenant: str) -> None:
+    refused = run("keys", "create", "laptop", f"--tenant={tenant}")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "cannot be a tenant: a tenant's name has 1 to 64 small letters" in refused.stderr
+    assert json.loads(run("keys", "list", "--json").stdout or "[]") == []
+
+
 def test_a_key_is_printed_alone_for_a_shell() -> None:
     assert run("keys", "create").stdout.strip().startswith("tml-")
     header, line = run("keys", "list").stdout.splitlines()

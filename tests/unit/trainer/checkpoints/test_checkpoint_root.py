@@ -167,6 +167,17 @@ def test_assets_are_read_below_their_tenants_folder_alone(tmp_path: Path) -> Non
         root.read_asset("bob", "photos/cat.png")
 
 
+@pytest.mark.parametrize("tenant", ["alice/photos", "..", "", ".", "a b", "alice:photos", "Alice", "alice.", "a\\b"])
+def test_a_tenant_whose_name_is_no_folder_has_no_assets(tmp_path: Path, tenant: str) -> None:
+    """`a/b` would be within the assets of `a`, `..` the whole root, and `a:b` the same as `a.b`."""
+    for folder in ("assets/alice/photos", "assets/alice.photos", "assets/Alice", "assets/alice.", "assets/a b"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "cat.png").write_bytes(b"a cat")
+    (tmp_path / "cat.png").write_bytes(b"a cat")
+    with pytest.raises(UserError, match="a tenant's name has"):
+        CheckpointRoot(f"file://{tmp_path}").read_asset(tenant, "cat.png")
+
+
 @pytest.mark.parametrize(
     "location",
     [

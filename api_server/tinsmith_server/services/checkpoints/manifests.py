@@ -1,0 +1,86 @@
+"""A checkpoint's files as its manifest describes them: what is copied or downloaded is held against it.
+
+The store holds the manifest's digest, and the manifest the size and the digest of each file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from tinsmith_server.errors import CheckpointDamaged
+from tinsmith_server.services.checkpoints.files import MANIFEST, CheckpointFiles
+
+MOST_MANIFEST_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file as the worker wrote it."""
+
+    size_bytes: int
+    sha256: str
+
+
+def saved_files(files: CheckpointFiles, directory: str, manifest_digest: str) -> dict[str, SavedFile]:
+    """Return the files of a checkpoint by name. Blocking: run it in a thread.
+
+    Every file is there in its full size. Raises FileNotFoundError where there is no manifest, CheckpointDamaged, and as
+    `files` does.
+    """
+    content = b"".join(_at_most(files.read(directory, MANIFEST), MOST_MANIFEST_BYTES))
+    if hashlib.sha256(content).hexdigest() != manifest_digest:
+        raise CheckpointDamaged(
+            f"the checkpoint {directory} was altered: its manifest is not the one that was saved; "
+            "use another checkpoint"
+        )
+    entries = orjson.loads(content)["files"]
+    saved = {name: SavedFile(entry["size_bytes"], entry["sha256"]) for name, entry in entries.items()}
+    _check_sizes(directory, saved, files.list(directory))
+    return saved
+
+
+def checked(parts: Iterator[bytes], saved: SavedFile, name: str) -> Iterator[bytes]:
+    """Yield the parts of a file, and the last one only when the digest of the whole is the manifest's.
+
+    The bytes that are sent are the bytes that are hashed. Reading a file before its first byte leaves would double the
+    traffic of a bucket and the wait of a client, and would say nothing of what the second reading finds. An altered
+    file never arrives whole: the response ends before its announced length, which clients report as an error. One part
+    is held back, so memory is bounded. Raises CheckpointDamaged.
+    """
+    digest, size_bytes, held = hashlib.sha256(), 0, b""
+    for part in parts:
+        digest.update(part)
+        size_bytes += len(part)
+        if held:
+            yield held
+        held = part
+    if (size_bytes, digest.hexdigest()) != (saved.size_bytes, saved.sha256):
+        raise CheckpointDamaged(
+            f"the file {name} was altered after it was saved: it is not the one in its checkpoint's manifest; "
+            "use another checkpoint"
+        )
+    yield held
+
+
+def _check_sizes(directory: str, saved: Mapping[str, SavedFile], found: Mapping[str, int]) -> None:
+    for name, file in saved.items():
+        if found.get(name) != file.size_bytes:
+            state = f"has {found[name]} bytes" if name in found else "is missing"
+            raise CheckpointDamaged(
+                f"the checkpoint {directory} is damaged or being deleted: {name} {state}, and its manifest says "
+                f"{file.size_bytes} bytes; use another checkpoint"
+            )
+
+
+def _at_most(parts: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
+    """Yield what comes until it is too much: a manifest that was replaced must not fill the memory."""
+    size_bytes = 0
+    for part in parts:
+        yield part
+        size_bytes += len(part)
+        if size_bytes > most_bytes:
+            return

@@ -1,0 +1,147 @@
+"""Downloads of checkpoints: what arrives whole is what was saved; what was altered since is refused, or breaks off."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import uvicorn
+from support.server.http_server import TestedServer, one_server
+
+WEIGHTS = "adapter_model.safetensors"
+MIB = 2**20
+LARGE = bytes(range(256)) * (5 * MIB // 256)
+
+
+async def export(server: TestedServer, weights: bytes) -> str:
+    """Saves an export of these weights; returns its run."""
+    server.worker.saved_files = {"adapter_config.json": b"{}", WEIGHTS: weights}
+    model_id = await server.model()
+    body = {"model_id": model_id, "seq_id": 1, "path": "ex"}
+    await server.outcome(await server.post("/save_weights_external", body))
+    return model_id
+
+
+async def file_link(server: TestedServer, run: str, name: str = WEIGHTS) -> str:
+    answer = await server.client.get(f"/training_runs/{run}/checkpoints/external_weights/ex/external_weights_urls")
+    assert answer.status_code == 200, answer.text
+    return urlsplit(answer.json()["urls"][name]).path
+
+
+async def archive_link(server: TestedServer, run: str) -> str:
+    address = f"/training_runs/{run}/checkpoints/external_weights/ex/archive"
+    return urlsplit((await server.client.get(address)).headers["location"]).path
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Another file under the name: the files of a checkpoint are read-only."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+@asynccontextmanager
+async def over_a_socket(server: TestedServer) -> AsyncIterator[httpx.AsyncClient]:
+    """The application behind a real HTTP server, which tells a response that ends early from a whole one."""
+    http = uvicorn.Server(uvicorn.Config(server.app, port=0, lifespan="off", log_config=None))
+    http.config.load()
+    http.lifespan = http.config.lifespan_class(http.config)
+    await http.startup()
+    port = http.servers[0].sockets[0].getsockname()[1]
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            yield client
+    finally:
+        await http.shutdown()
+
+
+async def fetch_into(received: bytearray, client: httpx.AsyncClient, path: str) -> None:
+    async with client.stream("GET", path) as response:
+        async for part in response.aiter_raw():
+            received += part
+
+
+def flipped(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
+
+
+@one_server
+async def test_files_and_archive_arrive_as_they_were_saved(server: TestedServer) -> None:
+    run = await export(server, LARGE)
+    file, archive = await file_link(server, run), await archive_link(server, run)
+    async with over_a_socket(server) as client:
+        fetched = await client.get(file)
+        assert (fetched.headers["content-length"], fetched.content == LARGE) == (str(len(LARGE)), True)
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress((await client.get(archive)).content))) as tar:
+            assert tar.extractfile(WEIGHTS).read() == LARGE  # type: ignore[union-attr]
+
+
+@one_server
+@pytest.mark.parametrize("position", [0, len(LARGE) // 2, len(LARGE) - 1])
+@pytest.mark.parametrize("link", [file_link, archive_link])
+async def test_a_large_file_that_was_altered_never_arrives_whole(
+    server: TestedServer, link: Callable[[TestedServer, str], Awaitable[str]], position: int
+) -> None:
+    run = await export(server, LARGE)
+    path = await link(server, run)
+    replace_file(server.newest_directory / WEIGHTS, flipped(LARGE, position))
+    received = bytearray()
+    async with over_a_socket(server) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await fetch_into(received, client, path)
+    plain = received if link is file_link else zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(received)
+    assert len(plain) < len(LARGE)
+
+
+@one_server
+@pytest.mark.parametrize("content", [b"weightz", b"weight", b"weights and more", b""])
+async def test_a_small_file_that_was_altered_is_refused_in_words(server: TestedServer, content: bytes) -> None:
+    run = await export(server, b"weights")
+    path = await file_link(server, run)
+    replace_file(server.newest_directory / WEIGHTS, content)
+    refused = await server.client.get(path.removeprefix("/api/v1"))
+    assert refused.status_code == 422
+    assert WEIGHTS in refused.json()["detail"]
+    assert "use another checkpoint" in refused.json()["detail"]
+
+
+@one_server
+async def test_a_manifest_that_was_altered_opens_no_download(server: TestedServer) -> None:
+    """Whoever replaces a file can write its digest into the manifest, and not that one's digest into the store."""
+    run = await export(server, b"weights")
+    file, archive = await file_link(server, run), await archive_link(server, run)
+    manifest = server.newest_directory / "manifest.json"
+    replace_file(manifest, manifest.read_bytes() + b" ")
+    urls = f"/training_runs/{run}/checkpoints/external_weights/ex/external_weights_urls"
+    for path in (file.removeprefix("/api/v1"), archive.removeprefix("/api/v1"), urls):
+        refused = await server.client.get(path)
+        assert (refused.status_code, "its manifest is not the one" in refused.json()["detail"]) == (422, True)
+
+
+@one_server
+@pytest.mark.parametrize("name", ["manifest.json", "stray"])
+async def test_what_the_manifest_does_not_name_is_no_file_of_the_checkpoint(server: TestedServer, name: str) -> None:
+    run = await export(server, b"weights")
+    file, archive = await file_link(server, run), await archive_link(server, run)
+    (server.newest_directory / "stray").write_bytes(b"not saved")
+    fetched = await server.client.get(file.removeprefix("/api/v1").replace(WEIGHTS, name))
+    assert fetched.status_code == 404
+    whole = await server.client.get(archive.removeprefix("/api/v1"))
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(whole.content))) as tar:
+        assert tar.getnames() == ["adapter_config.json", WEIGHTS]
+
+
+@one_server
+async def test_a_link_to_files_is_none_to_an_archive_nor_the_other_way_round(server: TestedServer) -> None:
+    run = await export(server, b"weights")
+    of_file, of_archive = await file_link(server, run), await archive_link(server, run)
+    file_token, archive_token = of_file.split("/")[-2], of_archive.split("/")[-1]
+    assert (await server.client.get(f"/archives/{file_token}")).status_code == 404
+    assert (await server.client.get(f"/downloads/{archive_token}/{WEIGHTS}")).status_code == 404
