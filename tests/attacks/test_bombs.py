@@ -1,6 +1,6 @@
 """Training bodies of a few bytes that unpack to gigabytes, or to hours: refused by name, down to the worker.
 
-A real worker, since it is the one that unpacks them.
+A real server that counts their tokens, and a real worker, since both read them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from support.worker.messages import forward_backward, next_token_datum
 from tinsmith_rpc import wire_pb2
 
 GIB = 2**30
+MIB = 2**20
 PARTS = 64
+MOST_MORE_BYTES_OF_THE_SERVER = 320 * MIB
+"""A body of 64 MiB as it came, unpacked, and on its way to the worker."""
 MOST_MORE_BYTES = GIB
 """What one body may take of the worker: half of it is what a body may be once it is unpacked."""
 
@@ -56,9 +59,18 @@ class Victim:
     @property
     def highest_bytes(self) -> int:
         """Of the worker's memory, ever."""
-        status = Path(f"/proc/{self.worker_pid}/status").read_text()
-        [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
-        return int(line.split()[1]) * 1024
+        return _highest_bytes(self.worker_pid)
+
+    @property
+    def server_highest_bytes(self) -> int:
+        assert self.server.process is not None
+        return _highest_bytes(self.server.process.pid)
+
+
+def _highest_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +78,8 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     model = tmp_path_factory.mktemp("reference")
     (model / "config.json").write_text("{}")
     data = tmp_path_factory.mktemp("bombed")
-    server = ServedInstallation(data, {REFERENCE_MODEL: model}, {"engine": REFERENCE_ENGINE}).start()
+    settings = {"engine": REFERENCE_ENGINE, "trained_tokens_per_minute": str(10**9)}  # so that the server counts them
+    server = ServedInstallation(data, {REFERENCE_MODEL: model}, settings).start()
     yield Victim(server)
     server.stop()
 
@@ -129,23 +142,48 @@ def of_empty_datums(victim: Victim) -> bytes:
     return victim.plain(*[wire_pb2.Datum()] * 1_000_000)
 
 
+def packed(victim: Victim, repeated: bytes, *, declared: bool = True, mebibytes: int = 63) -> bytes:
+    """As many of them behind the head as fit in a body; the frame is some kilobytes."""
+    body = victim.plain() + repeated * (mebibytes * MIB // len(repeated))
+    compressor = zstandard.ZstdCompressor()
+    unpacked = compressor.compressobj(size=len(body)) if declared else compressor.compressobj()
+    return unpacked.compress(body) + unpacked.flush()
+
+
+def of_packed_datums(victim: Victim) -> bytes:
+    return packed(victim, b"\x1a\0")
+
+
+def of_more_packed_datums_than_a_body_holds(victim: Victim) -> bytes:
+    return packed(victim, b"\x1a\0", declared=False, mebibytes=512)
+
+
+def of_packed_kinds_of_a_chunk(victim: Victim) -> bytes:
+    """Each takes the place of the one before it, whose memory is not given back."""
+    return packed(victim, b"\x1a\x83\x7d" + b"\x0a\x80\x7d" + b"\x0a\0\x12\0" * 4000)
+
+
 @pytest.mark.parametrize(
     ("build", "encoding", "says"),
     [
-        (undeclared_zstd, "zstd", "not a readable zstd frame"),
+        (undeclared_zstd, "zstd", "limit of 67108864 bytes"),
         (declared_zstd, "zstd", "limit of 67108864 bytes"),
         (gzipped, "gzip", "limit of 67108864 bytes"),
         (sparse, "identity", "would take 53687091200 bytes as dense ones"),
         (of_many_dimensions, "identity", "has 200000 dimensions"),
-        (of_empty_chunks, "identity", "holds 1000000 chunks and tensors"),
-        (of_empty_datums, "identity", "holds 1000000 datums"),
+        (of_empty_chunks, "identity", "holds more than 262144 chunks and tensors"),
+        (of_empty_datums, "identity", "holds more than 16384 datums"),
+        (of_packed_datums, "zstd", "holds more than 16384 datums"),
+        (of_more_packed_datums_than_a_body_holds, "zstd", "limit of 67108864 bytes"),
+        (of_packed_kinds_of_a_chunk, "zstd", "holds more than 2097152 fields"),
     ],
 )
 def test_a_bomb_fails_alone(victim: Victim, build: Callable[[Victim], bytes], encoding: str, says: str) -> None:
-    before, pid = victim.highest_bytes, victim.worker_pid
+    before, server_before, pid = victim.highest_bytes, victim.server_highest_bytes, victim.worker_pid
     refused = victim.send(build, encoding).json()
     assert (refused["category"], says in refused["error"]) == ("user", True), refused
     answered = victim.send(lambda one: one.plain(next_token_datum([1, 2, 3])), "identity")
     assert answered.headers["content-type"].startswith("application/x-protobuf")
     assert victim.worker_pid == pid, "the worker has died of it"
     assert victim.highest_bytes - before < MOST_MORE_BYTES
+    assert victim.server_highest_bytes - server_before < MOST_MORE_BYTES_OF_THE_SERVER

@@ -17,7 +17,18 @@ from pathlib import Path
 import grpc
 import pytest
 from support.client.sdk import adam, next_token_datum, service_client
-from support.engine.deadly import BAD_DISK, DEADLY_RATE, DEADLY_SEED, ENDS, EXITS, FOLDER_VARIABLE, HANGS, HUNG, KILLS
+from support.engine.deadly import (
+    BAD_DISK,
+    DEADLY_RATE,
+    DEADLY_SEED,
+    ENDS,
+    EXITS,
+    FOLDER_VARIABLE,
+    HANGS,
+    HUNG,
+    KILLS,
+    REFUSED,
+)
 from support.server.serve_process import REFERENCE_MODEL, ServedInstallation
 from support.worker.process import MODEL, Call, WorkerProcess, broken_train, create, save, step, train
 from support.worker.restarts import Lives
@@ -116,6 +127,17 @@ async def test_each_kind_of_operation_is_given_up_and_its_model_goes_on(
         await lives.run([train(2), step(3), train(4), step(5), save(6, "sound")])
         assert lives.failure(5, MODEL) == lives.failure(6, MODEL) == ""
         assert lives.ended == 1
+
+
+async def test_a_body_whose_call_has_failed_is_not_read_again(tmp_path: Path) -> None:
+    """To ask what it would have been must not take more than the call itself, which fitted."""
+    async with worker(tmp_path) as lives:
+        forward = train(2, (REFUSED, 2), forward_only=True)
+        await lives.run([create(), train(1), forward, step(3), train(4, (REFUSED, 1)), step(5)])
+        assert lives.ended == 0
+        assert [lives.failure(seq_id, MODEL) for seq_id in (2, 4)] == ["the engine refuses the call"] * 2
+        assert lives.failure(3, MODEL) == "", "a forward alone leaves no gradient that could be lost"
+        assert "forward_backward 4 failed" in lives.failure(5, MODEL)
 
 
 async def test_a_model_whose_create_is_given_up_leaves_its_place_to_the_next(tmp_path: Path) -> None:

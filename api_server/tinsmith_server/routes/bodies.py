@@ -9,11 +9,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-import zstandard
 from fastapi import Depends, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from tinsmith_rpc import worker_pb2
+from tinsmith_rpc.zstd_frames import FrameInvalid, declared_bytes, unpack, unpacked_bytes
 
 from tinsmith_server.errors import BodyTooLarge, TooBusy, Unprocessable
 from tinsmith_server.routes.dependencies import ApiKey, ServicesDep, Tenant, path_of
@@ -158,16 +158,19 @@ async def read_forward_backward(
     operation = worker_pb2.SubmitRequest(
         model_id=head.model_id, seq_id=operation_number(head.seq_id), kind=worker_pb2.FORWARD_BACKWARD
     )
-    if not body.complete or (encoding == "zstd" and _declared_size(body.content) > limit):
+    if not body.complete:
         operation.rejection.CopyFrom(rejection(over(path, limit)))
-    elif encoding == "gzip":
-        await account.take(limit)
-        unpack = partial(_gunzip_into, operation, body.content, over(path, limit), limit)
-        await off_the_loop(services, tenant, limit, unpack)
-        account.give_back(limit - len(operation.payload))
+    elif encoding == "identity":
+        operation.payload = body.content
     else:
-        operation.payload, operation.zstd = body.content, encoding == "zstd"
-    await _charge(services, tenant, services.keys.counted_as(key), operation)
+        keep = _keep_gzip if encoding == "gzip" else _keep_zstd
+        try:
+            await keep(operation, body.content, limit, services, account)
+        except BodyTooLarge:
+            operation.rejection.CopyFrom(rejection(over(path, limit)))
+        except FrameInvalid as error:
+            operation.rejection.CopyFrom(rejection(f"the {encoding} body is damaged: {error}"))
+    await _charge(services, account, services.keys.counted_as(key), operation)
     _note_loss(services, response, head.loss_fn)
     return operation
 
@@ -206,7 +209,7 @@ async def _from_json(
     except BadJson as error:
         raise Unprocessable(str(error)) from error
     account.give_back(room - min(room, len(read.request.payload)))
-    await _charge(services, tenant, services.keys.counted_as(key), read.request)
+    await _charge(services, account, services.keys.counted_as(key), read.request)
     _note_loss(services, response, read.loss_fn)
     return read.request
 
@@ -216,13 +219,16 @@ def _note_loss(services: Services, response: Response, loss_fn: str | None) -> N
         response.headers["x-deprecation-note"] = STABLE_REINFORCE_NOTE
 
 
-async def _charge(services: Services, tenant: str, key: str, operation: worker_pb2.SubmitRequest) -> None:
+async def _charge(services: Services, account: Account, key: str, operation: worker_pb2.SubmitRequest) -> None:
     """Waits for the key's rate, and counts the tokens on it."""
     if not services.admission.rates.trained.limits or operation.HasField("rejection"):
         return
     await services.admission.rates.trained.admit_late(key)
-    count = partial(trained_tokens, operation.payload, operation.zstd, services.settings.max_body_bytes)
-    services.admission.rates.trained.charge(key, await off_the_loop(services, tenant, len(operation.payload), count))
+    unpacked = declared_bytes(operation.payload) if operation.zstd else None
+    await account.take(unpacked or 0)
+    size, count = max(unpacked or 0, len(operation.payload)), partial(trained_tokens, operation.payload, unpacked)
+    services.admission.rates.trained.charge(key, await off_the_loop(services, account.tenant, size, count))
+    account.give_back(unpacked or 0)
 
 
 async def _head(services: Services, tenant: str, body: Body, encoding: str) -> Head:
@@ -243,22 +249,38 @@ async def read_telemetry_body(request: Request, services: ServicesDep) -> bytes:
     return b""
 
 
-def _declared_size(frame: bytes) -> int:
-    """A frame without a declared size is bounded by the worker, which decompresses it."""
-    try:
-        return int(zstandard.frame_content_size(frame))
-    except zstandard.ZstdError:
-        return 0
+async def _keep_zstd(
+    operation: worker_pb2.SubmitRequest, frame: bytes, limit: int, services: Services, account: Account
+) -> None:
+    """As it came, where it declares its size; else unpacked, since a worker does not know the limit.
 
-
-def _gunzip_into(operation: worker_pb2.SubmitRequest, body: bytes, too_large: str, limit: int) -> None:
-    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
-    try:
-        content = decompressor.decompress(body, limit + 1)
-    except zlib.error as error:
-        operation.rejection.CopyFrom(rejection(f"the gzip body is damaged: {error}"))
-        return
-    if len(content) > limit:
-        operation.rejection.CopyFrom(rejection(too_large))
+    Raises BodyTooLarge, FrameInvalid.
+    """
+    if (size := declared_bytes(frame)) is not None:
+        operation.payload, operation.zstd = frame, True
     else:
-        operation.payload = content
+        size = await off_the_loop(services, account.tenant, limit, partial(unpacked_bytes, frame, limit))
+    if size > limit:
+        raise BodyTooLarge(f"a body of {size} bytes or more")
+    if not operation.zstd:
+        await account.take(size)
+        operation.payload = await off_the_loop(services, account.tenant, size, partial(unpack, frame, size))
+
+
+async def _keep_gzip(
+    operation: worker_pb2.SubmitRequest, content: bytes, limit: int, services: Services, account: Account
+) -> None:
+    """Unpacked: workers know zstd alone. Raises BodyTooLarge, FrameInvalid."""
+    await account.take(limit)
+    operation.payload = await off_the_loop(services, account.tenant, limit, partial(_gunzipped, content, limit))
+    account.give_back(limit - len(operation.payload))
+
+
+def _gunzipped(content: bytes, limit: int) -> bytes:
+    try:
+        unpacked = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, limit + 1)
+    except zlib.error as error:
+        raise FrameInvalid(str(error)) from error
+    if len(unpacked) > limit:
+        raise BodyTooLarge(f"a body of {len(unpacked)} bytes or more")
+    return unpacked

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import IO, cast
 
 import zstandard
+from tinsmith_rpc.zstd_frames import MAX_WINDOW_BYTES
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _SKIP_CHUNK_BYTES = 64 * 1024
@@ -56,7 +57,8 @@ def _opened(body: bytes, encoding: str) -> IO[bytes]:
         case "identity":
             return io.BytesIO(body)
         case "zstd":
-            return io.BufferedReader(cast(io.RawIOBase, zstandard.ZstdDecompressor().stream_reader(body)))
+            decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+            return io.BufferedReader(cast(io.RawIOBase, decompressor.stream_reader(body)))
         case "gzip":
             return cast(IO[bytes], gzip.GzipFile(fileobj=io.BytesIO(body)))
     raise HeadUnreadable(f"the content-encoding {encoding!r} is unknown; there are identity, zstd and gzip")

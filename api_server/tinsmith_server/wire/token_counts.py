@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import zstandard
-from google.protobuf.message import DecodeError
 from tinsmith_rpc import wire_pb2
-
-TOKEN_BYTES = 4
-UNCOUNTED_IMAGE_TOKENS = 1024
-"""Of an image whose sender does not say how many it takes: as many as a picture of 900 x 900 pixels has with Qwen."""
+from tinsmith_rpc.training_bodies import TOKEN_BYTES, BodyInvalid, outline_of
+from tinsmith_rpc.zstd_frames import FrameInvalid, unpack
 
 
-def trained_tokens(payload: bytes, zstd: bool, limit_bytes: int) -> int:
-    """Of the inputs; of an image as many as its sender takes it for, which the worker holds it to.
+def trained_tokens(payload: bytes, unpacked_bytes: int | None = None) -> int:
+    """Of the inputs, images included. `unpacked_bytes`: of a zstd frame, what it declares.
 
-    What cannot be read has none: it fails at the worker, and costs nothing there.
+    What cannot be read, or holds more than a call may, has none: it fails at the worker, and costs nothing there.
     """
     try:
-        if zstd:
-            payload = zstandard.ZstdDecompressor().decompress(payload, max_output_size=limit_bytes)
-        request = wire_pb2.ForwardBackwardRequest.FromString(payload)
-    except (DecodeError, zstandard.ZstdError):
+        return outline_of(payload if unpacked_bytes is None else unpack(payload, unpacked_bytes)).tokens
+    except (BodyInvalid, FrameInvalid):
         return 0
-    chunks = [chunk for datum in request.data for chunk in datum.model_input]
-    of_images = sum(_tokens_of_image(chunk.image) for chunk in chunks if chunk.HasField("image"))
-    return sum(len(chunk.encoded_text.tokens) for chunk in chunks) // TOKEN_BYTES + of_images
-
-
-def _tokens_of_image(image: wire_pb2.ImageChunk) -> int:
-    return image.expected_tokens if image.expected_tokens > 0 else UNCOUNTED_IMAGE_TOKENS
 
 
 def sampled_tokens(payload: bytes) -> int:

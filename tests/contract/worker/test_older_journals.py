@@ -8,7 +8,7 @@ import apsw
 import pytest
 from support.worker.in_process import Worker
 from support.worker.process import MODEL, broken_train, create, save, step, train
-from tinsmith_trainer.training import codec
+from tinsmith_trainer.training import codec, executor
 
 from .conftest import StartWorker
 from .test_poorer_starts import crash
@@ -105,14 +105,13 @@ async def test_a_replay_reads_a_gradients_body_once_and_no_other(
     await worker.finished(3)
     crash(worker, monkeypatch)
     read: list[int] = []
-    parse = codec._parse
 
-    def counted(body: bytes, *, zstd: bool) -> object:
+    def counted(body: bytes, *, zstd: bool) -> codec.OpenedBody:
         read.append(len(body))
-        return parse(body, zstd=zstd)
+        return codec.open_body(body, zstd=zstd)
 
     await worker.service.drain()
-    monkeypatch.setattr(codec, "_parse", counted)
+    monkeypatch.setattr(executor, "open_body", counted)
     successor = await start()
     await successor.recovered()
     assert read == [len(train(1).payload)]

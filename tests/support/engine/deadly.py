@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from support.engine.reference import ReferenceCall, ReferenceEngine
-from tinsmith_trainer.engines.base import AdamParams, AdapterState, Call, LoraSpec
+from tinsmith_rpc import wire_pb2
+from tinsmith_trainer.engines.base import AdamParams, AdapterState, Call, LoraSpec, Work
+from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.process_exit import end_process
 from typing_extensions import override
 
@@ -26,6 +28,8 @@ KILLS, ENDS, EXITS = 31, 30, 29
 HANGS, HUNG = "hangs", "hung"
 """The second appears when a call has begun to hang."""
 BAD_DISK = "bad-disk"
+REFUSED = 28
+"""A first token: the engine refuses the call, and it kills to read that body once more."""
 DEADLY_SEED = 13
 DEADLY_RATE = 13.0
 
@@ -37,6 +41,13 @@ class DeadlyEngine(ReferenceEngine):
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
         super().create_adapter(adapter_id, lora)
         _die(lora.seed == DEADLY_SEED)
+
+    @override
+    def start(self, work: Work) -> ReferenceCall:
+        if REFUSED in (int(datum.tokens[0]) for datum in work.datums):
+            _Request.refused = _Request.latest
+            raise UserError("the engine refuses the call")
+        return super().start(work)
 
     @override
     def advance(self, calls: Sequence[Call]) -> None:
@@ -68,8 +79,27 @@ class DeadlyEngine(ReferenceEngine):
         super().load_state(adapter_id, state, with_optimizer)
 
 
+class _Request:
+    """A request whose message ends the process when it is parsed after it was refused."""
+
+    latest, refused = b"", b"nothing"
+    _message_type = wire_pb2.ForwardBackwardRequest
+
+    def __init__(self) -> None:
+        self._message = self._message_type()
+
+    def ParseFromString(self, content: bytes) -> None:
+        _die(content == self.refused)
+        _Request.latest = content
+        self._message.ParseFromString(content)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
 def build_deadly(options: Any) -> tuple[DeadlyEngine, None]:
     os.fsync = _fail_at_bad_places
+    wire_pb2.ForwardBackwardRequest = _Request  # type: ignore[misc, assignment]
     return DeadlyEngine(options.model, options.adapter_slots, min(options.max_rank, 16)), None
 
 

@@ -32,6 +32,7 @@ class Entry:
     accepted: Future[None] = SETTLED  # resolves when it is on disk
     payload: bytes | None = None  # kept for its turn, so that the engine need not wait for the journal's thread
     started_at: float | None = None  # Unix seconds, of its first turn in this process
+    forward_only: bool | None = None  # from the journal, or from its body; None: that was not read, or cannot be
 
     @property
     def is_finished(self) -> bool:
@@ -98,7 +99,9 @@ class ModelQueue:
 
     def _add_stored(self, stored: StoredOperation) -> None:
         operation = stored.operation
-        self.entries[operation.seq_id] = Entry(operation, stored.status, stored.failure)
+        self.entries[operation.seq_id] = Entry(
+            operation, stored.status, stored.failure, forward_only=operation.forward_only
+        )
         if operation.seq_id > self.snapshot_applied and self.is_open:
             self.put_in_order(operation)
 

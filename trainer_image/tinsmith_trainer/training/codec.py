@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import zstandard
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tinsmith_rpc import wire_pb2
+from tinsmith_rpc.training_bodies import BodyInvalid, outline_of
+from tinsmith_rpc.zstd_frames import FrameInvalid, declared_bytes, unpack
 
 from tinsmith_trainer.engines.base import Datum, Image, LossSpec, Outcome
 from tinsmith_trainer.errors import UserError
@@ -23,10 +24,14 @@ from tinsmith_trainer.training.tensors import array_of, decode_tensor, dense_byt
 
 MAX_BODY_BYTES = 512 * 1024 * 1024
 """Of a body, and of what its compressed rows become: a tensor of a hundred bytes may be one of half a gigabyte."""
-MAX_DATUMS = 16_384
-"""The SDK sends 1,024 at most. A million empty ones fit in two megabytes, and each takes time of the engine."""
-MAX_PARTS = 16 * MAX_DATUMS
-"""Chunks and tensors of all datums, for the same reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBody:
+    """A forward_backward's message, unpacked and within the limits, of which nothing has been built yet."""
+
+    content: bytes
+    forward_only: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +43,31 @@ class ForwardBackward:
     forward_only: bool
 
 
-def decode_forward_backward(body: bytes, *, zstd: bool) -> ForwardBackward:
+def open_body(body: bytes, *, zstd: bool) -> OpenedBody:
+    """Walks the message, and so finds out what it would take before it takes it. Raises UserError."""
+    content = _unpacked(body) if zstd else body
+    try:
+        return OpenedBody(content, outline_of(content).forward_only)
+    except BodyInvalid as error:
+        raise UserError(str(error)) from None
+
+
+def decode_forward_backward(body: OpenedBody) -> ForwardBackward:
     """Raises UserError with the datum and field at fault."""
-    request = _parse(body, zstd=zstd)
+    request = wire_pb2.ForwardBackwardRequest()
+    try:
+        request.ParseFromString(body.content)
+    except DecodeError:
+        raise UserError("The forward_backward body is not a readable protobuf message.") from None
     if not request.data:
         raise UserError("forward_backward needs at least one datum; data is empty.")
-    _check_amount(request)
+    _check_dense_bytes(request)
     datums = tuple(_decode_datum(index, datum) for index, datum in enumerate(request.data))
     return ForwardBackward(datums, LossSpec(request.loss_fn, _loss_config(request)), request.forward_only)
 
 
-def _check_amount(request: wire_pb2.ForwardBackwardRequest) -> None:
-    """Refuses what would take memory or time out of all proportion to its bytes, before any of it is unpacked."""
-    if len(request.data) > MAX_DATUMS:
-        raise UserError(
-            f"The body holds {len(request.data)} datums; one forward_backward takes at most {MAX_DATUMS}. Send several."
-        )
-    parts = sum(len(datum.model_input) + len(datum.loss_fn_inputs) for datum in request.data)
-    if parts > MAX_PARTS:
-        raise UserError(
-            f"The body holds {parts} chunks and tensors; one forward_backward takes at most {MAX_PARTS}. "
-            "Join the chunks of a datum, or send fewer datums."
-        )
+def _check_dense_bytes(request: wire_pb2.ForwardBackwardRequest) -> None:
+    """Refuses compressed rows that would take memory out of all proportion to their bytes."""
     unpacked = sum(dense_bytes(tensor) for datum in request.data for tensor in datum.loss_fn_inputs.values())
     if unpacked > MAX_BODY_BYTES:
         raise UserError(
@@ -68,30 +76,18 @@ def _check_amount(request: wire_pb2.ForwardBackwardRequest) -> None:
         )
 
 
-def is_forward_only(body: bytes, *, zstd: bool) -> bool:
-    """Whether the call asks for no gradient, however wrong the rest of it is. Raises UserError if it cannot be read."""
-    return _parse(body, zstd=zstd).forward_only
-
-
-def _parse(body: bytes, *, zstd: bool) -> wire_pb2.ForwardBackwardRequest:
-    request = wire_pb2.ForwardBackwardRequest()
+def _unpacked(frame: bytes) -> bytes:
     try:
-        request.ParseFromString(_decompress(body) if zstd else body)
-    except DecodeError as error:
-        raise UserError("The forward_backward body is not a readable protobuf message.") from error
-    return request
-
-
-def _decompress(body: bytes) -> bytes:
-    try:
-        # `max_output_size` binds only frames that do not say their size: others are given what they ask for.
-        if zstandard.frame_content_size(body) > MAX_BODY_BYTES:
+        size = declared_bytes(frame)
+        if size is None:  # the API server unpacks such frames, since it is the one to know how large a body may be
+            raise UserError("The forward_backward body is a zstd frame that does not declare its size.")
+        if size > MAX_BODY_BYTES:
             raise UserError(
                 f"The forward_backward body is over {MAX_BODY_BYTES} bytes once unpacked. Send fewer datums in a call."
             )
-        return zstandard.ZstdDecompressor().decompress(body, max_output_size=MAX_BODY_BYTES)
-    except zstandard.ZstdError as error:
-        raise UserError(f"The forward_backward body is not a readable zstd frame: {error}.") from error
+        return unpack(frame, size)
+    except FrameInvalid as error:
+        raise UserError(f"The forward_backward body is not a readable zstd frame: {error}.") from None
 
 
 def _loss_config(request: wire_pb2.ForwardBackwardRequest) -> dict[str, float | str]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median
 
+from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.in_flight_marker import EngineCall
 from tinsmith_trainer.oplog.attempts import Attempts
 from tinsmith_trainer.oplog.model_queue import Entry, ModelQueue
 from tinsmith_trainer.oplog.model_queues import Ready
 from tinsmith_trainer.training.calls_in_progress import CallInProgress, CallsInProgress
+from tinsmith_trainer.training.codec import OpenedBody
 from tinsmith_trainer.training.executor import Executor
 from tinsmith_trainer.training.turns import Contender, Pace
 
@@ -86,9 +88,22 @@ class Company:
         entry.started_at = entry.started_at or time.time()
         started = time.perf_counter()
         with self._engine_call.at(entry.work):
-            training = self._executor.start(entry.operation, payload)
+            training = self._executor.start(entry.operation, self._open(entry, payload))
         seconds = time.perf_counter() - started
         return CallInProgress(Contender(queue.tenant, queue.model_id), entry, training, seconds)
+
+    def look_into(self, entry: Entry) -> None:
+        """Finds out what an operation that failed asked for, where the journal of an earlier release does not tell."""
+        if not entry.operation.is_forward_backward or entry.forward_only is not None:
+            return
+        payload = self._take_payload(entry)
+        with self._engine_call.at(entry.work), suppress(UserError):
+            self._open(entry, payload)
+
+    def _open(self, entry: Entry, payload: bytes) -> OpenedBody:
+        body = self._executor.open(entry.operation, payload)
+        entry.forward_only = body.forward_only
+        return body
 
     def compute(self, first: CallInProgress) -> None:
         """Its next microbatch, and those of whoever goes along."""

@@ -31,9 +31,10 @@ from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
 from tinsmith_trainer.training.codec import (
     ForwardBackward,
+    OpenedBody,
     decode_forward_backward,
     encode_forward_backward,
-    is_forward_only,
+    open_body,
 )
 
 PATH_KINDS = {
@@ -192,9 +193,13 @@ class Executor:
             lora=_lora_message(state.lora),
         )
 
-    def start(self, operation: Operation, payload: bytes) -> TrainingCall:
-        """Of a forward_backward, or a forward alone."""
-        request = decode_forward_backward(payload, zstd=operation.zstd)
+    def open(self, operation: Operation, payload: bytes) -> OpenedBody:
+        """Of a forward_backward, or a forward alone, before `start`. Raises UserError."""
+        return open_body(payload, zstd=operation.zstd)
+
+    def start(self, operation: Operation, body: OpenedBody) -> TrainingCall:
+        """Builds what the body holds, and plans it. Raises TrainerError."""
+        request = decode_forward_backward(body)
         _check_result_size(request)
         self._check_images(request)
         work = Work(operation.model_id, request.datums, request.loss, request.forward_only)
@@ -231,15 +236,6 @@ class Executor:
             input_tokens=outcome.input_tokens,
             forward_only=training.request.forward_only,
         )
-
-    def bears_gradient(self, operation: Operation, payload: bytes) -> bool:
-        """Whether the next step depends on it: a forward alone does not count, an unreadable body may be a gradient."""
-        if not operation.is_forward_backward:
-            return False
-        try:
-            return not is_forward_only(payload, zstd=operation.zstd)
-        except UserError:
-            return True
 
     def _create(self, model_id: str, request: worker_pb2.CreateModel) -> OperationResult:
         lora = _lora_spec(request.lora)

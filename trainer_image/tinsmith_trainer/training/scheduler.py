@@ -228,7 +228,7 @@ class Scheduler:
             self._queues.quarantine(queue, self._attempts.quarantine_reason(entry.work, entry.operation))
             raise _NotNow
         if verdict == "fail":
-            return self._give_up(queue, entry.operation)
+            return self._give_up(queue, entry)
         if entry.is_finished:
             self._replay(queue, entry)
             return None
@@ -239,15 +239,15 @@ class Scheduler:
     def _replay(self, queue: ModelQueue, entry: Entry) -> None:
         """Runs again what ran before the crash, for its effect alone. Raises _NotNow."""
         operation = entry.operation
-        bears_gradient = queue.model_id in self._calls or self._bears_gradient(entry)
         if entry.failure is not None:
-            self._note_failure(queue, operation, entry.failure, bears_gradient=bears_gradient)
+            self._company.look_into(entry)
+            self._note_failure(queue, entry, entry.failure)
             return
         if operation.kind == worker_pb2.SAVE_WEIGHTS:
             return  # its files are on the checkpoint root, and the adapter is as it was before
         if operation.kind not in (worker_pb2.FORWARD_BACKWARD, worker_pb2.OPTIM_STEP):
             raise AssertionError(f"operation {operation.seq_id} left no snapshot, and replay must not repeat it")
-        if operation.kind == worker_pb2.OPTIM_STEP or bears_gradient:
+        if operation.kind == worker_pb2.OPTIM_STEP or _bears_gradient(entry):
             try:
                 self._execute(queue, entry)
             except _NotNow:
@@ -266,17 +266,22 @@ class Scheduler:
 
     def _run(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Raises _NotNow where it gives way, or is to be retried later."""
-        operation = entry.operation
+        outcome = self._outcome(queue, entry)
+        if isinstance(outcome, Failure):
+            outcome = self._failed(queue, entry, outcome)
+        snapshot = self._model_snapshots.for_result(queue, entry.work, outcome)
+        return replace(outcome, snapshot=snapshot, started_at=entry.started_at)
+
+    def _outcome(self, queue: ModelQueue, entry: Entry) -> OperationResult | Failure:
+        """Returns the failure as words, since an error keeps its frames, and they what was read. Raises _NotNow."""
         try:
-            result = self._execute(queue, entry)
+            return self._execute(queue, entry)
         except _NotNow:
             raise
         except Exception as error:
-            if self._retried_later(queue, operation, error):
+            if self._retried_later(queue, entry.operation, error):
                 raise _NotNow from error
-            result = self._failed(queue, operation, failure_of(operation, error), self._bears_gradient(entry))
-        snapshot = self._model_snapshots.for_result(queue, entry.work, result)
-        return replace(result, snapshot=snapshot, started_at=entry.started_at)
+            return failure_of(entry.operation, error)
 
     def _retried_later(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
         """Whether it is to be tried again, as if it had not run; its model waits, the others go on."""
@@ -291,26 +296,17 @@ class Scheduler:
         self._queues.hold(queue, seconds)
         return True
 
-    def _give_up(self, queue: ModelQueue, operation: Operation) -> OperationResult:
+    def _give_up(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Its body is read no more, since reading may be what ends processes: it counts as a gradient that is lost."""
         self.counters.operations_given_up += 1
-        failure = Failure("server", self._attempts.failure_message(operation))
-        log.error("operation given up", model_id=queue.model_id, seq_id=operation.seq_id, reason=failure.message)
-        return replace(self._failed(queue, operation, failure, operation.is_forward_backward), given_up=True)
+        failure = Failure("server", self._attempts.failure_message(entry.operation))
+        log.error("operation given up", model_id=queue.model_id, seq_id=entry.work.seq_id, reason=failure.message)
+        return replace(self._failed(queue, entry, failure), given_up=True)
 
-    def _failed(
-        self, queue: ModelQueue, operation: Operation, failure: Failure, bears_gradient: bool
-    ) -> OperationResult:
-        self._note_failure(queue, operation, failure, bears_gradient=bears_gradient)
-        forward_only = not bears_gradient if operation.is_forward_backward else None
+    def _failed(self, queue: ModelQueue, entry: Entry, failure: Failure) -> OperationResult:
+        self._note_failure(queue, entry, failure)
+        forward_only = not _bears_gradient(entry) if entry.operation.is_forward_backward else None
         return OperationResult(failure=failure, forward_only=forward_only)
-
-    def _bears_gradient(self, entry: Entry) -> bool:
-        """Of an operation that ran before; where an earlier release wrote the journal, its body tells."""
-        operation = entry.operation
-        if operation.is_forward_backward and operation.forward_only is None:
-            return self._executor.bears_gradient(operation, self._queues.take_payload(entry))
-        return operation.is_forward_backward and not operation.forward_only
 
     def _execute(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Raises _NotNow where it gives way."""
@@ -362,9 +358,10 @@ class Scheduler:
         if result.releases:
             self.parking.free(queue)
 
-    def _note_failure(self, queue: ModelQueue, operation: Operation, failure: Failure, *, bears_gradient: bool) -> None:
+    def _note_failure(self, queue: ModelQueue, entry: Entry, failure: Failure) -> None:
         """What a failed operation leaves behind, at its first run and at replay alike."""
-        if queue.window_failure is None and bears_gradient:
+        operation = entry.operation
+        if queue.window_failure is None and _bears_gradient(entry):
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"
             queue.window_failure = WindowFailure(failure.category, message)
         elif operation.kind == worker_pb2.OPTIM_STEP:
@@ -398,3 +395,8 @@ class Scheduler:
             self._model_snapshots.replace(queue, None, entry.operation.seq_id)
             self._queues.close_model(queue, "released")
         self._queues.publish(queue, entry, result.failure)
+
+
+def _bears_gradient(entry: Entry) -> bool:
+    """Whether the next step depends on it: a body that was not read, or could not be, may hold a gradient."""
+    return entry.operation.is_forward_backward and not entry.forward_only

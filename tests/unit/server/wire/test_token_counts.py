@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tinsmith_rpc import wire_pb2
-from tinsmith_server.wire.token_counts import UNCOUNTED_IMAGE_TOKENS, trained_tokens
+from tinsmith_rpc.training_bodies import UNCOUNTED_IMAGE_TOKENS
+from tinsmith_server.wire.token_counts import trained_tokens
 
 
 @pytest.mark.parametrize(("expected_tokens", "counted"), [(64, 64), (0, UNCOUNTED_IMAGE_TOKENS)])
@@ -17,4 +18,4 @@ def test_an_image_counts_whether_its_sender_counted_it_or_not(expected_tokens: i
     image.data = b"png"
     if expected_tokens:
         image.expected_tokens = expected_tokens
-    assert trained_tokens(request.SerializeToString(), zstd=False, limit_bytes=1000) == 5 + counted
+    assert trained_tokens(request.SerializeToString()) == 5 + counted

@@ -36,7 +36,7 @@ def execute(executor: Executor, call: Call) -> OperationResult:
         return executor.write(executor.copy(operation, request, epoch=1, latest_save=0))
     if not operation.is_forward_backward:
         return executor.execute(operation, call.payload)
-    training = executor.start(operation, call.payload)
+    training = executor.start(operation, executor.open(operation, call.payload))
     while training.next_tokens:
         executor.compute(executor.together(training, []))
     return executor.finish(training)
@@ -71,15 +71,6 @@ def test_more_logprobs_than_a_journal_holds_are_refused_before_they_are_computed
     execute(executor, train(1, (3, 1, 4, 1, 5)))
     with pytest.raises(UserError, match=r"asks for 20 bytes of logprobs.*Send fewer datums in a call"):
         execute(executor, train(2, (3, 1, 4, 1, 5, 9)))
-
-
-def test_a_body_that_cannot_be_read_may_have_been_a_gradient(executor: Executor) -> None:
-    operation = Operation("sess:train:0", 1, worker_pb2.FORWARD_BACKWARD, zstd=False, accepted_at=0.0)
-    assert executor.bears_gradient(operation, b"not a protobuf message")
-    assert executor.bears_gradient(operation, train(1).payload)
-    assert not executor.bears_gradient(operation, train(1, forward_only=True).payload)
-    empty = forward_backward([], forward_only=True)
-    assert not executor.bears_gradient(operation, empty), "readable, and wrong in another way"
 
 
 def test_a_kind_from_a_newer_server_is_refused_by_name(executor: Executor) -> None:
