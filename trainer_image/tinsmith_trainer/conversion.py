@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import structlog
 
@@ -92,25 +93,23 @@ def parse_options(arguments: Sequence[str]) -> ConversionOptions:
 
 
 def _bring(options: ConversionOptions) -> None:
-    from tinsmith_trainer.torch_model.loading import check_files
+    from tinsmith_trainer.torch_model.files.checked_config import checked_config
     from tinsmith_trainer.torch_model.model_source import model_directory
 
     directory = model_directory(options.model, options.model_revision)
-    check_files(directory)
+    config = checked_config(directory)
     if ranks_wanted(options.engine, options).gpus_per_node:
-        _convert(directory, options)
+        _convert(directory, config, options)
     else:
         log.info("ranks on CPUs read the model's own files: there is nothing to convert", directory=str(directory))
 
 
-def _convert(directory: Path, options: ConversionOptions) -> None:
-    from transformers import AutoConfig
-
+def _convert(directory: Path, config: Any, options: ConversionOptions) -> None:
     from tinsmith_trainer.engines.megatron.flags import MegatronSettings
     from tinsmith_trainer.engines.nemo_rl.preparation import prepare
     from tinsmith_trainer.torch_model.loading import describe_model
 
-    info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
+    info = describe_model(options.model, directory, config)
     parallelism = ranks_wanted(options.engine, options).parallelism
     prepare(directory, info, parallelism, MegatronSettings(max_rank=options.max_rank))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.engine.datums import sft_datum
 from support.tiny_models import TIED, tiny_directory
 from support.zoo.families import family_directory
@@ -157,3 +157,21 @@ def test_a_base_model_that_is_not_here_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(BaseModelUnusable, match=f"the base model {tmp_path} cannot be had here"):
         BaseModel(str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("change", ["lacks", "has another shape of"])
+def test_a_base_model_without_a_tensor_of_its_architecture_is_refused(change: str, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny_directory(), tmp_path / "model"))
+    tensors, name = load_file(directory / "model.safetensors"), "model.layers.1.self_attn.q_proj.weight"
+    changed = {} if change == "lacks" else {name: tensors[name][:-8].clone()}
+    del tensors[name]
+    save_file({**tensors, **changed}, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(BaseModelUnusable, match=rf"lacks tensors.* \(1: {name}\)\. Copy the model's files again"):
+        BaseModel(str(directory)).load()
+
+
+def test_a_base_model_with_an_adapter_among_its_files_is_refused(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny_directory(), tmp_path / "model"))
+    (directory / "adapter_config.json").write_text("{}")
+    with pytest.raises(BaseModelUnusable, match=r"has a PEFT adapter among its files \(adapter_config\.json\)"):
+        BaseModel(str(directory))

@@ -23,7 +23,9 @@ from tinsmith_trainer.engines.whole_calls import ComputesWhole
 from tinsmith_trainer.options import WorkerOptions
 from tinsmith_trainer.parity.plain_experts import add_to_experts, trained_by_experts
 from tinsmith_trainer.torch_model.experts import expert_projections
-from tinsmith_trainer.torch_model.loading import auto_class, describe_model, is_of_text, place
+from tinsmith_trainer.torch_model.files.checked_config import checked_config
+from tinsmith_trainer.torch_model.files.stored_weights import auto_class
+from tinsmith_trainer.torch_model.loading import describe_model, is_of_text, place
 from tinsmith_trainer.torch_model.lora import is_plain_linear, module_family
 from tinsmith_trainer.torch_model.model_source import model_directory
 
@@ -46,16 +48,14 @@ class PeftReference(ComputesWhole[PreparedLoss]):
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
         self._directory = model_directory(options.model, options.model_revision)
+        self._config = checked_config(self._directory)
         self._adapters: dict[str, _Trained] = {}
 
     def base_model(self) -> BaseModelInfo:
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(self._directory)
-        return describe_model(self._options.model, self._directory, config)
+        return describe_model(self._options.model, self._directory, self._config)
 
     def create_adapter(self, adapter_id: str, lora: LoraSpec) -> None:
-        model = _peft_model(self._directory, place(self._options.device, self._options.dtype), lora)
+        model = _peft_model(self._directory, self._config, place(self._options.device, self._options.dtype), lora)
         ordered = dict(sorted(_trained_parameters(model).items()))
         shapes = {name: tuple(parameter.shape) for name, parameter in ordered.items()}
         with torch.no_grad():
@@ -105,12 +105,10 @@ class PeftReference(ComputesWhole[PreparedLoss]):
         self._adapters.pop(adapter_id, None)
 
 
-def _peft_model(directory: Path, placement: tuple[str, torch.dtype], lora: LoraSpec) -> Any:
+def _peft_model(directory: Path, config: Any, placement: tuple[str, torch.dtype], lora: LoraSpec) -> Any:
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoConfig
 
     device, dtype = placement
-    config = AutoConfig.from_pretrained(directory)
     base = auto_class(config).from_pretrained(directory, config=config, dtype=dtype).eval().to(device)
     linears = [
         name

@@ -6,7 +6,6 @@ Errors name the file.
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -17,19 +16,15 @@ from typing import Any
 
 import structlog
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_default_handler, disable_progress_bar, enable_propagation
 
 from tinsmith_trainer.engines.base import BaseModelInfo, Quantization
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.load_failures import is_out_of_memory
 from tinsmith_trainer.torch_model.experts import ExpertProjection, adapt_experts, unadaptable_experts
+from tinsmith_trainer.torch_model.files.checked_config import blame, checked_config
+from tinsmith_trainer.torch_model.files.stored_weights import auto_class
 from tinsmith_trainer.torch_model.logits import LogitTransform, logit_transform_of
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, StackedLoraLinear, module_family, wrap_linears
 from tinsmith_trainer.torch_model.model_source import model_directory
@@ -148,15 +143,14 @@ def load_torch_model(
 
     What a checkpoint has quantized itself is made dense first, and quantized anew where that is asked for.
 
-    Raises ModelNotFound, or ModelDirectoryInvalid with the file that is at fault.
+    Raises ModelNotFound, or ModelDirectoryInvalid with the file or the tensors that are at fault.
     """
     disable_progress_bar()
     disable_default_handler()  # its lines are to look like ours
     enable_propagation()
     directory = model_directory(source, revision)
-    check_files(directory)
+    config = checked_config(directory)
     try:
-        config = AutoConfig.from_pretrained(directory)
         model = auto_class(config).from_pretrained(
             directory,
             config=config,
@@ -167,7 +161,9 @@ def load_torch_model(
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, SafetensorError, …
         if is_out_of_memory(error):
             raise
-        raise ModelDirectoryInvalid(_blame(directory, error)) from error
+        raise ModelDirectoryInvalid(blame(directory, error)) from error
+    if stored := stored_format(config):
+        log.info("the checkpoint's quantized weights are made dense", format=stored, directory=str(directory))
     if quantization is not None:
         quantize(model.get_decoder(), quantization)
         log.info("base weights are quantized", bits=quantization, model=source)
@@ -194,13 +190,6 @@ def load_torch_model(
     )
 
 
-def auto_class(config: Any) -> Any:
-    """Which of transformers' classes loads a model: with its vision tower where only that is a whole one."""
-    is_text = type(config) in AutoModelForCausalLM._model_mapping
-    sees = type(config) in AutoModelForImageTextToText._model_mapping
-    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
-
-
 def is_of_text(model: PreTrainedModel, name: str) -> bool:
     """Whether a layer is one of the decoder's or the output projection: not of a vision tower, which stays as it is."""
     decoder = model.get_decoder()
@@ -217,31 +206,6 @@ def attention_for(config: Any) -> str:
     return "eager"
 
 
-def check_files(directory: Path) -> None:
-    """Raises ModelDirectoryInvalid."""
-    config = directory / "config.json"
-    if not config.is_file():
-        raise ModelDirectoryInvalid(f"{config} is missing: {directory} is not a transformers model directory.")
-    try:
-        json.loads(config.read_text())
-    except ValueError as error:
-        raise ModelDirectoryInvalid(f"{config} is not valid JSON: {error}.") from error
-    if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
-        raise ModelDirectoryInvalid(f"{directory} has no weights: expected *.safetensors beside config.json.")
-    for shard in sorted(directory.glob("*.safetensors")):
-        _check_safetensors(shard)
-
-
-def _check_safetensors(shard: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(shard), framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise ModelDirectoryInvalid(f"{shard} is truncated or not a safetensors file: {error}.") from error
-
-
 def load_tokenizer(directory: Path) -> Any:
     """Raises ModelDirectoryInvalid."""
     try:
@@ -252,10 +216,6 @@ def load_tokenizer(directory: Path) -> Any:
         # Without its files transformers makes an empty tokenizer, and stop strings would never match.
         raise ModelDirectoryInvalid(f"{directory} has no tokenizer: expected tokenizer.json beside config.json.")
     return tokenizer
-
-
-def _blame(directory: Path, error: Exception) -> str:
-    return f"The model in {directory} cannot be loaded: {type(error).__name__}: {error}"
 
 
 def describe_model(source: str, directory: Path, config: Any) -> BaseModelInfo:

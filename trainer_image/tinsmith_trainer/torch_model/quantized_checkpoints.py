@@ -9,13 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import structlog
 import torch
 from transformers import FineGrainedFP8Config, Mxfp4Config
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-
-log = structlog.get_logger(__name__)
 
 DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
 
@@ -38,7 +35,6 @@ def dequantizing(directory: Path, config: Any) -> dict[str, Any]:
             f"The weights in {directory} are quantized by {method!r}, and only {' and '.join(DENSE)} are read here. "
             "Give the model's original weights, and --quantization to keep them in few bits."
         )
-    log.info("the checkpoint's quantized weights are made dense", format=method, directory=str(directory))
     given = {name: value for name, value in options.items() if name != "quant_method"}
     return {"quantization_config": DENSE[method](**{**given, "dequantize": True})}
 

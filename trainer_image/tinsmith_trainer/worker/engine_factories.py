@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo, Engine
 from tinsmith_trainer.engines.batching import DEFAULT_TOKEN_BUDGET
@@ -19,7 +18,8 @@ from tinsmith_trainer.sampling.base import Sampler
 from tinsmith_trainer.sampling.builtin import BuiltinSampler, BuiltinSamplerSettings
 from tinsmith_trainer.sampling.builtin.kv_memory import kv_memory
 from tinsmith_trainer.sampling.builtin.model_cache.choice import choose_forward
-from tinsmith_trainer.torch_model.loading import TorchModel, check_files, describe_model, load_torch_model, place
+from tinsmith_trainer.torch_model.files.checked_config import checked_config
+from tinsmith_trainer.torch_model.loading import TorchModel, describe_model, load_torch_model, place
 from tinsmith_trainer.torch_model.model_source import model_directory
 
 if TYPE_CHECKING:  # they import Ray
@@ -58,8 +58,7 @@ def build_on_ranks(options: WorkerOptions) -> tuple[Engine, Sampler | None]:
     from tinsmith_trainer.engines.miles.arguments import check_dense
 
     directory = model_directory(options.model, options.model_revision)
-    check_files(directory)
-    info = describe_model(options.model, directory, AutoConfig.from_pretrained(directory))
+    info = describe_model(options.model, directory, checked_config(directory))
     wanted = ranks_wanted(options.engine, options)
     settings = MegatronSettings(
         adapter_slots=options.adapter_slots,

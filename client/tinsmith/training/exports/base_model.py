@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tinsmith.training.errors import BaseModelUnusable
 UNUSED_FILES = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*"]
 """Other frameworks' copies of the weights, which can double a download."""
 MADE_DENSE = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
+ADAPTER_CONFIG = "adapter_config.json"
+MOST_NAMED = 5
 GIVE = "Give base_model: a folder with config.json and weights, or the name of a repository at the hub"
 
 
@@ -28,6 +31,11 @@ class BaseModel:
     def __init__(self, source: str) -> None:
         self.source = source
         self.directory = _directory(source)
+        if (self.directory / ADAPTER_CONFIG).is_file():
+            raise BaseModelUnusable(
+                f"the base model {source} has a PEFT adapter among its files ({ADAPTER_CONFIG}), which transformers "
+                "would add to it. Move the adapter's files to a folder of their own"
+            )
         try:
             self._config = AutoConfig.from_pretrained(self.directory)
         except (OSError, ValueError) as error:
@@ -42,9 +50,17 @@ class BaseModel:
         """On the CPU, in its own dtype, and dense. Raises BaseModelUnusable."""
         options = self._dequantizing()
         try:
-            model = self._class().from_pretrained(self.directory, config=self._config, dtype="auto", **options)
+            model, report = self._class().from_pretrained(
+                self.directory,
+                config=self._config,
+                dtype="auto",
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise _unusable(self.source, error) from error
+        _check_complete(self.source, report)
         return self._dense(model) if options else model
 
     def _class(self) -> Any:
@@ -74,6 +90,16 @@ class BaseModel:
         dense.load_state_dict(model.state_dict(), assign=True)
         _take_what_no_state_has(dense, model)
         return dense
+
+
+def _check_complete(source: str, report: Mapping[str, Any]) -> None:
+    """Raises BaseModelUnusable for tensors that transformers gave random values, where it only logs a warning."""
+    lost = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
+    if lost:
+        raise BaseModelUnusable(
+            f"the base model {source} lacks tensors of its architecture, or has them in another shape "
+            f"({len(lost)}: {', '.join(lost[:MOST_NAMED])}). Copy the model's files again"
+        )
 
 
 def _take_what_no_state_has(dense: Any, model: Any) -> None:

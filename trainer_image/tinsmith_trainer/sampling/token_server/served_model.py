@@ -9,18 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.torch_model.experts import ExpertProjection, expert_projections
-from tinsmith_trainer.torch_model.loading import (
-    auto_class,
-    check_files,
-    describe_model,
-    end_of_sequence,
-    load_tokenizer,
-)
+from tinsmith_trainer.torch_model.files.checked_config import checked_config
+from tinsmith_trainer.torch_model.files.stored_weights import auto_class
+from tinsmith_trainer.torch_model.loading import describe_model, end_of_sequence, load_tokenizer
 from tinsmith_trainer.torch_model.model_source import model_directory
 
 GENERATION_CONFIG = "generation_config.json"
@@ -44,10 +40,9 @@ class ServedModel:
 def read_model(source: str, revision: str | None = None, max_sequence_length: int | None = None) -> ServedModel:
     """From a directory, or a revision of a hub repository. Raises ModelNotFound, ModelDirectoryInvalid, ServerError."""
     directory = model_directory(source, revision)
-    check_files(directory)
+    config = checked_config(directory)
     tokenizer = load_tokenizer(directory)
     try:
-        config = AutoConfig.from_pretrained(directory)
         skeleton = _skeleton(config)
         has_file = (directory / GENERATION_CONFIG).is_file()
         generation = GenerationConfig.from_pretrained(directory) if has_file else config

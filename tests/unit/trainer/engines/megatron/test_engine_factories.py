@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 # Megatron's import may take longer on a busy machine than a unit test has: it belongs to none of them.
 import tinsmith_trainer.engines.megatron.ranks.in_process  # noqa: F401
+from safetensors.torch import load_file, save_file
 from support.tiny_models import SMALL, tiny_directory, tiny_model
 from tinsmith_trainer.errors import ModelDirectoryInvalid, ServerError
 from tinsmith_trainer.options import WorkerOptions, parse_options
@@ -37,3 +41,12 @@ def test_what_the_model_cannot_do_is_refused() -> None:
         build_on_ranks(options(f"--max-sequence-length={SMALL.max_sequence_length + 1}"))
     with pytest.raises(ModelDirectoryInvalid, match=r"config\.json is missing"):
         build_on_ranks(options(model=str(tiny_directory().parent)))
+
+
+def test_files_that_lack_a_tensor_are_refused_before_there_are_ranks(tmp_path: Path) -> None:
+    directory = shutil.copytree(tiny_directory(), tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelDirectoryInvalid, match=r"1 missing \(model\.norm\.weight\)"):
+        build_on_ranks(options(model=str(directory)))

@@ -14,7 +14,6 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from typing_extensions import override
 
@@ -31,7 +30,7 @@ from tinsmith_trainer.engines.megatron.model.lora import MegatronLora
 from tinsmith_trainer.engines.megatron.model.lora_placement import place_lora
 from tinsmith_trainer.engines.megatron.model.weights import Checkpoint, Loader, Part
 from tinsmith_trainer.engines.megatron.parallelism import Parallelism
-from tinsmith_trainer.torch_model.loading import check_files
+from tinsmith_trainer.torch_model.files.checked_config import checked_config
 
 
 class CausalAttention(nn.Module):
@@ -98,8 +97,7 @@ def build_megatron_model(
     Raises ModelDirectoryInvalid for files that cannot be read, models of other families, and parts that do not
     come out even.
     """
-    check_files(directory)
-    config = AutoConfig.from_pretrained(directory)
+    config = checked_config(directory)
     architecture = read_architecture(directory, config)
     check_divisible(directory, architecture, parallelism)
     part = Part(parallel_state.get_tensor_model_parallel_rank(), parallelism.tensor)

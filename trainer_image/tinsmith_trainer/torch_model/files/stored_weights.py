@@ -1,0 +1,221 @@
+"""Whether a directory's tensors are those that its configuration's architecture has.
+
+transformers loads a checkpoint without some tensors, gives those random values, and only logs it. So it loads the
+headers first, as tensors without memory, and its report is read here. The loaders that follow read the same files.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+from tinsmith_trainer.torch_model.files.weight_files import StoredTensor, listed, stored_tensors
+from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing
+
+log = structlog.get_logger(__name__)
+
+Stored = Mapping[str, StoredTensor]
+
+EXPERT = re.compile(r"(?P<layer>.*\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
+PREDICTION = re.compile(r"(^|\.)mtp(\.|_)")
+"""Layers that predict further tokens, which no engine here runs. transformers ignores them in most families."""
+LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
+FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+ROWS_AT_ONCE = 4096
+
+
+@dataclass(slots=True)
+class Differences:
+    """Between the files and the architecture, by tensor name; `shapes` holds the stored one and the expected one."""
+
+    missing: set[str] = field(default_factory=set)
+    unexpected: set[str] = field(default_factory=set)
+    shapes: dict[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
+
+    def sentences(self) -> Iterator[str]:
+        if self.missing:
+            yield f"{len(self.missing)} missing ({listed(sorted(self.missing))})"
+        if self.unexpected:
+            yield f"{len(self.unexpected)} that it does not have ({listed(sorted(self.unexpected))})"
+        if self.shapes:
+            shapes = [f"{name}: {list(has)}, not {list(due)}" for name, (has, due) in sorted(self.shapes.items())]
+            yield f"{len(shapes)} of another shape ({listed(shapes)})"
+
+
+def auto_class(config: Any) -> Any:
+    """Which of transformers' classes loads a model: with its vision tower where only that is a whole one."""
+    is_text = type(config) in AutoModelForCausalLM._model_mapping
+    sees = type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
+
+
+def check_stored_weights(directory: Path, config: Any) -> None:
+    """Raises ModelDirectoryInvalid, naming the tensors, unless the files hold the architecture's weights and no others.
+
+    Does nothing for a configuration that no causal language model has, which the loader refuses.
+    """
+    architecture = auto_class(config)._model_mapping.get(type(config), None)
+    if architecture is None:
+        return
+    stored = stored_tensors(directory, config)
+    found = _of_experts(stored, alike=False)
+    found.missing |= _missing_counterparts(stored)
+    _refuse(directory, architecture, found)
+    model, found = _loaded_headers(architecture, directory, config, stored)
+    _refuse(directory, architecture, found)
+    _check_tied(directory, model, stored)
+
+
+def _refuse(directory: Path, architecture: Any, found: Differences) -> None:
+    """Raises ModelDirectoryInvalid if there are any."""
+    if sentences := list(found.sentences()):
+        raise ModelDirectoryInvalid(
+            f"The weights in {directory} are not those of the {architecture.__name__} that config.json describes. "
+            f"Tensors: {'; '.join(sentences)}. Copy the model's files again, or correct config.json."
+        )
+
+
+def _of_experts(stored: Stored, *, alike: bool) -> Differences:
+    """Experts are stacked in the order of their numbers: a gap would move every expert behind it.
+
+    `alike`: whether every part has as many. LongCat's experts without a computation have some parts only.
+    """
+    layers: dict[str, dict[str, dict[int, Sequence[int]]]] = defaultdict(lambda: defaultdict(dict))
+    for name, tensor in stored.items():
+        if match := EXPERT.fullmatch(name):
+            layers[match["layer"]][match["part"]][int(match["number"])] = tuple(tensor.header.shape)
+    found = Differences()
+    for layer, parts in layers.items():
+        most = 1 + max(number for shapes in parts.values() for number in shapes)
+        for part, shapes in parts.items():
+            count = most if alike else 1 + max(shapes)
+            found.missing |= {f"{layer}.{number}.{part}" for number in range(count) if number not in shapes}
+            usual = max(shapes.values(), key=list(shapes.values()).count)
+            found.shapes |= {
+                f"{layer}.{number}.{part}": (shape, usual) for number, shape in shapes.items() if shape != usual
+            }
+    return found
+
+
+def _missing_counterparts(stored: Stored) -> set[str]:
+    """transformers takes an FP8 weight whose scales are missing for the weight itself."""
+    missing = {
+        f"{name}_scale_inv"
+        for name, tensor in stored.items()
+        if tensor.header.dtype in FLOAT8 and not stored.keys() & {f"{name}_scale_inv", f"{name}_scale"}
+    }
+    for one, other in (("_blocks", "_scales"), ("_scales", "_blocks")):
+        due = {name.removesuffix(one) + other for name in stored if name.endswith(one)}
+        missing |= due - stored.keys()
+    return missing
+
+
+def _loaded_headers(architecture: Any, directory: Path, config: Any, stored: Stored) -> tuple[Any, Differences]:
+    """transformers' own renaming, fusing and dequantizing of tensors without memory, and what it reports."""
+    options = dequantizing(directory, config)
+    said: list[str] = []
+    try:
+        with _said_by_transformers(said):
+            model, report = architecture.from_pretrained(
+                None,
+                config=config,
+                dtype=torch.float32,
+                state_dict={name: tensor.header for name, tensor in stored.items()},
+                device_map={"": "meta"},
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
+    except Exception as error:  # transformers raises RuntimeError, ValueError, KeyError, …
+        log.warning("transformers cannot load these weights", directory=str(directory), report="\n".join(said))
+        _refuse(directory, architecture, _of_experts(stored, alike=True))
+        raise ModelDirectoryInvalid(
+            f"The weights in {directory} cannot be those of the {architecture.__name__} that config.json describes: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    shapes = {name: (has, due) for name, has, due in report["mismatched_keys"]}
+    unexpected = {name for name in report["unexpected_keys"] if not _only_predicts(name, config)}
+    return model, Differences(set(report["missing_keys"]), unexpected, shapes)
+
+
+@contextmanager
+def _said_by_transformers(messages: list[str]) -> Iterator[None]:
+    """Keeps the table of what differs out of the log: the refusal names the tensors."""
+
+    def kept(record: logging.LogRecord) -> bool:
+        messages.append(record.getMessage())
+        return False
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(kept)
+    try:
+        yield
+    finally:
+        logger.removeFilter(kept)
+
+
+def _only_predicts(name: str, config: Any) -> bool:
+    """Whether a tensor belongs to a layer that config.json declares beyond the last one, or to one so named."""
+    text = config.get_text_config()
+    declared = getattr(text, "num_nextn_predict_layers", None) or 0
+    match = LAYER.search(name)
+    beyond = match is not None and int(match[2]) - text.num_hidden_layers in range(declared)
+    return beyond or PREDICTION.search(name) is not None
+
+
+def _check_tied(directory: Path, model: Any, stored: Stored) -> None:
+    """Raises ModelDirectoryInvalid for two weights that config.json ties, and the files hold apart.
+
+    transformers would use both, while Megatron and vLLM use one of them twice.
+    """
+    for tied, source in model.all_tied_weights_keys.items():
+        one, other = _name_in(stored, tied), _name_in(stored, source)
+        if one is not None and other is not None and not _are_equal(stored[one], stored[other], one, other):
+            raise ModelDirectoryInvalid(
+                f"config.json in {directory} ties {one} to {other} (tie_word_embeddings), and the files hold different "
+                "values for them. Set tie_word_embeddings to false in config.json, or remove the tensor that the model "
+                "was not trained with."
+            )
+
+
+def _name_in(stored: Stored, parameter: str) -> str | None:
+    """By the module's last name, where transformers and the files have different prefixes."""
+    if parameter in stored:
+        return parameter
+    ending = ".".join(parameter.split(".")[-2:])
+    candidates = [name for name in stored if f".{name}".endswith(f".{ending}")]
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _are_equal(one: StoredTensor, other: StoredTensor, name: str, other_name: str) -> bool:
+    if one.header.shape != other.header.shape:
+        return False
+    if one.file.suffix != ".safetensors":
+        pair = [
+            torch.load(each.file, weights_only=True, mmap=True)[key] for each, key in ((one, name), (other, other_name))
+        ]
+        return torch.equal(pair[0], pair[1])
+    with safe_open(str(one.file), framework="pt") as first, safe_open(str(other.file), framework="pt") as second:
+        rows, more_rows = first.get_slice(name), second.get_slice(other_name)
+        return all(
+            torch.equal(_part(rows, start), _part(more_rows, start))
+            for start in range(0, one.header.shape[0], ROWS_AT_ONCE)
+        )
+
+
+def _part(rows: Any, start: int) -> Tensor:
+    found: Tensor = rows[start : start + ROWS_AT_ONCE]
+    return found.float()

@@ -1,0 +1,132 @@
+"""Which files of a model directory transformers reads weights from, and the names, shapes and types in them.
+
+Nothing but headers is read of safetensors files.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers.modeling_utils import str_to_torch_dtype
+
+from tinsmith_trainer.errors import ModelDirectoryInvalid
+
+CANDIDATES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""In the order in which transformers looks for them."""
+INDEX = ".index.json"
+NAMED_WEIGHTS = "transformers_weights"
+"""The key of config.json that names another file than the candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """`header` is a tensor without memory, of the stored shape and type."""
+
+    file: Path
+    header: Tensor
+
+
+def weight_files(directory: Path, config: Any) -> list[Path]:
+    """Return the files in which transformers looks for weights. Raises ModelDirectoryInvalid."""
+    named = getattr(config, NAMED_WEIGHTS, None)
+    found = [directory / name for name in ([named] if named else CANDIDATES) if (directory / name).is_file()]
+    if not found:
+        raise ModelDirectoryInvalid(
+            f"{directory} has no weights under a name that transformers knows: expected {named or CANDIDATES[0]}, or "
+            f"{CANDIDATES[1]} with the files that it names. Copy the model's files again."
+        )
+    return _shards(found[0]) if found[0].name.endswith(INDEX) else found[:1]
+
+
+def _shards(index: Path) -> list[Path]:
+    shards = sorted({index.parent / name for name in shard_of_each(index).values()})
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
+        raise ModelDirectoryInvalid(
+            f"{index} names files that are missing: {listed(missing)}. Copy the model's files again."
+        )
+    return shards
+
+
+def shard_of_each(index: Path) -> Mapping[str, str]:
+    """Return the shard's file name of each tensor that an index lists. Raises ModelDirectoryInvalid."""
+    try:
+        found: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise ModelDirectoryInvalid(f"{index} is no index of weights: {type(error).__name__}: {error}.") from error
+    return found
+
+
+def stored_tensors(directory: Path, config: Any) -> dict[str, StoredTensor]:
+    """Return what the files hold, by name. Raises ModelDirectoryInvalid for a tensor that two files hold."""
+    stored: dict[str, StoredTensor] = {}
+    for file in weight_files(directory, config):
+        headers = _safetensors_headers(file) if file.suffix == ".safetensors" else _pickled_headers(file)
+        for name, header in headers.items():
+            if name in stored:
+                raise ModelDirectoryInvalid(
+                    f"{stored[name].file} and {file.name} beside it both hold the tensor {name}. Copy the model's "
+                    "files again, into an empty directory."
+                )
+            stored[name] = StoredTensor(file, header)
+    _check_index(directory, stored)
+    return stored
+
+
+def _check_index(directory: Path, stored: Mapping[str, StoredTensor]) -> None:
+    """Raises ModelDirectoryInvalid for a shard without a tensor that the index lists for it."""
+    for index in (directory / name for name in CANDIDATES if name.endswith(INDEX)):
+        shards = {tensor.file for tensor in stored.values()}
+        listed_for = shard_of_each(index) if index.is_file() else {}
+        lost = [name for name, shard in listed_for.items() if index.parent / shard in shards and name not in stored]
+        if lost:
+            raise ModelDirectoryInvalid(
+                f"{directory / listed_for[lost[0]]} lacks tensors that {index.name} lists for it: {listed(lost)}. "
+                "Copy the model's files again."
+            )
+
+
+def _safetensors_headers(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  no mapping
+            return {
+                # Types that transformers has no name for only occur in formats that are refused.
+                name: torch.empty(
+                    part.get_shape(), dtype=str_to_torch_dtype.get(part.get_dtype(), torch.uint8), device="meta"
+                )
+                for name, part in slices.items()
+            }
+    except SafetensorError as error:
+        raise ModelDirectoryInvalid(f"{file} is truncated or not a safetensors file: {error}.") from error
+
+
+def _pickled_headers(file: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(file, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except Exception as error:  # pickle and torch raise errors of many kinds
+        raise ModelDirectoryInvalid(
+            f"{file} is not a file of weights: {type(error).__name__}: {error}. Save the model again as safetensors."
+        ) from error
+    return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+
+
+MOST_NAMED = 5
+
+
+def listed(names: list[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
