@@ -281,8 +281,8 @@ class Store(Protocol):
         """Directories without a record, and reserved ones whose time is over."""
 
     async def reserve_directory(self, directory: str, until: datetime) -> None:
-        """Notes a directory that is about to be written. The record that names it ends the reservation; without one
-        the directory is garbage from `until` on."""
+        """Notes a directory that is about to be written, or one that will be within it. The record that names it ends
+        the reservation. From `until` on the directory is garbage, unless a record names it or one within it."""
 
     async def remove_garbage(self, directory: str) -> None: ...
 
