@@ -130,7 +130,13 @@ class Services:
     @cached_property
     def imports(self) -> AdapterImports:
         return AdapterImports(
-            self._store, self._fleet, self._uploads, self._holdings.checkpoints, self.settings, self._clock
+            self._store,
+            self._fleet,
+            self._uploads,
+            self._retention,
+            self._holdings.checkpoints,
+            self.settings,
+            self._clock,
         )
 
     # ---- training

@@ -19,6 +19,7 @@ from tinsmith_server.store.records import (
     Model,
     ModelState,
     Page,
+    PromotedPath,
     Promotion,
     PromotionBounds,
     SamplingSession,
@@ -205,9 +206,16 @@ class Store(Protocol):
         """Of all that it has, without ephemeral ones."""
 
     async def delete_checkpoint(
-        self, run_id: str, type: CheckpointType, name: str, now: datetime, along: Along = ()
+        self,
+        run_id: str,
+        type: CheckpointType,
+        name: str,
+        now: datetime,
+        along: Along = (),
+        unless_promoted: PromotedPath | None = None,
     ) -> Checkpoint | None:
-        """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was."""
+        """Leaves a tombstone, so that a replayed event does not bring it back. Returns what it was, and None where
+        nothing is deleted: there is none, or a name stands for it."""
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime
@@ -218,8 +226,16 @@ class Store(Protocol):
         self, run_id: str, type: CheckpointType, name: str, public: bool, along: Along = ()
     ) -> None: ...
     async def set_checkpoint_expiry(
-        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None, along: Along = ()
-    ) -> None: ...
+        self,
+        run_id: str,
+        type: CheckpointType,
+        name: str,
+        expires_at: datetime | None,
+        along: Along = (),
+        unless_promoted: PromotedPath | None = None,
+    ) -> bool:
+        """False where nothing is changed: there is none, or a name stands for it."""
+
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
         """Those with `expires_at` at or before `now`, of every type."""
 
@@ -235,10 +251,15 @@ class Store(Protocol):
 
     # ---- names that stand for saved samplers
     async def add_promotion(
-        self, promotion: Promotion, previous: Promotion | None, most: PromotionBounds, along: Along = ()
+        self,
+        promotion: Promotion,
+        previous: Promotion | None,
+        checkpoint: Checkpoint,
+        most: PromotionBounds,
+        along: Along = (),
     ) -> bool:
-        """False where the one that counts is not `previous`, or a new name would be one too many: then nothing is
-        changed."""
+        """False where the one that counts is not `previous`, the checkpoint that it is to stand for is gone or has an
+        end, or a new name would be one too many: then nothing is changed."""
 
     async def promotion(self, tenant: str, name: str) -> Promotion | None:
         """The one that counts."""
@@ -260,8 +281,8 @@ class Store(Protocol):
         """Directories without a record, and reserved ones whose time is over."""
 
     async def reserve_directory(self, directory: str, until: datetime) -> None:
-        """Notes a directory that is about to be written. The record that names it ends the reservation; without one
-        the directory is garbage from `until` on."""
+        """Notes a directory that is about to be written, or one that will be within it. The record that names it ends
+        the reservation. From `until` on the directory is garbage, unless a record names it or one within it."""
 
     async def remove_garbage(self, directory: str) -> None: ...
 

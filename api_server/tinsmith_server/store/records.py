@@ -226,6 +226,14 @@ class Promotion:
 
 
 @dataclass(frozen=True, slots=True)
+class PromotedPath:
+    """A checkpoint's path, which names of its tenant may stand for."""
+
+    tenant: str
+    tinker_path: str
+
+
+@dataclass(frozen=True, slots=True)
 class PromotionBounds:
     """Of a tenant's names, and of a name's changes: of those the newest stay."""
 

@@ -17,6 +17,7 @@ from support.engine.reference import MODULE, ReferenceEngine
 from tinsmith_server.errors import CheckpointDamaged, CheckpointRootUnavailable
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.services.checkpoints.manifests import checked, saved_files
+from tinsmith_server.services.training.adapter_imports import Upload
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot, WrittenCheckpoint
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.errors import CheckpointInvalid, ServerError, UserError
@@ -61,6 +62,12 @@ def test_what_one_worker_saved_another_loads_bit_for_bit(root: str) -> None:
     assert loaded.lora == state.lora
     for name, value in loaded.tensors.items():
         assert value.tobytes() == state.tensors[name].tobytes(), name
+
+
+def test_an_imported_checkpoint_is_in_the_folder_that_a_server_reserves_for_it(root: str) -> None:
+    upload = Upload("lab", "org/tiny", {}, None, "uploads/1-x", "sess-1")
+    written = CheckpointRoot(root).write(upload.run_id, 0, 77, "sampler", trained_state(), BASE, "external_weights")
+    assert written.directory.startswith(f"{upload.folder}/")
 
 
 def test_a_save_that_is_repeated_finds_its_own_manifest_and_writes_nothing(root: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from tinsmith_server.services.checkpoints.files import FETCH_BYTES
@@ -37,6 +39,31 @@ def test_a_file_is_there_as_a_whole_when_it_is_finished(files: UploadFiles, dire
     assert b"".join(files.read(directory, NAME)) == b"".join(PARTS)
     send(files, directory, [b"better"])
     assert b"".join(files.read(directory, NAME)) == b"better"
+
+
+def test_a_file_that_is_sent_again_is_another_file(tmp_path: Path) -> None:
+    """Whoever reads the earlier one, or has a link to it, keeps it."""
+    files = UploadFiles(tmp_path.as_uri())
+    directory = files.new_directory("tenant", LATER)
+    send(files, directory, [b"first"])
+    link = tmp_path / "link"
+    link.hardlink_to(tmp_path / directory / NAME)
+    send(files, directory, [b"second"])
+    assert link.read_bytes() == b"first"
+    assert [file.name for file in (tmp_path / directory).iterdir()] == [NAME]
+
+
+def test_an_uploaded_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut it is whole or absent, and its sender has been told that it is there."""
+    done: list[str] = []
+    synced, renamed = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append("sync"), synced(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("rename"), renamed(*names)))
+    files = UploadFiles(tmp_path.as_uri())
+    send(files, files.new_directory("tenant", LATER), [b"weights"])
+    assert done[:2] == ["sync", "rename"]
 
 
 def test_what_is_given_up_leaves_nothing(files: UploadFiles, directory: str) -> None:

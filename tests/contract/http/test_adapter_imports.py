@@ -201,6 +201,48 @@ async def test_what_was_finished_and_deleted_does_not_come_back_and_leaves_nothi
     assert files_in(server) == []
 
 
+def imported(server: TestedServer) -> list[Path]:
+    """Directories of checkpoints that a worker has made of uploads."""
+    return sorted((server.checkpoints / "external_weights").glob("*/*"))
+
+
+async def test_what_a_server_that_is_killed_leaves_of_an_import_is_removed_in_a_day(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = await uploaded(server)
+
+    async def die(*_named: object, **_named_too: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("tinsmith_server.services.training.adapter_imports.add_ended_run", die)
+    with pytest.raises(asyncio.CancelledError):
+        await finish(server, started)
+    assert len(imported(server)) == 1
+    await server.services.background.sweep_now()
+    assert len(imported(server)) == 1
+    server.time.pass_seconds(24 * HOUR + 1)
+    await server.services.background.sweep_now()
+    assert imported(server) == []
+
+
+async def test_an_import_that_a_repeated_finish_completes_is_kept(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = await uploaded(server)
+
+    async def die(*_named: object, **_named_too: object) -> None:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as killed:
+        killed.setattr("tinsmith_server.services.training.adapter_imports.add_ended_run", die)
+        with pytest.raises(asyncio.CancelledError):
+            await finish(server, started)
+    assert (await finish(server, started)).status_code == 200
+    server.time.pass_seconds(24 * HOUR + 1)
+    await server.services.background.sweep_now()
+    assert imported(server)
+
+
 @one_server
 async def test_one_file_of_an_upload_is_sent_once_at_a_time(server: TestedServer) -> None:
     started = (await start(server)).json()

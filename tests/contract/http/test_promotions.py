@@ -10,6 +10,7 @@ import pytest
 from support.server.fake_fleet import BASE_MODEL
 from support.server.http_server import TestedServer, one_server
 from tinsmith_server.services.checkpoints import promotions
+from tinsmith_server.store.queries.checkpoints import CheckpointQueries
 
 HELLO = [{"role": "user", "content": "Hello"}]
 DIALECTS = {"/oai/api/v1/chat/completions": {}, "/anthropic/api/v1/messages": {"max_tokens": 8}}
@@ -305,3 +306,24 @@ async def test_what_was_promoted_is_in_the_audit_log(server: TestedServer) -> No
         ("checkpoint_demoted", first, True),
     ]
     assert {one["event_details"]["name"] for one in entries if "moted" in one["event"]} == {"prod"}
+
+
+@pytest.mark.parametrize("ending", ["delete_checkpoint", "set_checkpoint_expiry"])
+async def test_a_name_that_is_promoted_while_its_sampler_ends_stops_that(
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    (path,) = await saved(server, "one")
+    url = f"/training_runs/{path.split('/')[2]}/checkpoints/sampler_weights/one"
+    change = getattr(CheckpointQueries, ending)
+
+    async def promoted_first(self: CheckpointQueries, *named: Any) -> Any:
+        assert (await promoted(server, "prod", path)).status_code == 200
+        return await change(self, *named)
+
+    monkeypatch.setattr(CheckpointQueries, ending, promoted_first)
+    if ending == "delete_checkpoint":
+        refused = await server.client.delete(url)
+    else:
+        refused = await server.client.put(f"{url}/ttl", json={"ttl_seconds": 7200})
+    assert (refused.status_code, "prod stands for" in refused.json()["detail"]) == (422, True)
+    assert await stands_for(server) == {"prod": path}

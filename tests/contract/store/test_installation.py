@@ -78,3 +78,31 @@ async def test_an_older_record_ends_no_reservation(store: Store) -> None:
     await store.reserve_directory("late", later(60))
     await store.put_checkpoint(a_checkpoint(directory="late", event_id=1))
     assert await store.list_garbage(later(60)) == ["late"]
+
+
+async def test_a_folder_in_which_a_record_has_its_directory_is_no_garbage(store: Store) -> None:
+    """An attempt that came second reserves the folder of one that has been finished."""
+    for folder in ("weights/run", "weights/run-2", "weights/run_3"):
+        await store.reserve_directory(folder, later(60))
+    checkpoint = a_checkpoint(directory="weights/run/0-1")
+    await store.put_checkpoint(checkpoint)
+    assert await store.list_garbage(later(60)) == ["weights/run-2", "weights/run_3"]
+    await store.delete_checkpoint(checkpoint.run_id, checkpoint.type, checkpoint.name, NOW)
+    assert sorted(await store.list_garbage(later(60))) == [
+        *("weights/run", "weights/run-2", "weights/run/0-1", "weights/run_3")
+    ]
+
+
+async def test_a_directory_that_is_reserved_again_is_kept_for_longer(store: Store) -> None:
+    await store.reserve_directory("writing", later(60))
+    await store.reserve_directory("writing", later(90))
+    assert await store.list_garbage(later(60)) == []
+    assert await store.list_garbage(later(90)) == ["writing"]
+
+
+async def test_what_lost_its_record_is_not_reserved_again(store: Store) -> None:
+    checkpoint = a_checkpoint(directory="lost")
+    await store.put_checkpoint(checkpoint)
+    await store.delete_checkpoint(checkpoint.run_id, checkpoint.type, checkpoint.name, NOW)
+    await store.reserve_directory("lost", later(60))
+    assert await store.list_garbage(NOW) == ["lost"]

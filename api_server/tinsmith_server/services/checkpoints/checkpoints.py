@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.services.accounts.audit import CheckpointEvent, entry
@@ -16,10 +16,11 @@ from tinsmith_server.services.checkpoints.promotions import refuse_to_end
 from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.paging import in_steps
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, utc_now
+from tinsmith_server.store.records import Checkpoint, Clock, Model, Page, PromotedPath, utc_now
 from tinsmith_server.wire.ids import CheckpointType, TinkerPath
 
 Types: TypeAlias = frozenset[CheckpointType]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,11 @@ class Checkpoints:
     async def delete(self, tenant: str, path: TinkerPath) -> None:
         """Raises Unprocessable for what a promoted name stands for."""
         checkpoint = await self._owned(tenant, path)
-        await refuse_to_end(self._store, checkpoint, str(path))
-        deleted = await self._retention.forget(checkpoint, (entry(checkpoint, "checkpoint_deleted", self._clock()),))
+        along = (entry(checkpoint, "checkpoint_deleted", self._clock()),)
+        promoted = PromotedPath(tenant, str(path))
+        deleted = await self._unless_promoted(
+            path, promoted, lambda: self._retention.forget(checkpoint, along, promoted)
+        )
         if deleted is not None:
             await self._retention.remove_files(deleted.directory)
 
@@ -94,11 +98,29 @@ class Checkpoints:
     async def set_ttl(self, tenant: str, path: TinkerPath, ttl_seconds: int | None) -> None:
         """Raises Unprocessable for an end of what a promoted name stands for."""
         checkpoint, now = await self._owned(tenant, path), self._clock()
-        if ttl_seconds is not None:
-            await refuse_to_end(self._store, checkpoint, str(path))
-        expires_at = None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds)
-        along = (entry(checkpoint, "checkpoint_ttl_set", now, ttl_seconds=ttl_seconds),)
-        await self._store.set_checkpoint_expiry(path.run_id, path.type, path.name, expires_at, along)
+        named, along = (
+            (path.run_id, path.type, path.name),
+            (entry(checkpoint, "checkpoint_ttl_set", now, ttl_seconds=ttl_seconds),),
+        )
+        if ttl_seconds is None:
+            await self._store.set_checkpoint_expiry(*named, None, along)
+            return
+        end, promoted = now + timedelta(seconds=ttl_seconds), PromotedPath(tenant, str(path))
+        await self._unless_promoted(
+            path, promoted, lambda: self._store.set_checkpoint_expiry(*named, end, along, promoted)
+        )
+
+    async def _unless_promoted(self, path: TinkerPath, promoted: PromotedPath, change: Callable[[], Awaitable[R]]) -> R:
+        """Make a change that no name may stand in the way of; the store looks at the names in the change's own
+        transaction, since one that is promoted in between would stand for nothing.
+
+        Returns what the change does, also where the checkpoint is gone. Raises Unprocessable with the names.
+        """
+        while not (changed := await change()):
+            await refuse_to_end(self._store, promoted)
+            if await self._store.get_checkpoint(path.run_id, path.type, path.name) is None:
+                break
+        return changed
 
     async def _owned(self, tenant: str, path: TinkerPath) -> Checkpoint:
         checkpoint = await self.readable(tenant, str(path))

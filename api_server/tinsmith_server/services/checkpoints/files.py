@@ -122,7 +122,8 @@ def _link(path: str, target: str) -> bool:
 def _copy_durably(path: str, target: str) -> None:
     written = temporary_name(target)
     shutil.copyfile(path, written)
-    finish_file(written, target, mode=0o444)
+    os.chmod(written, 0o444)
+    finish_file(written, target)
 
 
 def temporary_name(path: str) -> str:
@@ -131,11 +132,11 @@ def temporary_name(path: str) -> str:
     return posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
 
 
-def finish_file(written: str, path: str, mode: int) -> None:
-    """Give a file of the disk its final name, in the place of an earlier one; its content is durable by then."""
-    os.chmod(written, mode)
+def finish_file(written: str, path: str) -> None:
+    """Give a file of the disk its final name, in the place of an earlier one; durable when it returns."""
     _sync(written)
     os.replace(written, path)
+    _sync(posixpath.dirname(path))
 
 
 def _sync_upwards(folder: str, root: str) -> None:

@@ -13,7 +13,15 @@ from tinsmith_server.errors import NotFound, Unprocessable
 from tinsmith_server.fleet.base import Fleet
 from tinsmith_server.services.checkpoints.lookup import CheckpointLookup, CheckpointRefused
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import AuditEntry, Checkpoint, Clock, Promotion, PromotionBounds, utc_now
+from tinsmith_server.store.records import (
+    AuditEntry,
+    Checkpoint,
+    Clock,
+    PromotedPath,
+    Promotion,
+    PromotionBounds,
+    utc_now,
+)
 from tinsmith_server.wire.ids import parse_tinker_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -119,10 +127,10 @@ class Promotions:
         return found
 
     async def _add(self, promotion: Promotion, previous: Promotion | None, checkpoint: Checkpoint) -> Promotion | None:
-        """None where the name is another one by now, or one too many."""
+        """None where the name is another one by now, or one too many, or the checkpoint does not last any more."""
         most = PromotionBounds(NAMES_PER_TENANT, KEPT_PER_NAME)
         along = (_entry(promotion, "checkpoint_promoted", promotion.at, checkpoint_type=checkpoint.type),)
-        return promotion if await self._store.add_promotion(promotion, previous, most, along) else None
+        return promotion if await self._store.add_promotion(promotion, previous, checkpoint, most, along) else None
 
     async def _lasting(self, tenant: str, path: str) -> Checkpoint:
         try:
@@ -152,16 +160,17 @@ class Promotions:
             raise Unprocessable(f"you have {NAMES_PER_TENANT} names, and more are not kept: remove one first")
 
 
-async def refuse_to_end(store: Store, checkpoint: Checkpoint, path: str) -> None:
+async def refuse_to_end(store: Store, path: PromotedPath) -> None:
     """Raises Unprocessable for what a name stands for: it would vanish under those who ask for that."""
-    if names := await store.names_promoted_to(checkpoint.tenant, path):
+    if names := await store.names_promoted_to(path.tenant, path.tinker_path):
         raise Unprocessable(
-            f"{', '.join(names)} stands for {path}: promote another one, roll back, or remove the name first"
+            f"{', '.join(names)} stands for {path.tinker_path}: promote another one, roll back, or remove the name "
+            "first"
         )
 
 
 async def _until_first(attempt: Callable[[], Awaitable[Promotion | None]]) -> Promotion:
-    """Another one that changes the name at the same moment is in the store by the next look."""
+    """What changed the name or the checkpoint at the same moment is in the store by the next look."""
     while (made := await attempt()) is None:
         pass
     return made

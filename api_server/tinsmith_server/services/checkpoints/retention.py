@@ -11,7 +11,7 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.checkpoints.files import CheckpointFiles
 from tinsmith_server.settings import Settings
 from tinsmith_server.store.base import Store
-from tinsmith_server.store.records import Along, Checkpoint, Clock, utc_now
+from tinsmith_server.store.records import Along, Checkpoint, Clock, PromotedPath, utc_now
 
 log = get_logger(__name__)
 
@@ -52,10 +52,13 @@ class Retention:
         for checkpoint in older[: max(0, len(kept) - self._ephemeral_per_tenant)]:
             await self.forget(checkpoint)
 
-    async def forget(self, checkpoint: Checkpoint, along: Along = ()) -> Checkpoint | None:
-        """Deletes the record; its files follow with the next collection. None when somebody was faster."""
+    async def forget(
+        self, checkpoint: Checkpoint, along: Along = (), unless_promoted: PromotedPath | None = None
+    ) -> Checkpoint | None:
+        """Deletes the record; its files follow with the next collection. None where it is gone, or a name stands for
+        it."""
         deleted = await self._store.delete_checkpoint(
-            checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock(), along
+            checkpoint.run_id, checkpoint.type, checkpoint.name, self._clock(), along, unless_promoted
         )
         self._note(deleted)
         return deleted

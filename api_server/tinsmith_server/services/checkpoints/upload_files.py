@@ -13,7 +13,9 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from tinsmith_server.services.checkpoints.files import FETCH_BYTES, CheckpointFiles
+from fsspec.implementations.local import LocalFileSystem
+
+from tinsmith_server.services.checkpoints.files import FETCH_BYTES, CheckpointFiles, finish_file
 
 AREA = "uploads"
 # What is read in one part, and no file name that a worker looks for.
@@ -73,7 +75,9 @@ class UploadedFile:
     def finish(self) -> None:
         with self._files.reaching():
             self._file.close()
-            if not self._is_object:
+            if isinstance(self._filesystem, LocalFileSystem):
+                finish_file(self._written, self._path)
+            elif not self._is_object:
                 self._filesystem.mv(self._written, self._path)
 
     def give_up(self) -> None:

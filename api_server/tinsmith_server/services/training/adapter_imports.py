@@ -22,6 +22,7 @@ from tinsmith_server.logs import get_logger
 from tinsmith_server.services.accounts.holdings import Checkpointed
 from tinsmith_server.services.checkpoints.download_links import sign, verify
 from tinsmith_server.services.checkpoints.ended_runs import add_ended_run, ended_session
+from tinsmith_server.services.checkpoints.retention import Retention
 from tinsmith_server.services.checkpoints.upload_files import UploadFiles
 from tinsmith_server.services.training.model_creation import InvalidModelRequest, check_rank, find_served
 from tinsmith_server.settings import Settings
@@ -71,6 +72,11 @@ class Upload:
     def path(self) -> TinkerPath:
         return TinkerPath(self.run_id, "external_weights", NAME)
 
+    @property
+    def folder(self) -> str:
+        """The folder in which a worker writes this run's checkpoint."""
+        return f"external_weights/{self.run_id.replace(':', '.')}"
+
 
 class AdapterImports:
     """Finishing twice makes one checkpoint."""
@@ -80,6 +86,7 @@ class AdapterImports:
         store: Store,
         fleet: Fleet,
         files: UploadFiles,
+        retention: Retention,
         checkpoints: Checkpointed,
         settings: Settings,
         clock: Clock = utc_now,
@@ -87,6 +94,7 @@ class AdapterImports:
         self._store = store
         self._fleet = fleet
         self._files = files
+        self._retention = retention
         self._checkpoints = checkpoints
         self._ttl = timedelta(seconds=settings.external_url_seconds)
         self._most = settings.uploads_per_tenant
@@ -191,6 +199,7 @@ class AdapterImports:
             raise Unprocessable(refusal)
         handle = await self._worker(upload)
         worker = await handle.connection(CONNECT_SECONDS)
+        await self._retention.reserve(upload.folder)
         lora = worker_pb2.LoraConfig(**upload.lora)
         made = await worker.import_adapter(
             worker_pb2.ImportAdapterRequest(directory=upload.directory, model_id=upload.run_id, lora=lora)
@@ -198,11 +207,12 @@ class AdapterImports:
         await self._record(upload, _checkpoint(upload, made, self._clock()), handle.worker_id)
         found = await self._found(upload)
         if found is None:
-            await asyncio.to_thread(self._files.remove, made.directory)
+            await self._retention.remove_files(upload.folder)
             await asyncio.to_thread(self._files.remove, upload.directory)
             raise NotFound(f"{upload.path} was deleted; start another upload to bring the adapter in again")
         if found.directory != made.directory:  # other files had been sent, and finished, meanwhile
-            await asyncio.to_thread(self._files.remove, made.directory)
+            await self._retention.remove_files(made.directory)
+        await self._store.remove_garbage(upload.folder)
         log.info("adapter imported", model_id=upload.run_id, tenant=upload.tenant, base_model=upload.base_model)
 
     async def _record(self, upload: Upload, checkpoint: Checkpoint, worker_id: str) -> None:

@@ -19,7 +19,8 @@ from tinsmith_server.store.queries.base import (
     to_record,
     values,
 )
-from tinsmith_server.store.records import LIVE, Along, Checkpoint, CheckpointType, Kept, Page
+from tinsmith_server.store.queries.promotions import is_promoted
+from tinsmith_server.store.records import LIVE, Along, Checkpoint, CheckpointType, Kept, Page, PromotedPath
 from tinsmith_server.store.tables import (
     TOMBSTONE,
     UNNAMED,
@@ -79,19 +80,33 @@ class CheckpointQueries(Queries):
         return await self._count(select(func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(held))
 
     async def delete_checkpoint(
-        self, run_id: str, type: CheckpointType, name: str, now: datetime, along: Along = ()
+        self,
+        run_id: str,
+        type: CheckpointType,
+        name: str,
+        now: datetime,
+        along: Along = (),
+        unless_promoted: PromotedPath | None = None,
     ) -> Checkpoint | None:
-        return await self._entomb(_named(run_id, type, name), now, along)
+        return await self._entomb(_named(run_id, type, name), now, along, unless_promoted)
 
     async def delete_expired_checkpoint(
         self, run_id: str, type: CheckpointType, name: str, now: datetime
     ) -> Checkpoint | None:
         return await self._entomb(_named(run_id, type, name) & (checkpoints.c.expires_at <= now), now)
 
-    async def _entomb(self, which: ColumnElement[bool], now: datetime, along: Along = ()) -> Checkpoint | None:
+    async def _entomb(
+        self,
+        which: ColumnElement[bool],
+        now: datetime,
+        along: Along = (),
+        unless_promoted: PromotedPath | None = None,
+    ) -> Checkpoint | None:
         entomb = update(checkpoints).where(which, _NOT_DELETED).values(deleted_at=now).returning(*checkpoints.c)
 
         async def bury(connection: AsyncConnection) -> Checkpoint | None:
+            if unless_promoted is not None and await is_promoted(connection, unless_promoted):
+                return None
             row = (await connection.execute(entomb)).one_or_none()
             if row is None:
                 return None
@@ -107,18 +122,34 @@ class CheckpointQueries(Queries):
         await self._change(_named(run_id, type, name), {"public": public}, along)
 
     async def set_checkpoint_expiry(
-        self, run_id: str, type: CheckpointType, name: str, expires_at: datetime | None, along: Along = ()
-    ) -> None:
-        await self._change(_named(run_id, type, name), {"expires_at": expires_at}, along)
+        self,
+        run_id: str,
+        type: CheckpointType,
+        name: str,
+        expires_at: datetime | None,
+        along: Along = (),
+        unless_promoted: PromotedPath | None = None,
+    ) -> bool:
+        return await self._change(_named(run_id, type, name), {"expires_at": expires_at}, along, unless_promoted)
 
-    async def _change(self, which: ColumnElement[bool], changes: Mapping[str, Any], along: Along) -> None:
+    async def _change(
+        self,
+        which: ColumnElement[bool],
+        changes: Mapping[str, Any],
+        along: Along,
+        unless_promoted: PromotedPath | None = None,
+    ) -> bool:
         statement = update(checkpoints).where(which, _NOT_DELETED).values(changes)
 
-        async def change(connection: AsyncConnection) -> None:
-            if await changes_rows(connection, statement):
-                await write_along(connection, along)
+        async def change(connection: AsyncConnection) -> bool:
+            if unless_promoted is not None and await is_promoted(connection, unless_promoted):
+                return False
+            if not await changes_rows(connection, statement):
+                return False
+            await write_along(connection, along)
+            return True
 
-        await self._database.write(change)
+        return await self._database.write(change)
 
     async def expired_checkpoints(self, now: datetime) -> Sequence[Checkpoint]:
         query = _select().where(checkpoints.c.expires_at <= now).order_by(checkpoints.c.expires_at)

@@ -10,7 +10,7 @@ from typing import get_args
 from sqlalchemy import Column, ColumnElement, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tinsmith_server.store.queries.base import Queries, fetch_made, insert_unless_there, select_records
+from tinsmith_server.store.queries.base import Queries, fetch_made, insert_into, insert_unless_there, select_records
 from tinsmith_server.store.records import ApiKey, CheckpointType, ModelState
 from tinsmith_server.store.tables import api_keys, checkpoints, garbage, models, secrets, sessions
 
@@ -61,12 +61,24 @@ class GarbageQueries(Queries):
     """The part of `Store` about files that no name points to any more."""
 
     async def list_garbage(self, now: datetime) -> Sequence[str]:
-        due = garbage.c.due_at.is_(None) | (garbage.c.due_at <= now)
+        within = func.substr(checkpoints.c.directory, 1, func.length(garbage.c.directory) + 1)
+        is_named = (checkpoints.c.directory == garbage.c.directory) | (within == garbage.c.directory + "/")
+        named = exists().where(is_named, checkpoints.c.deleted_at.is_(None))
+        due = garbage.c.due_at.is_(None) | ((garbage.c.due_at <= now) & ~named)
         return await self._read_ids(select(garbage.c.directory).where(due).order_by(garbage.c.garbage_id))
 
     async def reserve_directory(self, directory: str, until: datetime) -> None:
-        row = {"directory": directory, "due_at": until}
-        await self._database.write(lambda connection: insert_unless_there(connection, garbage, row))
+        async def reserve(connection: AsyncConnection) -> None:
+            statement = insert_into(connection, garbage, {"directory": directory, "due_at": until})
+            later = statement.on_conflict_do_update(
+                index_elements=[garbage.c.directory],
+                set_={"due_at": until},
+                # What lost its record stays garbage at once.
+                where=garbage.c.due_at.is_not(None),
+            )
+            await connection.execute(later)
+
+        await self._database.write(reserve)
 
     async def remove_garbage(self, directory: str) -> None:
         await self._write(delete(garbage).where(garbage.c.directory == directory))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, delete, func, select
+from sqlalchemy import ColumnElement, Select, delete, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tinsmith_server.store.queries.accounting import write_along
@@ -18,8 +18,8 @@ from tinsmith_server.store.queries.base import (
     select_records,
     values,
 )
-from tinsmith_server.store.records import Along, Promotion, PromotionBounds
-from tinsmith_server.store.tables import promotions
+from tinsmith_server.store.records import Along, Checkpoint, PromotedPath, Promotion, PromotionBounds
+from tinsmith_server.store.tables import checkpoints, promotions
 
 # Beside the one of migrations, which is of one number.
 _ADVISORY_LOCK = 0x70726F6D
@@ -29,7 +29,12 @@ class PromotionQueries(Queries):
     """The part of `Store` about promoted names."""
 
     async def add_promotion(
-        self, promotion: Promotion, previous: Promotion | None, most: PromotionBounds, along: Along = ()
+        self,
+        promotion: Promotion,
+        previous: Promotion | None,
+        checkpoint: Checkpoint,
+        most: PromotionBounds,
+        along: Along = (),
     ) -> bool:
         tenant, name = promotion.tenant, promotion.name
         forget = delete(promotions).where(
@@ -37,7 +42,9 @@ class PromotionQueries(Queries):
         )
 
         async def add(connection: AsyncConnection) -> bool:
-            await _one_after_the_other(connection, tenant)
+            await one_after_the_other(connection, tenant)
+            if not await count(connection, _lasting(checkpoint)):
+                return False
             # Not by its number: that of a name that was removed, and promoted anew, begins again.
             if await fetch_one(connection, Promotion, _newest(tenant, name)) != previous:
                 return False
@@ -63,12 +70,12 @@ class PromotionQueries(Queries):
         return await self._read_all(Promotion, query.order_by(promotions.c.name))
 
     async def names_promoted_to(self, tenant: str, tinker_path: str) -> Sequence[str]:
-        stands = (promotions.c.tenant == tenant) & (promotions.c.tinker_path == tinker_path)
-        return await self._read_ids(select(promotions.c.name).where(stands, _is_newest()).order_by(promotions.c.name))
+        names = _promoted(PromotedPath(tenant, tinker_path)).order_by(promotions.c.name)
+        return await self._read_ids(names)
 
     async def remove_promotions(self, tenant: str, name: str, along: Along = ()) -> bool:
         async def remove(connection: AsyncConnection) -> bool:
-            await _one_after_the_other(connection, tenant)
+            await one_after_the_other(connection, tenant)
             if not await changes_rows(connection, delete(promotions).where(_named(tenant, name))):
                 return False
             await write_along(connection, along)
@@ -90,7 +97,26 @@ def _names_of(tenant: str) -> Select[Any]:
     return select(func.count(promotions.c.name.distinct())).where(promotions.c.tenant == tenant)
 
 
-async def _one_after_the_other(connection: AsyncConnection, tenant: str) -> None:
+def _lasting(checkpoint: Checkpoint) -> Select[Any]:
+    """Count the checkpoint, unless it was deleted or was given an end since it was looked at."""
+    named = (checkpoints.c.run_id, checkpoints.c.type, checkpoints.c.name)
+    lasts = checkpoints.c.deleted_at.is_(None) & checkpoints.c.expires_at.is_(None)
+    this = (checkpoint.run_id, checkpoint.type, checkpoint.name)
+    return select(func.count()).where(tuple_(*named) == this, lasts)
+
+
+def _promoted(path: PromotedPath) -> Select[Any]:
+    stands = (promotions.c.tenant == path.tenant) & (promotions.c.tinker_path == path.tinker_path)
+    return select(promotions.c.name).where(stands, _is_newest())
+
+
+async def is_promoted(connection: AsyncConnection, path: PromotedPath) -> bool:
+    """Whether a name stands for the path. No name does so before this transaction ends, if none does now."""
+    await one_after_the_other(connection, path.tenant)
+    return (await connection.execute(_promoted(path).limit(1))).one_or_none() is not None
+
+
+async def one_after_the_other(connection: AsyncConnection, tenant: str) -> None:
     """Until this transaction ends no other one changes the tenant's names: rows that are not there yet cannot be
     locked, and neither can what is counted. On SQLite one writes at a time anyhow."""
     if connection.dialect.name == "postgresql":
