@@ -185,10 +185,14 @@ def _shapes_in(content: bytes, limits: SizeLimits) -> dict[str, list[int]]:
     size = int.from_bytes(content[:LENGTH_BYTES], "little")
     _check_header(content, size, limits)
     try:
-        header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + size])
+        header = _header_in(content[LENGTH_BYTES : LENGTH_BYTES + size])
         return {key: list(found["shape"]) for key, found in header.items() if key != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a whole safetensors file: its header cannot be read.") from None
+
+
+def _header_in(content: bytes) -> Any:
+    return json.loads(content)
 
 
 def _check_header(content: bytes, size: int, limits: SizeLimits) -> None:
