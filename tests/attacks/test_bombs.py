@@ -8,13 +8,19 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import zstandard
-from support.server.serve_process import API_KEY, HTTP_OPTIONS, REFERENCE_ENGINE, REFERENCE_MODEL, ServedInstallation
+from support.server.serve_process import (
+    API_KEY,
+    HTTP_OPTIONS,
+    REFERENCE_ENGINE,
+    REFERENCE_MODEL,
+    ServedInstallation,
+    highest_bytes,
+)
 from support.worker.messages import forward_backward, next_token_datum
 from tinsmith_rpc import wire_pb2
 
@@ -59,18 +65,12 @@ class Victim:
     @property
     def highest_bytes(self) -> int:
         """Of the worker's memory, ever."""
-        return _highest_bytes(self.worker_pid)
+        return highest_bytes(self.worker_pid)
 
     @property
     def server_highest_bytes(self) -> int:
         assert self.server.process is not None
-        return _highest_bytes(self.server.process.pid)
-
-
-def _highest_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
+        return highest_bytes(self.server.process.pid)
 
 
 @pytest.fixture(scope="module")

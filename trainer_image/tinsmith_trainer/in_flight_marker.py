@@ -15,6 +15,7 @@ import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,9 @@ from tinsmith_trainer.errors import VolumeUnsuitable
 
 log = structlog.get_logger(__name__)
 
-Purpose = Literal["operation", "replay", "restore", "snapshot"]
+Purpose = Literal["operation", "replay", "restore", "snapshot", "import"]
+Beside = Literal["saves", "imports"]
+"""What other threads than the engine's are at."""
 HEADER = struct.Struct("<II")
 """Length and CRC-32 of the JSON behind it. A length of 0: the engine is idle."""
 IDLE = bytes(HEADER.size)
@@ -35,7 +38,9 @@ MAX_SIGN_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class InFlightWork:
-    """What a call of the engine is for. `seq_id` of a restore or a snapshot: the last operation inside."""
+    """What a call of the engine is for. `seq_id` of a restore or a snapshot: the last operation inside; of an import,
+    whose `model_id` is the run that will have the adapter: 0.
+    """
 
     purpose: Purpose
     model_id: str
@@ -68,7 +73,7 @@ class InFlightMarker:
         self._life = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._works: Sequence[InFlightWork] = ()
-        self._beside: Sequence[InFlightWork] = ()
+        self._beside: dict[Beside, Sequence[InFlightWork]] = {}
         self._stopped = False
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -90,11 +95,11 @@ class InFlightMarker:
                 self._works = works
                 self._mark()
 
-    def beside(self, *works: InFlightWork) -> None:
+    def beside(self, what: Beside, *works: InFlightWork) -> None:
         """What other threads are at, whatever the engine does meanwhile."""
         with self._lock:
             if not self._stopped:
-                self._beside = works
+                self._beside[what] = works
                 self._mark()
 
     def clear(self) -> None:
@@ -126,15 +131,15 @@ class InFlightMarker:
     def _clear(self) -> None:
         self._works = ()
         if self._stopped:
-            self._beside = ()
+            self._beside = {}
         self._mark()
 
     def _sign(self, last_sign: str) -> None:
-        if self._works or self._beside:
+        if self._works or any(self._beside.values()):
             self._mark(_one_line(last_sign))
 
     def _mark(self, last_sign: str = "") -> None:
-        works = dict.fromkeys((*self._works, *self._beside))  # a save begins while its copy is marked
+        works = dict.fromkeys((*self._works, *chain(*self._beside.values())))  # a save begins while its copy is marked
         if not works:
             self._write(IDLE)
             return

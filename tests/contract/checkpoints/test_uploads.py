@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from tinsmith_server.services.checkpoints.files import FETCH_BYTES
 from tinsmith_server.services.checkpoints.upload_files import UploadFiles
+from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
+from tinsmith_trainer.errors import CheckpointInvalid
 
-NAME = "adapter_model.safetensors"
+CONFIG, NAME = "adapter_config.json", "adapter_model.safetensors"
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
 # An object store gets it in several requests.
 PARTS = [bytes([number]) * (FETCH_BYTES // 2) for number in range(5)]
@@ -83,3 +85,26 @@ def test_an_upload_whose_time_is_over_is_swept_and_others_stay(files: UploadFile
     files.sweep(LATER)
     assert files.others_of("tenant", "") == {living}
     assert files.others_of("stranger", "") == set()
+
+
+def test_a_worker_reads_files_that_are_as_large_as_an_adapter_may_be_and_no_larger_ones(
+    files: UploadFiles, directory: str, root: str
+) -> None:
+    for name, content in ((CONFIG, b"{}"), (NAME, b"weights")):
+        file = files.open(directory, name)
+        file.write(content)
+        file.finish()
+    worker = CheckpointRoot(root)
+    assert worker.read_upload(directory, most_config_bytes=2, most_weights_bytes=7) == (b"{}", b"weights")
+    with pytest.raises(CheckpointInvalid, match=r"adapter_model.safetensors has 7 bytes; .* has 6 at most"):
+        worker.read_upload(directory, most_config_bytes=2, most_weights_bytes=6)
+    with pytest.raises(CheckpointInvalid, match=r"adapter_config.json has 2 bytes"):
+        worker.read_upload(directory, most_config_bytes=1, most_weights_bytes=7)
+
+
+def test_a_worker_says_which_file_is_not_there_or_empty(files: UploadFiles, directory: str, root: str) -> None:
+    files.open(directory, CONFIG).finish()
+    with pytest.raises(CheckpointInvalid, match=f"lacks {NAME}"):
+        CheckpointRoot(root).read_upload(directory, most_config_bytes=2, most_weights_bytes=7)
+    files.open(directory, NAME).finish()
+    assert CheckpointRoot(root).read_upload(directory, most_config_bytes=2, most_weights_bytes=7) == (b"", b"")

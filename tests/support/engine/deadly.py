@@ -27,6 +27,8 @@ KILLS, ENDS, EXITS = 31, 30, 29
 """First tokens: killed as for want of memory; ended with a sign, as where a rank is lost; left by SystemExit."""
 HANGS, HUNG = "hangs", "hung"
 """The second appears when a call has begun to hang."""
+SLOW_IMPORT, IMPORTING = "slow-import", "importing"
+"""While there is a file of the first name, an import waits; the second appears when it has begun to."""
 BAD_DISK = "bad-disk"
 REFUSED = 28
 """A first token: the engine refuses the call, and it kills to read that body once more."""
@@ -67,6 +69,15 @@ class DeadlyEngine(ReferenceEngine):
         metrics = super().optim_step(adapter_id, params)
         _die(params.learning_rate == DEADLY_RATE)
         return metrics
+
+    @override
+    def adapter_shapes(self, lora: LoraSpec) -> dict[str, tuple[int, ...]]:
+        """Asked while an adapter's files are read."""
+        while _is_deadly(SLOW_IMPORT):
+            Path(os.environ[FOLDER_VARIABLE], IMPORTING).touch()
+            time.sleep(0.01)
+        _die(_is_deadly("import"))
+        return super().adapter_shapes(lora)
 
     @override
     def state(self, adapter_id: str) -> AdapterState:

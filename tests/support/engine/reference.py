@@ -20,7 +20,6 @@ from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
-    AnnouncedAdapter,
     BaseModelInfo,
     Call,
     Datum,
@@ -214,13 +213,8 @@ class ReferenceEngine:
             raise UserError("the reference engine has no merged layout.")
         peft_layout.write_adapter(target, state.lora, state.tensors, self._info.path)
 
-    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
-        from tinsmith_trainer.engines.imports.files import read_adapter  # brings PyTorch, which takes seconds
-
-        def shapes(lora: LoraSpec) -> dict[str, tuple[int, ...]]:
-            return {f"{MODULE}.lora_A": (lora.rank, HIDDEN_SIZE), f"{MODULE}.lora_B": (HIDDEN_SIZE, lora.rank)}
-
-        return read_adapter(config, weights, announced, shapes)
+    def adapter_shapes(self, lora: LoraSpec) -> dict[str, tuple[int, ...]]:
+        return {f"{MODULE}.lora_A": (lora.rank, HIDDEN_SIZE), f"{MODULE}.lora_B": (HIDDEN_SIZE, lora.rank)}
 
     def drop(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)

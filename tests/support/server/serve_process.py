@@ -123,3 +123,10 @@ class ServedInstallation:
         lines = httpx.get(f"{self.url}/metrics", **HTTP_OPTIONS).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
         return sum(values)
+
+
+def highest_bytes(pid: int) -> int:
+    """Of a process's memory, ever."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024

@@ -24,7 +24,7 @@ class Lives:
         for call in calls:
             await self.across(lambda call=call: self.worker.submit(call))  # type: ignore[misc]
         for call in calls:
-            await self.across(lambda call=call: self._ask(call))  # type: ignore[misc]
+            await self.across(lambda call=call: self.ask(call))  # type: ignore[misc]
 
     async def run_beside(self, calls: Sequence[Call], others: Sequence[Call]) -> None:
         """The first of `calls` is under way, and pending, when any of the others is submitted."""
@@ -33,7 +33,7 @@ class Lives:
             await asyncio.sleep(0)
         await self.run([*others, *calls])
 
-    async def _ask(self, call: Call) -> None:
+    async def ask(self, call: Call) -> None:
         reply = await self.worker.result(call.seq_id, call.model_id)
         assert reply.WhichOneof("state") in ("result", "failure"), f"{call.model_id} {call.seq_id}: {reply}"
         self.answers[call.model_id, call.seq_id] = reply

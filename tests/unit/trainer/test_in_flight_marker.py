@@ -36,7 +36,7 @@ def test_a_process_that_ended_in_a_call_leaves_what_the_call_was_for(tmp_path: P
 
 def test_what_another_thread_is_at_stays_marked_whatever_the_engine_does(tmp_path: Path) -> None:
     marker, save = InFlightMarker(tmp_path / "running"), InFlightWork("operation", "sess:train:1", 3)
-    marker.beside(save)
+    marker.beside("saves", save)
     with EngineCall(marker).at(WORK):
         left = left_in(tmp_path / "running")
         assert left is not None
@@ -44,16 +44,16 @@ def test_what_another_thread_is_at_stays_marked_whatever_the_engine_does(tmp_pat
     alone = left_in(tmp_path / "running")
     assert alone is not None
     assert alone.suspects == (save,)
-    marker.beside()
+    marker.beside("saves")
     assert left_in(tmp_path / "running") is None
 
 
 def test_a_stop_blames_no_other_thread_either(tmp_path: Path) -> None:
     marker = InFlightMarker(tmp_path / "running")
-    marker.beside(WORK)
+    marker.beside("saves", WORK)
     marker.stop()
     assert left_in(tmp_path / "running") is None
-    marker.beside(WORK)
+    marker.beside("saves", WORK)
     assert left_in(tmp_path / "running") is None
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
 from tinsmith_trainer.checkpoints import age_files
-from tinsmith_trainer.checkpoints.storage import CheckpointStorage, StorageFault
+from tinsmith_trainer.checkpoints.storage import CheckpointStorage, FileTooLarge, StorageFault
 from tinsmith_trainer.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
@@ -149,14 +149,20 @@ class CheckpointRoot:
             raise UserError(f"The image asset {location!r} is not there: an administrator puts files below {ASSETS}/.")
         return content
 
-    def read_upload(self, directory: str) -> tuple[bytes, bytes]:
+    def read_upload(self, directory: str, *, most_config_bytes: int, most_weights_bytes: int) -> tuple[bytes, bytes]:
         """Configuration and weights of an adapter, as a server has put them there.
 
-        Raises CheckpointInvalid where one is missing, or as `write`.
+        Raises CheckpointInvalid where one is missing or too large, or as `write`.
         """
         names = (peft_layout.CONFIG_FILE, peft_layout.WEIGHTS_FILE)
         try:
-            found = self._storage.read(directory, names)
+            most_bytes = dict(zip(names, (most_config_bytes, most_weights_bytes), strict=True))
+            found = self._storage.read_within(directory, most_bytes)
+        except FileTooLarge as error:
+            raise CheckpointInvalid(
+                f"{error.name} has {error.size_bytes} bytes; that of an adapter of the announced rank on this base "
+                f"model has {error.most_bytes} at most."
+            ) from None
         except StorageFault as error:
             raise _unusable(error, f"The upload cannot be read from {self._storage.url}") from error
         config, weights = (found[name] for name in names)

@@ -55,6 +55,16 @@ class StorageFault(Exception):
         self.may_pass = may_pass
 
 
+class FileTooLarge(Exception):
+    """A file has more bytes than its reader takes; none of them was read."""
+
+    def __init__(self, name: str, size_bytes: int, most_bytes: int) -> None:
+        super().__init__(f"{name} has {size_bytes} bytes")
+        self.name = name
+        self.size_bytes = size_bytes
+        self.most_bytes = most_bytes
+
+
 class CheckpointStorage:
     """Blocking calls, for threads; paths are relative to the root. They raise StorageFault, but for what they name."""
 
@@ -90,6 +100,13 @@ class CheckpointStorage:
         """Contents by name; None: there is no such file."""
         return self._read_all(directory, names, self._read_file)
 
+    def read_within(self, directory: str, most_bytes: Mapping[str, int]) -> dict[str, bytes | None]:
+        """As `read`, of files that others write: each is measured before it is read, and no more of it is read then.
+
+        Raises FileTooLarge.
+        """
+        return self._read_all(directory, most_bytes, lambda path: self._read_file_within(path, most_bytes))
+
     def read_hashed(self, directory: str, names: Iterable[str], memory_for: MemoryFor) -> dict[str, ReadFile | None]:
         """Contents by name, with digests. `memory_for` says where those of a disk go; others are where they came."""
         return self._read_all(directory, names, lambda path: self._read_file_hashed(path, memory_for))
@@ -98,6 +115,8 @@ class CheckpointStorage:
         wanted = list(names)
         try:
             contents = self._together(lambda name: read(f"{self._path}/{directory}/{name}"), wanted)
+        except FileTooLarge:
+            raise
         except Exception as error:
             raise _fault(error) from error
         return dict(zip(wanted, contents, strict=True))
@@ -126,6 +145,17 @@ class CheckpointStorage:
     def _read_file(self, path: str) -> bytes | None:
         try:
             return bytes(self._fs.cat_file(path))
+        except FileNotFoundError:
+            return None
+
+    def _read_file_within(self, path: str, most_bytes: Mapping[str, int]) -> bytes | None:
+        name = posixpath.basename(path)
+        try:
+            size = int(self._fs.size(path))
+            if size > most_bytes[name]:
+                raise FileTooLarge(name, size, most_bytes[name])
+            # An object store answers a range of no bytes with an error.
+            return bytes(self._fs.cat_file(path, start=0, end=size)) if size else b""
         except FileNotFoundError:
             return None
 

@@ -251,10 +251,10 @@ class Engine(Computer, Protocol):
     def export(self, state: AdapterState, target: Path, layout: ExportLayout) -> None:
         """Writes files that plain PEFT or transformers load, into the existing directory `target`."""
 
-    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
-        """The way back from `export`'s PEFT layout and from a checkpoint's files, which anybody may have made.
+    def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, tuple[int, ...]]:
+        """Of the weights that such an adapter has on this base model, by `<module>.lora_A|B`.
 
-        From any thread; no adapter here changes. Raises UserError for what is no adapter of this base model.
+        From any thread. Raises UserError where this base model can have none.
         """
 
     def drop(self, adapter_id: str) -> None:

@@ -50,7 +50,8 @@ def verdict(
     """
     if interruptions < limit:
         return "run"
-    return "fail" if work.purpose == "operation" and kind != worker_pb2.RELEASE_MODEL else "quarantine"
+    fails = work.purpose == "import" or (work.purpose == "operation" and kind != worker_pb2.RELEASE_MODEL)
+    return "fail" if fails else "quarantine"
 
 
 class Attempts:
@@ -61,8 +62,8 @@ class Attempts:
         self._marker = marker
         self._limit = limit
         self._known: dict[InFlightWork, tuple[int, str]] = {}
-        self.before_a_suspect: Callable[[], None] = lambda: None
-        """Returns when nothing runs beside the engine's thread, so that the next end is the suspect's own."""
+        self.before_a_suspect: list[Callable[[], None]] = []
+        """Return when nothing runs beside the engine's thread, so that the next end is the suspect's own."""
 
     def recover(self) -> None:
         """Counts how the process before this one ended, on the disk, and remembers what was counted before."""
@@ -85,7 +86,8 @@ class Attempts:
     def verdict(self, work: InFlightWork, operation: Operation | None = None) -> Verdict:
         """Asked before the work is taken up."""
         if self.is_suspect(work):
-            self.before_a_suspect()
+            for wait in self.before_a_suspect:
+                wait()
         count, _ = self._known.get(work, (0, ""))
         return verdict(work, operation.kind if operation else None, count, self._limit)
 
@@ -114,6 +116,13 @@ class Attempts:
         return (
             f"{_name(operation)} was given up, since {self._what_happened(work)} while it ran. "
             f"It was not applied, and what comes after it goes on. {advice}"
+        )
+
+    def import_refusal(self, work: InFlightWork) -> str:
+        """Of an adapter that is read no more."""
+        return (
+            f"The adapter of {work.model_id} was given up, since {self._what_happened(work)} while its files were "
+            "read. Upload one of a lower rank or of fewer modules, or have the worker given more memory."
         )
 
     def quarantine_reason(self, work: InFlightWork, operation: Operation | None = None) -> str:

@@ -39,6 +39,11 @@ class Entry:
         return self.status != "pending"
 
     @property
+    def may_bear_a_gradient(self) -> bool:
+        """Whether the next step depends on it, as far as is known: a body that was not read may hold a gradient."""
+        return self.operation.is_forward_backward and not self.forward_only
+
+    @property
     def work(self) -> InFlightWork:
         """What its turn is spent on."""
         purpose: Purpose = "replay" if self.is_finished else "operation"

@@ -179,10 +179,17 @@ class Executor:
 
         The directory follows from the files: others, put there meanwhile, are another checkpoint.
         """
-        config, weights = self._checkpoints.read_upload(request.directory)
+        from tinsmith_trainer.engines.imports import files  # brings PyTorch, which not every engine has
+
         lora = request.lora
         announced = AnnouncedAdapter(lora.rank, lora.seed, lora.train_attn, lora.train_mlp, lora.train_unembed)
-        state = self._engine.read_adapter(config, weights, announced)
+        shapes_of = self._engine.adapter_shapes
+        config, weights = self._checkpoints.read_upload(
+            request.directory,
+            most_config_bytes=files.MOST_CONFIG_BYTES,
+            most_weights_bytes=files.SizeLimits.of(announced, shapes_of).weights_bytes,
+        )
+        state = files.read_adapter(config, weights, announced, shapes_of)
         number = int(sha256_of(config, weights)[:IMPORT_DIGITS], 16)
         area = PATH_KINDS[worker_pb2.EXTERNAL]
         written = self._checkpoints.write(request.model_id, 0, number, "sampler", state, self._base, area)

@@ -164,4 +164,4 @@ class Saves:
             self._end(save)
 
     def _mark(self) -> None:
-        self._marker.beside(*(save.work for save in self._saves.values() if not save.written.done()))
+        self._marker.beside("saves", *(save.work for save in self._saves.values() if not save.written.done()))

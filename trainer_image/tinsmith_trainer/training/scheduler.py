@@ -33,6 +33,7 @@ from tinsmith_trainer.process_exit import fatal_on_error
 from tinsmith_trainer.training.calls_in_progress import CallsInProgress
 from tinsmith_trainer.training.company import Company
 from tinsmith_trainer.training.executor import Executor, save_request
+from tinsmith_trainer.training.importing import Imports
 from tinsmith_trainer.training.operation_results import Stamp, failure_of, write_operation_result
 from tinsmith_trainer.training.parking import Parking
 from tinsmith_trainer.training.residency import ResidencyRules
@@ -102,7 +103,8 @@ class Scheduler:
             executor, self._calls, queues.take_payload, self._attempts, self.engine_call, self._pace
         )
         self._saves = Saves(executor, queues, journal, self._attempts, self.engine_call.marker, self._take_next)
-        self._attempts.before_a_suspect = self._saves.wait
+        self.imports = Imports(executor, queues, self._attempts, self.engine_call.marker)
+        self._attempts.before_a_suspect += [self._saves.wait, self.imports.wait]
         restorer = Restorer(engine, snapshots, queues, journal, self._attempts, self.engine_call, self._stamp)
         self.parking = Parking(
             *(engine, queues, self._model_snapshots, restorer),
@@ -130,8 +132,8 @@ class Scheduler:
         return self._model_snapshots.soon()
 
     def running_seconds(self) -> float:
-        """How long the engine's call, or a save beside it, has run; 0: nothing runs."""
-        return max(self.engine_call.running_seconds(), self._saves.running_seconds())
+        """How long the engine's call, or a save or an import beside it, has run; 0: nothing runs."""
+        return max(at.running_seconds() for at in (self.engine_call, self._saves, self.imports))
 
     def set_epoch(self, epoch: int) -> None:
         """Names the checkpoints and events from now on. Never moves back."""
@@ -139,7 +141,7 @@ class Scheduler:
 
     def told_to_stop(self) -> None:
         """Whatever ends the process from now on, the call that runs is not to blame, unless it hangs."""
-        if self.engine_call.told_to_stop(self._attempt_policy.hang_seconds, self._saves.running_seconds()):
+        if self.engine_call.told_to_stop(self._attempt_policy.hang_seconds, self.running_seconds()):
             self._attempts.forget_all()
 
     def stop(self) -> None:
@@ -147,6 +149,7 @@ class Scheduler:
         self._queues.stop()
         if self._thread.is_alive():
             self._thread.join()
+        self.imports.end_all()
 
     def _serve(self) -> None:
         with fatal_on_error("the engine's thread failed"):
@@ -247,7 +250,7 @@ class Scheduler:
             return  # its files are on the checkpoint root, and the adapter is as it was before
         if operation.kind not in (worker_pb2.FORWARD_BACKWARD, worker_pb2.OPTIM_STEP):
             raise AssertionError(f"operation {operation.seq_id} left no snapshot, and replay must not repeat it")
-        if operation.kind == worker_pb2.OPTIM_STEP or _bears_gradient(entry):
+        if operation.kind == worker_pb2.OPTIM_STEP or entry.may_bear_a_gradient:
             try:
                 self._execute(queue, entry)
             except _NotNow:
@@ -305,7 +308,7 @@ class Scheduler:
 
     def _failed(self, queue: ModelQueue, entry: Entry, failure: Failure) -> OperationResult:
         self._note_failure(queue, entry, failure)
-        forward_only = not _bears_gradient(entry) if entry.operation.is_forward_backward else None
+        forward_only = not entry.may_bear_a_gradient if entry.operation.is_forward_backward else None
         return OperationResult(failure=failure, forward_only=forward_only)
 
     def _execute(self, queue: ModelQueue, entry: Entry) -> OperationResult:
@@ -361,7 +364,7 @@ class Scheduler:
     def _note_failure(self, queue: ModelQueue, entry: Entry, failure: Failure) -> None:
         """What a failed operation leaves behind, at its first run and at replay alike."""
         operation = entry.operation
-        if queue.window_failure is None and _bears_gradient(entry):
+        if queue.window_failure is None and entry.may_bear_a_gradient:
             message = f"forward_backward {operation.seq_id} failed: {failure.message}"
             queue.window_failure = WindowFailure(failure.category, message)
         elif operation.kind == worker_pb2.OPTIM_STEP:
@@ -395,8 +398,3 @@ class Scheduler:
             self._model_snapshots.replace(queue, None, entry.operation.seq_id)
             self._queues.close_model(queue, "released")
         self._queues.publish(queue, entry, result.failure)
-
-
-def _bears_gradient(entry: Entry) -> bool:
-    """Whether the next step depends on it: a body that was not read, or could not be, may hold a gradient."""
-    return entry.operation.is_forward_backward and not entry.forward_only

@@ -290,7 +290,7 @@ class WorkerServicer(SamplingServicer):
     ) -> worker_pb2.ImportAdapterReply:
         try:
             return await self._service.import_adapter(request)
-        except (UserError, StorageUnavailable, ServerError, Draining) as error:
+        except (UserError, StorageUnavailable, ServerError, NotActive, Draining) as error:
             await _abort(context, error)
 
     @override

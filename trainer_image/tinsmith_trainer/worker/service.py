@@ -272,18 +272,26 @@ class WorkerService:
         return await asyncio.wrap_future(self.scheduler.snapshot_soon())
 
     async def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        """One at a time, since each has its files in memory. Raises TrainerError, Draining."""
+        """One at a time, since each has its files in memory. Raises TrainerError, NotActive, Draining."""
         if unknown := unknown_fields_of(request):
             raise ServerError(unknown)
         await self._importing.acquire()
+        try:
+            self._check_stays()
+            if self.epoch == 0:
+                raise NotActive("this worker has not been activated, and begins nothing")
+            reading = asyncio.wrap_future(self.scheduler.imports.submit(request))
+        except Exception:
+            self._importing.release()
+            raise
         # A caller may give up, and the thread has its files all the same: its end lets the next one in.
-        reading = asyncio.ensure_future(asyncio.to_thread(self._import, request))
-        reading.add_done_callback(lambda _: self._importing.release())
+        reading.add_done_callback(self._imported)
         return await asyncio.shield(reading)
 
-    def _import(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
-        self._check_stays()
-        return self.executor.import_adapter(request)
+    def _imported(self, reading: asyncio.Future[worker_pb2.ImportAdapterReply]) -> None:
+        self._importing.release()
+        if not reading.cancelled():
+            reading.exception()  # its caller may have given up, and asyncio would complain that it was not looked at
 
     def _check_epoch(self, epoch: int) -> None:
         if self._draining:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from tinsmith_trainer.engines import lora_init
 from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, LoraSpec
 from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
 from tinsmith_trainer.engines.peft_layout import CONFIG_FILE, WEIGHTS_FILE
-from tinsmith_trainer.errors import CheckpointInvalid
+from tinsmith_trainer.errors import CheckpointInvalid, UserError
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, module_family
 
+FAMILIES = ("attn", "mlp", "unembed")
 KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
 TINKER_UNEMBED = "model.unembed_tokens"
 """What Tinker's archives call the output projection; `lm_head` is transformers'."""
@@ -32,7 +34,14 @@ MOST_NAME_CHARACTERS = 256
 MOST_ALPHA = 1e6
 """A scale far below what float32 holds, and far above any that somebody trains with."""
 WIDEST_BYTES = 4
-HEADER_BYTES = 16 * 2**20
+MOST_CONFIG_BYTES = 2**20
+"""PEFT's are of some kilobytes; one that names a rank for each of a thousand modules has a hundred."""
+LAYOUTS = 2
+"""Tinker's archives may have a placeholder for each tensor that the base model has."""
+HEADER_BYTES_OF_A_TENSOR = 512
+HEADER_SEPARATORS_OF_A_TENSOR = 12
+METADATA_BYTES = 64 * 1024
+METADATA_SEPARATORS = 1024
 LENGTH_BYTES = 8
 """At a safetensors file's beginning: how long its header is."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,22 +57,75 @@ NOT_LORA = {
 """By the configuration's field: what an adapter may have beside A and B, and no model here has."""
 
 Shapes = Mapping[str, tuple[int, ...]]
+ShapesOf = Callable[[LoraSpec], Shapes]
 Array = NDArray[np.float32]
 
 
-def read_adapter(
-    config: bytes, weights: bytes, announced: AnnouncedAdapter, shapes_of: Callable[[LoraSpec], Shapes]
-) -> AdapterState:
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """How large the file of weights may be, and what its header may be made of, before either is read.
+
+    A header that is parsed takes some thirty times its bytes, and one may be as long as the file.
+    """
+
+    tensors: int
+    tensor_bytes: int
+
+    @classmethod
+    def of(cls, announced: AnnouncedAdapter, shapes_of: ShapesOf) -> SizeLimits:
+        """By the largest adapter that was announced; raises UserError where this base model can have none.
+
+        Experts one by one have what is shared here once for each.
+        """
+        shapes = _largest_shapes(announced, shapes_of)
+        experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)
+        tensors = LAYOUTS * len(shapes) * experts
+        return cls(tensors, sum(math.prod(shape) for shape in shapes.values()) * experts * WIDEST_BYTES)
+
+    @property
+    def header_bytes(self) -> int:
+        return self.tensors * HEADER_BYTES_OF_A_TENSOR + METADATA_BYTES
+
+    @property
+    def header_separators(self) -> int:
+        return self.tensors * HEADER_SEPARATORS_OF_A_TENSOR + METADATA_SEPARATORS
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.tensor_bytes + self.header_bytes
+
+
+def _largest_shapes(announced: AnnouncedAdapter, shapes_of: ShapesOf) -> Shapes:
+    """Of all families that were announced and that this base model can have."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    refusal: UserError | None = None
+    for family in filter(announced.allows, FAMILIES):
+        alone = {f"train_{each}": each == family for each in FAMILIES}
+        try:
+            shapes |= shapes_of(LoraSpec(announced.rank, 1.0, announced.seed, **alone))
+        except UserError as error:
+            refusal = error
+    if not shapes and refusal is not None:
+        raise refusal
+    return shapes
+
+
+def read_adapter(config: bytes, weights: bytes, announced: AnnouncedAdapter, shapes_of: ShapesOf) -> AdapterState:
     """Raises CheckpointInvalid, with what is wrong with which file; UserError as `shapes_of` does."""
+    limits = SizeLimits.of(announced, shapes_of)
     rank, alpha = _rank_and_alpha(config)
     if rank != announced.rank:
         raise CheckpointInvalid(f"{CONFIG_FILE} says rank {rank}, and {announced.rank} was announced.")
-    names = [_name(key) for key, shape in _shapes_in(weights).items() if 0 not in shape]
+    names = [_name(key) for key, shape in _shapes_in(weights, limits).items() if 0 not in shape]
     families = _families(names, announced)
-    flags = {f"train_{family}": family in families for family in ("attn", "mlp", "unembed")}
+    flags = {f"train_{family}": family in families for family in FAMILIES}
     lora = LoraSpec(rank, alpha, announced.seed, **flags)
     shapes = shapes_of(lora)
-    _check_size(len(weights), rank, shapes)
+    if len(weights) > limits.weights_bytes:
+        raise CheckpointInvalid(
+            f"{WEIGHTS_FILE} has {len(weights)} bytes; an adapter of rank {rank} on this base model has "
+            f"{limits.weights_bytes} at most."
+        )
     given = _fitted(_layouts_of_experts(_tensors(weights), rank), shapes)
     new = _new({name: shape for name, shape in shapes.items() if name not in given}, announced.seed)
     tensors = {f"weights/{name}": np.ascontiguousarray(given[name] if name in given else new[name]) for name in shapes}
@@ -118,23 +180,34 @@ def _check_patterns(config: dict[str, Any], rank: int, alpha: float) -> None:
         )
 
 
-def _shapes_in(content: bytes) -> dict[str, list[int]]:
+def _shapes_in(content: bytes, limits: SizeLimits) -> dict[str, list[int]]:
     """By key, from the header alone: nothing of the tensors is in memory twice yet."""
     size = int.from_bytes(content[:LENGTH_BYTES], "little")
+    _check_header(content, size, limits)
     try:
-        header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + size])
+        header = _header_in(content[LENGTH_BYTES : LENGTH_BYTES + size])
         return {key: list(found["shape"]) for key, found in header.items() if key != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a whole safetensors file: its header cannot be read.") from None
 
 
-def _check_size(size_bytes: int, rank: int, shapes: Shapes) -> None:
-    """Experts one by one have what is shared here once for each."""
-    experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)
-    most = sum(math.prod(shape) for shape in shapes.values()) * experts * WIDEST_BYTES + HEADER_BYTES
-    if size_bytes > most:
+def _header_in(content: bytes) -> Any:
+    return json.loads(content)
+
+
+def _check_header(content: bytes, size: int, limits: SizeLimits) -> None:
+    if LENGTH_BYTES + size > len(content):
+        raise CheckpointInvalid(f"{WEIGHTS_FILE} is not a whole safetensors file: its header is cut off.")
+    if size > limits.header_bytes:
         raise CheckpointInvalid(
-            f"{WEIGHTS_FILE} has {size_bytes} bytes; an adapter of rank {rank} on this base model has {most} at most."
+            f"{WEIGHTS_FILE} has a header of {size} bytes; that of an adapter on this base model has "
+            f"{limits.header_bytes} at most."
+        )
+    separators = sum(content.count(each, LENGTH_BYTES, LENGTH_BYTES + size) for each in (b",", b"[", b"{"))
+    if separators > limits.header_separators:
+        raise CheckpointInvalid(
+            f"{WEIGHTS_FILE} has a header of {separators} values; that of an adapter on this base model has "
+            f"{limits.header_separators} at most."
         )
 
 

@@ -16,7 +16,6 @@ from tinsmith_trainer.engines.adapter_state import WEIGHTS, check_state, groups_
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
-    AnnouncedAdapter,
     BaseModelInfo,
     Engine,
     EngineCapabilities,
@@ -27,7 +26,6 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
-from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed, draw, trained_modules
 from tinsmith_trainer.engines.losses import PreparedLoss, loss_names, outcome_of, prepare_loss
 from tinsmith_trainer.engines.megatron.batches.row_results import RowResults, gather
@@ -107,12 +105,9 @@ class MegatronEngine(ComputesWhole[PreparedLoss], Engine):
             self._ranks.all("ts_create", adapter_id, adapter.scale, dict(draw(lora.seed, adapter.shapes)))
         self._adapters[adapter_id] = adapter
 
-    def _shapes(self, lora: LoraSpec) -> Mapping[str, Shape]:
-        return whole_shapes(self._parts, trained_modules(lora, self._modules), lora.rank)
-
     def _new_adapter(self, lora: LoraSpec) -> _Adapter:
         check_seed(lora.seed)
-        return _Adapter(lora, self._shapes(lora))
+        return _Adapter(lora, self.adapter_shapes(lora))
 
     def _adapter(self, adapter_id: str) -> _Adapter:
         try:
@@ -203,8 +198,8 @@ class MegatronEngine(ComputesWhole[PreparedLoss], Engine):
         export_adapter(self._base, state, target, layout)
 
     @override
-    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
-        return read_adapter(config, weights, announced, self._shapes)
+    def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, Shape]:
+        return whole_shapes(self._parts, trained_modules(lora, self._modules), lora.rank)
 
     @override
     def drop(self, adapter_id: str) -> None:

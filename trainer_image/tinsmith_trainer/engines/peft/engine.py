@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -14,7 +14,6 @@ from typing_extensions import override
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
-    AnnouncedAdapter,
     BaseModelInfo,
     Call,
     Engine,
@@ -27,7 +26,6 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS, check_tokens, plan_microbatches
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
-from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
 from tinsmith_trainer.engines.peft.adapter import (
@@ -202,8 +200,8 @@ class PeftEngine(Engine):
         export_adapter(BaseFiles(model.directory, model.info.path, model.model.dtype), state, target, layout)
 
     @override
-    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
-        return read_adapter(config, weights, announced, lambda lora: self._layout(lora).shapes)
+    def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, tuple[int, ...]]:
+        return self._layout(lora).shapes
 
     @override
     def drop(self, adapter_id: str) -> None:

@@ -128,6 +128,20 @@ def test_weights_that_are_no_safetensors_are_refused_and_never_unpickled(content
     assert "not a whole safetensors file" in refused(content)
 
 
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        pytest.param(b'{"__metadata__":{"a":"' + b"a" * 200_000 + b'"}}', "has a header of 200025 bytes", id="bytes"),
+        pytest.param(b'{"a":[' + b"[]," * 2_000 + b"[]]}", "has a header of 4003 values", id="values"),
+    ],
+)
+def test_a_header_that_no_adapter_of_the_base_model_has_is_not_parsed(
+    header: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinsmith_trainer.engines.imports.files._header_in", lambda _: pytest.fail("it was parsed"))
+    assert says in refused(len(header).to_bytes(8, "little") + header)
+
+
 def test_other_numbers_than_finite_halves_and_floats_are_refused() -> None:
     a = f"base_model.model.{Q}.lora_A.weight"
     assert "is of int8" in refused(pair(Q) | {a: torch.ones(RANK, D_IN, dtype=torch.int8)})
