@@ -61,6 +61,9 @@ def remove_tokenizer(directory: Path) -> None:
         pytest.param(lambda d: (d / "config.json").unlink(), r"config\.json is missing", id="no-config"),
         pytest.param(lambda d: (d / "config.json").write_text("{"), r"config\.json is not valid JSON", id="bad-config"),
         pytest.param(lambda d: set_config(d, model_type="no-such"), "no-such", id="unknown-architecture"),
+        pytest.param(
+            lambda d: set_config(d, hidden_act="no-such"), r"config\.json: KeyError.*no-such", id="unknown-part"
+        ),
         pytest.param(lambda d: (d / WEIGHTS).unlink(), r"no weights: expected \*\.safetensors", id="no-weights"),
         pytest.param(truncate, r"model\.safetensors is truncated", id="truncated"),
         pytest.param(lambda d: (d / "tokenizer.json").write_text("{"), "tokenizer in", id="bad-tokenizer"),

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid
-from tinsmith_trainer.torch_model.files.weight_files import StoredTensor, listed, stored_tensors
+from tinsmith_trainer.torch_model.files.weight_files import StoredTensor, listed, pickled, stored_tensors
 from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing
 
 log = structlog.get_logger(__name__)
@@ -74,9 +74,9 @@ def check_stored_weights(directory: Path, config: Any) -> None:
     found = _of_experts(stored, alike=False)
     found.missing |= _missing_counterparts(stored)
     _refuse(directory, architecture, found)
-    model, found = _loaded_headers(architecture, directory, config, stored)
-    _refuse(directory, architecture, found)
-    _check_tied(directory, model, stored)
+    copies = _tied_copies(directory, config, stored)
+    once = {name: tensor for name, tensor in stored.items() if name not in copies}
+    _refuse(directory, architecture, _reported(architecture, directory, config, once))
 
 
 def _refuse(directory: Path, architecture: Any, found: Differences) -> None:
@@ -123,13 +123,13 @@ def _missing_counterparts(stored: Stored) -> set[str]:
     return missing
 
 
-def _loaded_headers(architecture: Any, directory: Path, config: Any, stored: Stored) -> tuple[Any, Differences]:
+def _reported(architecture: Any, directory: Path, config: Any, stored: Stored) -> Differences:
     """transformers' own renaming, fusing and dequantizing of tensors without memory, and what it reports."""
     options = dequantizing(directory, config)
     said: list[str] = []
     try:
         with _said_by_transformers(said):
-            model, report = architecture.from_pretrained(
+            _, report = architecture.from_pretrained(
                 None,
                 config=config,
                 dtype=torch.float32,
@@ -148,7 +148,7 @@ def _loaded_headers(architecture: Any, directory: Path, config: Any, stored: Sto
         ) from error
     shapes = {name: (has, due) for name, has, due in report["mismatched_keys"]}
     unexpected = {name for name in report["unexpected_keys"] if not _only_predicts(name, config)}
-    return model, Differences(set(report["missing_keys"]), unexpected, shapes)
+    return Differences(set(report["missing_keys"]), unexpected, shapes)
 
 
 @contextmanager
@@ -176,19 +176,35 @@ def _only_predicts(name: str, config: Any) -> bool:
     return beyond or PREDICTION.search(name) is not None
 
 
-def _check_tied(directory: Path, model: Any, stored: Stored) -> None:
-    """Raises ModelDirectoryInvalid for two weights that config.json ties, and the files hold apart.
+def _tied_copies(directory: Path, config: Any, stored: Stored) -> set[str]:
+    """Return the names of stored tensors that repeat what they are tied to.
 
-    transformers would use both, while Megatron and vLLM use one of them twice.
+    Raises ModelDirectoryInvalid for two tensors that config.json ties, and the files hold apart: transformers would use
+    both, while Megatron and vLLM use one of them twice.
     """
-    for tied, source in model.all_tied_weights_keys.items():
+    copies = set()
+    for tied, source in _skeleton(directory, config).all_tied_weights_keys.items():
         one, other = _name_in(stored, tied), _name_in(stored, source)
-        if one is not None and other is not None and not _are_equal(stored[one], stored[other], one, other):
+        if one is None or other is None:
+            continue
+        if not _are_equal(stored[one], stored[other], one, other):
             raise ModelDirectoryInvalid(
                 f"config.json in {directory} ties {one} to {other} (tie_word_embeddings), and the files hold different "
                 "values for them. Set tie_word_embeddings to false in config.json, or remove the tensor that the model "
                 "was not trained with."
             )
+        copies.add(one)
+    return copies
+
+
+def _skeleton(directory: Path, config: Any) -> Any:
+    try:
+        with torch.device("meta"):
+            return auto_class(config).from_config(config)
+    except Exception as error:  # transformers raises ValueError, KeyError, TypeError, …
+        raise ModelDirectoryInvalid(
+            f"transformers cannot make a model of {directory / 'config.json'}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _name_in(stored: Stored, parameter: str) -> str | None:
@@ -204,10 +220,7 @@ def _are_equal(one: StoredTensor, other: StoredTensor, name: str, other_name: st
     if one.header.shape != other.header.shape:
         return False
     if one.file.suffix != ".safetensors":
-        pair = [
-            torch.load(each.file, weights_only=True, mmap=True)[key] for each, key in ((one, name), (other, other_name))
-        ]
-        return torch.equal(pair[0], pair[1])
+        return torch.equal(pickled(one.file)[name], pickled(other.file)[other_name])
     with safe_open(str(one.file), framework="pt") as first, safe_open(str(other.file), framework="pt") as second:
         rows, more_rows = first.get_slice(name), second.get_slice(other_name)
         return all(

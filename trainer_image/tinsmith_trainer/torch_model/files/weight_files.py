@@ -115,12 +115,18 @@ def _safetensors_headers(file: Path) -> dict[str, Tensor]:
 
 def _pickled_headers(file: Path) -> dict[str, Tensor]:
     try:
-        found = torch.load(file, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(file))
+        found = pickled(file, device="meta")
     except Exception as error:  # pickle and torch raise errors of many kinds
         raise ModelDirectoryInvalid(
             f"{file} is not a file of weights: {type(error).__name__}: {error}. Save the model again as safetensors."
         ) from error
     return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+
+
+def pickled(file: Path, device: str = "cpu") -> dict[str, Any]:
+    """Return what torch saved in a file, without reading more than is used where its format allows that."""
+    found: dict[str, Any] = torch.load(file, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(file))
+    return found
 
 
 MOST_NAMED = 5

@@ -146,6 +146,21 @@ def test_weights_that_torch_has_pickled_are_held_to_the_same(tmp_path: Path) -> 
     assert QUERY in refused(directory)
 
 
+def test_a_pickle_holds_a_tied_head_twice_and_may_not_hold_two(tmp_path: Path) -> None:
+    directory = copy_of(tiny_directory(shape=TIED), tmp_path)
+    tensors = load_file(directory / WEIGHTS)
+    (directory / WEIGHTS).unlink()
+    embedding = tensors["model.embed_tokens.weight"]
+    torch.save({**tensors, "lm_head.weight": embedding}, directory / "pytorch_model.bin")
+    checked_config(directory)
+    torch.save(
+        {**tensors, "lm_head.weight": embedding + 1},
+        directory / "pytorch_model.bin",
+        _use_new_zipfile_serialization=False,
+    )
+    assert "ties lm_head.weight to model.embed_tokens.weight" in refused(directory)
+
+
 def expert(number: int, part: str = "down_proj") -> str:
     return f"model.layers.1.mlp.experts.{number}.{part}.weight"
 
