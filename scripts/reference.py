@@ -19,6 +19,7 @@ import gpu_reference
 import limits_reference
 import nemo_rl_sizing
 import operator_reference
+import parser_memory
 import protocol_reference
 import resource_reference
 import sdk_generations
@@ -172,6 +173,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
         lambda: table(("What", "At most", "What is seen at it"), limits_reference.fixed_rows()),
     ),
     "body-limits": ("limits.md", lambda: table(("Call", "Bytes of its body"), limits_reference.body_rows())),
+    "parsers": ("limits.md", lambda: table(parser_memory.PARSER_HEADER, parser_memory.parser_rows())),
     "metrics": ("metrics.md", lambda: metrics_table(_server_families())),
     "operator-settings": (
         "operator.md",

@@ -16,7 +16,6 @@ from support.zoo.families import family_directory
 from tinker_cookbook.weights import build_hf_model, build_lora_adapter
 from tinsmith_trainer.checkpoints.checkpoint_root import CheckpointRoot
 from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, Engine, LoraSpec
-from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.peft import build_peft_engine
 from tinsmith_trainer.torch_model.loading import load_torch_model
 from transformers import AutoModelForCausalLM
@@ -84,7 +83,7 @@ def _load(directory: Path) -> Any:
 def _equals(left: Left, folder: Path) -> bool:
     """Whether what lies there comes in as the adapter that left."""
     files = (folder / name for name in ("adapter_config.json", "adapter_model.safetensors"))
-    came = read_adapter(*(file.read_bytes() for file in files), ANNOUNCED, left.engine.adapter_shapes)
+    came = left.engine.read_adapter(*(file.read_bytes() for file in files), ANNOUNCED)
     assert came.tensors.keys() == left.state.tensors.keys()
     return all(np.array_equal(came.tensors[name], tensor) for name, tensor in left.state.tensors.items())
 

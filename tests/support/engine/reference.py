@@ -20,6 +20,7 @@ from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
+    AnnouncedAdapter,
     BaseModelInfo,
     Call,
     Datum,
@@ -215,6 +216,11 @@ class ReferenceEngine:
 
     def adapter_shapes(self, lora: LoraSpec) -> dict[str, tuple[int, ...]]:
         return {f"{MODULE}.lora_A": (lora.rank, HIDDEN_SIZE), f"{MODULE}.lora_B": (HIDDEN_SIZE, lora.rank)}
+
+    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
+        from tinsmith_trainer.engines.imports.files import read_adapter  # brings PyTorch, which takes seconds
+
+        return read_adapter(config, weights, announced, self.adapter_shapes)
 
     def drop(self, adapter_id: str) -> None:
         self._adapters.pop(adapter_id, None)

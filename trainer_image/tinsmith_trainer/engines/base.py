@@ -257,6 +257,12 @@ class Engine(Computer, Protocol):
         From any thread. Raises UserError where this base model can have none.
         """
 
+    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
+        """The way back from `export`'s PEFT layout and from a checkpoint's files, which anybody may have made.
+
+        From any thread; no adapter here changes. Raises UserError for what is no adapter of this base model.
+        """
+
     def drop(self, adapter_id: str) -> None:
         """Frees the adapter's slot. Unknown ids are ignored."""
 

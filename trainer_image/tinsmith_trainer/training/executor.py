@@ -26,6 +26,7 @@ from tinsmith_trainer.engines.base import (
     Outcome,
     Work,
 )
+from tinsmith_trainer.engines.imports.size_limits import MOST_CONFIG_BYTES, SizeLimits
 from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.oplog.journal_tables import Operation, OperationResult
@@ -179,17 +180,14 @@ class Executor:
 
         The directory follows from the files: others, put there meanwhile, are another checkpoint.
         """
-        from tinsmith_trainer.engines.imports import files  # brings PyTorch, which not every engine has
-
         lora = request.lora
         announced = AnnouncedAdapter(lora.rank, lora.seed, lora.train_attn, lora.train_mlp, lora.train_unembed)
-        shapes_of = self._engine.adapter_shapes
         config, weights = self._checkpoints.read_upload(
             request.directory,
-            most_config_bytes=files.MOST_CONFIG_BYTES,
-            most_weights_bytes=files.SizeLimits.of(announced, shapes_of).weights_bytes,
+            most_config_bytes=MOST_CONFIG_BYTES,
+            most_weights_bytes=SizeLimits.of(announced, self._engine.adapter_shapes).weights_bytes,
         )
-        state = files.read_adapter(config, weights, announced, shapes_of)
+        state = self._engine.read_adapter(config, weights, announced)
         number = int(sha256_of(config, weights)[:IMPORT_DIGITS], 16)
         area = PATH_KINDS[worker_pb2.EXTERNAL]
         written = self._checkpoints.write(request.model_id, 0, number, "sampler", state, self._base, area)

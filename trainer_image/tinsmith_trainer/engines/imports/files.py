@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,26 +21,17 @@ from safetensors.torch import load as load_tensors
 from tinsmith_trainer.engines import lora_init
 from tinsmith_trainer.engines.base import AdapterState, AnnouncedAdapter, LoraSpec
 from tinsmith_trainer.engines.imports.experts import NotShared, experts_of_tinker, fitted
+from tinsmith_trainer.engines.imports.size_limits import FAMILIES, Shapes, ShapesOf, SizeLimits
 from tinsmith_trainer.engines.peft_layout import CONFIG_FILE, WEIGHTS_FILE
-from tinsmith_trainer.errors import CheckpointInvalid, UserError
+from tinsmith_trainer.errors import CheckpointInvalid
 from tinsmith_trainer.torch_model.lora import UNEMBED_NAME, module_family
 
-FAMILIES = ("attn", "mlp", "unembed")
 KEY_PREFIX, KEY_SUFFIX = "base_model.model.", ".weight"
 TINKER_UNEMBED = "model.unembed_tokens"
 """What Tinker's archives call the output projection; `lm_head` is transformers'."""
 MOST_NAME_CHARACTERS = 256
 MOST_ALPHA = 1e6
 """A scale far below what float32 holds, and far above any that somebody trains with."""
-WIDEST_BYTES = 4
-MOST_CONFIG_BYTES = 2**20
-"""PEFT's are of some kilobytes; one that names a rank for each of a thousand modules has a hundred."""
-LAYOUTS = 2
-"""Tinker's archives may have a placeholder for each tensor that the base model has."""
-HEADER_BYTES_OF_A_TENSOR = 512
-HEADER_SEPARATORS_OF_A_TENSOR = 12
-METADATA_BYTES = 64 * 1024
-METADATA_SEPARATORS = 1024
 LENGTH_BYTES = 8
 """At a safetensors file's beginning: how long its header is."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -56,58 +46,7 @@ NOT_LORA = {
 }
 """By the configuration's field: what an adapter may have beside A and B, and no model here has."""
 
-Shapes = Mapping[str, tuple[int, ...]]
-ShapesOf = Callable[[LoraSpec], Shapes]
 Array = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class SizeLimits:
-    """How large the file of weights may be, and what its header may be made of, before either is read.
-
-    A header that is parsed takes some thirty times its bytes, and one may be as long as the file.
-    """
-
-    tensors: int
-    tensor_bytes: int
-
-    @classmethod
-    def of(cls, announced: AnnouncedAdapter, shapes_of: ShapesOf) -> SizeLimits:
-        """By the largest adapter that was announced; raises UserError where this base model can have none.
-
-        Experts one by one have what is shared here once for each.
-        """
-        shapes = _largest_shapes(announced, shapes_of)
-        experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)
-        tensors = LAYOUTS * len(shapes) * experts
-        return cls(tensors, sum(math.prod(shape) for shape in shapes.values()) * experts * WIDEST_BYTES)
-
-    @property
-    def header_bytes(self) -> int:
-        return self.tensors * HEADER_BYTES_OF_A_TENSOR + METADATA_BYTES
-
-    @property
-    def header_separators(self) -> int:
-        return self.tensors * HEADER_SEPARATORS_OF_A_TENSOR + METADATA_SEPARATORS
-
-    @property
-    def weights_bytes(self) -> int:
-        return self.tensor_bytes + self.header_bytes
-
-
-def _largest_shapes(announced: AnnouncedAdapter, shapes_of: ShapesOf) -> Shapes:
-    """Of all families that were announced and that this base model can have."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    refusal: UserError | None = None
-    for family in filter(announced.allows, FAMILIES):
-        alone = {f"train_{each}": each == family for each in FAMILIES}
-        try:
-            shapes |= shapes_of(LoraSpec(announced.rank, 1.0, announced.seed, **alone))
-        except UserError as error:
-            refusal = error
-    if not shapes and refusal is not None:
-        raise refusal
-    return shapes
 
 
 def read_adapter(config: bytes, weights: bytes, announced: AnnouncedAdapter, shapes_of: ShapesOf) -> AdapterState:

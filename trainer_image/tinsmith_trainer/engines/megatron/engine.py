@@ -16,6 +16,7 @@ from tinsmith_trainer.engines.adapter_state import WEIGHTS, check_state, groups_
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
+    AnnouncedAdapter,
     BaseModelInfo,
     Engine,
     EngineCapabilities,
@@ -26,6 +27,7 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import check_tokens
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
+from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed, draw, trained_modules
 from tinsmith_trainer.engines.losses import PreparedLoss, loss_names, outcome_of, prepare_loss
 from tinsmith_trainer.engines.megatron.batches.row_results import RowResults, gather
@@ -200,6 +202,10 @@ class MegatronEngine(ComputesWhole[PreparedLoss], Engine):
     @override
     def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, Shape]:
         return whole_shapes(self._parts, trained_modules(lora, self._modules), lora.rank)
+
+    @override
+    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
+        return read_adapter(config, weights, announced, self.adapter_shapes)
 
     @override
     def drop(self, adapter_id: str) -> None:

@@ -14,6 +14,7 @@ from typing_extensions import override
 from tinsmith_trainer.engines.base import (
     AdamParams,
     AdapterState,
+    AnnouncedAdapter,
     BaseModelInfo,
     Call,
     Engine,
@@ -26,6 +27,7 @@ from tinsmith_trainer.engines.base import (
 )
 from tinsmith_trainer.engines.batching import PACKED_BELOW_TOKENS, check_tokens, plan_microbatches
 from tinsmith_trainer.engines.export import BaseFiles, export_adapter
+from tinsmith_trainer.engines.imports.files import read_adapter
 from tinsmith_trainer.engines.lora_init import check_limits, check_seed
 from tinsmith_trainer.engines.losses import loss_names, prepare_loss
 from tinsmith_trainer.engines.peft.adapter import (
@@ -202,6 +204,10 @@ class PeftEngine(Engine):
     @override
     def adapter_shapes(self, lora: LoraSpec) -> Mapping[str, tuple[int, ...]]:
         return self._layout(lora).shapes
+
+    @override
+    def read_adapter(self, config: bytes, weights: bytes, announced: AnnouncedAdapter) -> AdapterState:
+        return read_adapter(config, weights, announced, self.adapter_shapes)
 
     @override
     def drop(self, adapter_id: str) -> None:

@@ -1,0 +1,73 @@
+"""How large the files of an adapter may be that comes in, known from the base model before any of them is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tinsmith_trainer.engines.base import AnnouncedAdapter, LoraSpec
+from tinsmith_trainer.errors import UserError
+
+FAMILIES = ("attn", "mlp", "unembed")
+WIDEST_BYTES = 4
+MOST_CONFIG_BYTES = 2**20
+"""PEFT's are of some kilobytes; one that names a rank for each of a thousand modules has a hundred."""
+LAYOUTS = 2
+"""Tinker's archives may have a placeholder for each tensor that the base model has."""
+HEADER_BYTES_OF_A_TENSOR = 512
+HEADER_SEPARATORS_OF_A_TENSOR = 12
+METADATA_BYTES = 64 * 1024
+METADATA_SEPARATORS = 1024
+
+Shapes = Mapping[str, tuple[int, ...]]
+ShapesOf = Callable[[LoraSpec], Shapes]
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """How large the file of weights may be, and what its header may be made of, before either is read.
+
+    A header that is parsed takes some thirty times its bytes, and one may be as long as the file.
+    """
+
+    tensors: int
+    tensor_bytes: int
+
+    @classmethod
+    def of(cls, announced: AnnouncedAdapter, shapes_of: ShapesOf) -> SizeLimits:
+        """By the largest adapter that was announced; raises UserError where this base model can have none.
+
+        Experts one by one have what is shared here once for each.
+        """
+        shapes = _largest_shapes(announced, shapes_of)
+        experts = max((shape[0] for shape in shapes.values() if len(shape) == 3), default=1)
+        tensors = LAYOUTS * len(shapes) * experts
+        return cls(tensors, sum(math.prod(shape) for shape in shapes.values()) * experts * WIDEST_BYTES)
+
+    @property
+    def header_bytes(self) -> int:
+        return self.tensors * HEADER_BYTES_OF_A_TENSOR + METADATA_BYTES
+
+    @property
+    def header_separators(self) -> int:
+        return self.tensors * HEADER_SEPARATORS_OF_A_TENSOR + METADATA_SEPARATORS
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.tensor_bytes + self.header_bytes
+
+
+def _largest_shapes(announced: AnnouncedAdapter, shapes_of: ShapesOf) -> Shapes:
+    """Of all families that were announced and that this base model can have."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    refusal: UserError | None = None
+    for family in filter(announced.allows, FAMILIES):
+        alone = {f"train_{each}": each == family for each in FAMILIES}
+        try:
+            shapes |= shapes_of(LoraSpec(announced.rank, 1.0, announced.seed, **alone))
+        except UserError as error:
+            refusal = error
+    if not shapes and refusal is not None:
+        raise refusal
+    return shapes
