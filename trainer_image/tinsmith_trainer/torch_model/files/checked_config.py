@@ -30,7 +30,7 @@ def checked_config(directory: Path) -> Any:
 
 
 def check_files(directory: Path) -> None:
-    """Raises ModelDirectoryInvalid."""
+    """Refuse a directory that is not one model's. Raises ModelDirectoryInvalid."""
     _check_no_adapter(directory)
     config = directory / "config.json"
     if not config.is_file():
@@ -46,7 +46,7 @@ def check_files(directory: Path) -> None:
 
 
 def _check_no_adapter(directory: Path) -> None:
-    """transformers adds such an adapter to every model that it loads from the directory, and vLLM does not."""
+    """Refuse an adapter that transformers would add to every model that it loads from the directory."""
     if (directory / ADAPTER_CONFIG).is_file():
         raise ModelDirectoryInvalid(
             f"{directory} holds a PEFT adapter ({ADAPTER_CONFIG}), which transformers would add to the model without "

@@ -1,4 +1,4 @@
-"""Whether a directory's tensors are those that its configuration's architecture has.
+"""The check that a directory's tensors are those of the architecture in its configuration.
 
 transformers loads a checkpoint without some tensors, gives those random values, and only logs it. So it loads the
 headers first, as tensors without memory, and its report is read here. The loaders that follow read the same files.
@@ -20,10 +20,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.utils.logging import disable_progress_bar
 
 from tinsmith_trainer.errors import ModelDirectoryInvalid
 from tinsmith_trainer.torch_model.files.weight_files import StoredTensor, listed, pickled, stored_tensors
-from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing
+from tinsmith_trainer.torch_model.quantized_checkpoints import dequantizing, stored_format
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +40,7 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(slots=True)
 class Differences:
-    """Between the files and the architecture, by tensor name; `shapes` holds the stored one and the expected one."""
+    """Differences between files and architecture by tensor name; `shapes` holds the stored and the expected one."""
 
     missing: set[str] = field(default_factory=set)
     unexpected: set[str] = field(default_factory=set)
@@ -56,23 +57,23 @@ class Differences:
 
 
 def auto_class(config: Any) -> Any:
-    """Which of transformers' classes loads a model: with its vision tower where only that is a whole one."""
+    """Return the class of transformers that loads a model: with its vision tower where only that is a whole one."""
     is_text = type(config) in AutoModelForCausalLM._model_mapping
     sees = type(config) in AutoModelForImageTextToText._model_mapping
     return AutoModelForImageTextToText if sees and not is_text else AutoModelForCausalLM
 
 
 def check_stored_weights(directory: Path, config: Any) -> None:
-    """Raises ModelDirectoryInvalid, naming the tensors, unless the files hold the architecture's weights and no others.
+    """Refuse files that do not hold exactly the architecture's weights. Raises ModelDirectoryInvalid with the tensors.
 
-    Does nothing for a configuration that no causal language model has, which the loader refuses.
+    A configuration that no causal language model has is left to the loader, which refuses it.
     """
     architecture = auto_class(config)._model_mapping.get(type(config), None)
     if architecture is None:
         return
     stored = stored_tensors(directory, config)
     found = _of_experts(stored, alike=False)
-    found.missing |= _missing_counterparts(stored)
+    found.missing |= _missing_counterparts(stored, stored_format(config))
     _refuse(directory, architecture, found)
     copies = _tied_copies(directory, config, stored)
     once = {name: tensor for name, tensor in stored.items() if name not in copies}
@@ -89,9 +90,10 @@ def _refuse(directory: Path, architecture: Any, found: Differences) -> None:
 
 
 def _of_experts(stored: Stored, *, alike: bool) -> Differences:
-    """Experts are stacked in the order of their numbers: a gap would move every expert behind it.
+    """Find gaps in the numbers of experts, and experts of another shape than their neighbours.
 
-    `alike`: whether every part has as many. LongCat's experts without a computation have some parts only.
+    Experts are stacked in the order of their numbers, so that a gap moves every expert behind it. `alike`: whether
+    every part has as many; LongCat's experts without a computation have some parts only.
     """
     layers: dict[str, dict[str, dict[int, Sequence[int]]]] = defaultdict(lambda: defaultdict(dict))
     for name, tensor in stored.items():
@@ -110,21 +112,20 @@ def _of_experts(stored: Stored, *, alike: bool) -> Differences:
     return found
 
 
-def _missing_counterparts(stored: Stored) -> set[str]:
-    """transformers takes an FP8 weight whose scales are missing for the weight itself."""
-    missing = {
-        f"{name}_scale_inv"
-        for name, tensor in stored.items()
-        if tensor.header.dtype in FLOAT8 and not stored.keys() & {f"{name}_scale_inv", f"{name}_scale"}
-    }
-    for one, other in (("_blocks", "_scales"), ("_scales", "_blocks")):
-        due = {name.removesuffix(one) + other for name in stored if name.endswith(one)}
-        missing |= due - stored.keys()
+def _missing_counterparts(stored: Stored, stored_as: str) -> set[str]:
+    """Find the missing halves of quantized weights. transformers takes FP8 weights without scales for dense ones."""
+    if stored_as == "fp8":
+        coded = [name for name, tensor in stored.items() if tensor.header.dtype in FLOAT8]
+        return {f"{name}_scale_inv" for name in coded if not stored.keys() & {f"{name}_scale_inv", f"{name}_scale"}}
+    missing: set[str] = set()
+    for one, other in (("_blocks", "_scales"), ("_scales", "_blocks")) if stored_as == "mxfp4" else ():
+        missing |= {name.removesuffix(one) + other for name in stored if name.endswith(one)} - stored.keys()
     return missing
 
 
 def _reported(architecture: Any, directory: Path, config: Any, stored: Stored) -> Differences:
-    """transformers' own renaming, fusing and dequantizing of tensors without memory, and what it reports."""
+    """Have transformers rename, fuse and dequantize tensors without memory, and return what it reports."""
+    disable_progress_bar()
     options = dequantizing(directory, config)
     said: list[str] = []
     try:
@@ -153,7 +154,7 @@ def _reported(architecture: Any, directory: Path, config: Any, stored: Stored) -
 
 @contextmanager
 def _said_by_transformers(messages: list[str]) -> Iterator[None]:
-    """Keeps the table of what differs out of the log: the refusal names the tensors."""
+    """Keep the table of what differs out of the log: the refusal names the tensors."""
 
     def kept(record: logging.LogRecord) -> bool:
         messages.append(record.getMessage())
@@ -168,7 +169,7 @@ def _said_by_transformers(messages: list[str]) -> Iterator[None]:
 
 
 def _only_predicts(name: str, config: Any) -> bool:
-    """Whether a tensor belongs to a layer that config.json declares beyond the last one, or to one so named."""
+    """Tell whether a tensor belongs to a layer that config.json declares beyond the last one, or to one so named."""
     text = config.get_text_config()
     declared = getattr(text, "num_nextn_predict_layers", None) or 0
     match = LAYER.search(name)
@@ -208,7 +209,7 @@ def _skeleton(directory: Path, config: Any) -> Any:
 
 
 def _name_in(stored: Stored, parameter: str) -> str | None:
-    """By the module's last name, where transformers and the files have different prefixes."""
+    """Find a parameter by its module's last name where transformers and the files have different prefixes."""
     if parameter in stored:
         return parameter
     ending = ".".join(parameter.split(".")[-2:])

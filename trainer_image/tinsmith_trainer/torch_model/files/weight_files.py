@@ -1,4 +1,4 @@
-"""Which files of a model directory transformers reads weights from, and the names, shapes and types in them.
+"""The files of a model directory that transformers reads weights from, and their tensors' names, shapes and types.
 
 Nothing but headers is read of safetensors files.
 """
@@ -86,7 +86,7 @@ def stored_tensors(directory: Path, config: Any) -> dict[str, StoredTensor]:
 
 
 def _check_index(directory: Path, stored: Mapping[str, StoredTensor]) -> None:
-    """Raises ModelDirectoryInvalid for a shard without a tensor that the index lists for it."""
+    """Refuse a shard without a tensor that the index lists for it. Raises ModelDirectoryInvalid."""
     for index in (directory / name for name in CANDIDATES if name.endswith(INDEX)):
         shards = {tensor.file for tensor in stored.values()}
         listed_for = shard_of_each(index) if index.is_file() else {}
