@@ -116,7 +116,7 @@ class RunningSampler(Running):
 
 async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirectory | None) -> RunningWorker:
     volume = Volume(volume_path, reserved_bytes=options.reserved_bytes)
-    await asyncio.to_thread(volume.wait_for_lock)
+    await asyncio.to_thread(volume.take)
     if options.image is not None:
         await asyncio.to_thread(pin_image, volume, options.image)
     engine, sampler = await asyncio.to_thread(load_engine, options)
@@ -125,7 +125,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     parts = WorkerParts(
         engine=engine,
         sampler=sampler,
-        checkpoints=CheckpointRoot(options.checkpoint_root),
+        checkpoints=CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes),
         volume=volume,
         policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
         attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
@@ -183,7 +183,7 @@ def pin_image(volume: Volume, image: str) -> None:
     were given out bind a journal to an image. What was accepted and never ran may run anywhere, and after a clean stop
     a snapshot holds the effect of all that ran.
     """
-    journal = Journal(volume.journal_path)
+    journal = Journal(volume.journal_path, free_reserve=volume.room.free_reserve)
     try:
         before, to_replay = journal.read(
             lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))
@@ -192,7 +192,7 @@ def pin_image(volume: Volume, image: str) -> None:
             return
         if before is not None and to_replay:
             raise ImageChanged(_image_refusal(volume, before, image, to_replay), before)
-        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image)).result()
+        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image), uses_reserve=True).result()
     finally:
         journal.close()
     log.info("image remembered", image=image, before=before)

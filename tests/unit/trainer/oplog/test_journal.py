@@ -14,7 +14,7 @@ import pytest
 from support.worker.faulting_files import LossyVfs, lossy_vfs, restore
 from tinsmith_trainer.errors import JournalFull, ServerError
 from tinsmith_trainer.oplog.journal import Journal
-from tinsmith_trainer.oplog.journal_tables import get_meta, set_meta
+from tinsmith_trainer.oplog.journal_tables import set_meta
 
 SUBMITTERS = 64
 
@@ -77,32 +77,6 @@ def test_one_bad_write_does_not_take_its_neighbours_down(tmp_path: Path) -> None
         bad.result()
     journal.close()
     assert read_all(tmp_path / "journal") == {"good": "1", "also good": "1"}
-
-
-def test_a_full_disk_refuses_and_accepts_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal")
-    journal.read(lambda db: db.pragma("max_page_count", 20)).result()
-    refused = journal.write(lambda db: set_meta(db, "large", "x" * 200_000))
-    with pytest.raises(JournalFull, match="make room"):
-        refused.result()
-    journal.write(lambda db: set_meta(db, "small", "x")).result()
-    assert journal.read(lambda db: get_meta(db, "large")).result() is None
-    journal.close()
-
-
-def test_a_result_waits_for_room_instead_of_failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path / "journal")
-    journal.read(lambda db: db.pragma("max_page_count", 20)).result()
-    retried = threading.Event()
-
-    def make_room(seconds: float) -> None:
-        journal._db.pragma("max_page_count", 2000)
-        retried.set()
-
-    monkeypatch.setattr("tinsmith_trainer.oplog.journal.time.sleep", make_room)
-    journal.write(lambda db: set_meta(db, "result", "x" * 200_000), must_succeed=True).result()
-    assert retried.is_set()
-    journal.close()
 
 
 def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
