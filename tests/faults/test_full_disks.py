@@ -141,21 +141,41 @@ def test_a_load_that_cannot_be_kept_is_taken_back_and_done_once_there_is_room(fo
     on_small_disk(folder, DISK_MIB, scenario)
 
 
-def test_an_adapter_that_cannot_be_parked_keeps_its_slot_and_leaves_the_disk_as_it_was(
+def test_an_adapter_that_cannot_be_parked_keeps_its_slot_and_a_parked_one_can_be_released(
     folder: Path, tmp_path: Path
 ) -> None:
     async def scenario(disk: SmallDisk) -> None:
+        heavy, third = [create_heavy(MODEL), *PROGRAM], "sess:train:2"
+        expected = await undisturbed(tmp_path / "undisturbed", heavy)
         async with worker_on(disk, slots=1) as worker:
-            await finished(worker, [create_heavy(MODEL), *PROGRAM])
+            await finished(worker, [create(model_id=OTHER)])
+            results = await finished(worker, heavy[:3])
             disk.fill(leaving_bytes=(RESERVE_MIB + HEAVY_MIB // 2) * MIB)
             free = disk.free_bytes
-            await worker.submit(create(model_id=OTHER))
-            assert "has no room for the snapshot" in await reason_of_waiting(worker, create(model_id=OTHER))
+            await worker.submit(create(model_id=third))
+            reason = await reason_of_waiting(worker, create(model_id=third))
+            assert "its volume has no room for the snapshot" in reason
+            assert MODEL not in reason
+            await finished(worker, of(OTHER, [RELEASE]))
             assert disk.leftovers() == []
             assert disk.free_bytes > free - MIB
-            await finished(worker, [train(5), step(6)])
-            await finished(worker, [RELEASE])
-            assert (await worker.finished(0, OTHER)).failure is None
+            disk.make_room()
+            assert (await worker.finished(0, third)).failure is None
+            assert (results + await finished(worker, heavy[3:]), tensors(worker)) == expected
+
+    on_small_disk(folder, DISK_MIB, scenario)
+
+
+def test_a_snapshot_on_request_says_that_there_is_no_room_and_a_later_one_works(folder: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        async with worker_on(disk) as worker:
+            await finished(worker, [create_heavy(MODEL), *PROGRAM])
+            disk.fill(leaving_bytes=(RESERVE_MIB + HEAVY_MIB // 2) * MIB)
+            with pytest.raises(JournalFull, match="make room"):
+                await worker.service.snapshot()
+            assert disk.leftovers() == []
+            disk.make_room()
+            assert await worker.service.snapshot() > 0
 
     on_small_disk(folder, DISK_MIB, scenario)
 
@@ -222,7 +242,7 @@ def test_a_save_that_finds_no_room_says_so_leaves_nothing_and_is_done_once_there
             await finished(worker, of(OTHER, PROGRAM))
             reason = await reason_of_waiting(worker, release_after_save("end"))
             assert "could not be saved" in reason
-            assert "No space left" in reason
+            assert "No space left on device: delete checkpoints, or make room" in reason
             assert not list(disk.folder.glob("checkpoints/*/*/*/*"))
             disk.make_room()
             assert (await worker.finished(RELEASE_SEQ_ID)).failure is None

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
 from tinsmith_trainer.checkpoints import age_files
+from tinsmith_trainer.checkpoints.abandoned import keep_sweeping
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, FileTooLarge, StorageFault
 from tinsmith_trainer.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
@@ -70,6 +71,11 @@ class CheckpointRoot:
     def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
         """See `CheckpointStorage`."""
         self._storage = CheckpointStorage(url, reserved_bytes=reserved_bytes)
+
+    def keep_sweeping(self, areas: Iterable[str]) -> None:
+        """Removes saves in these areas that never ended, from now on."""
+        if self._storage.folder is not None:
+            keep_sweeping(self._storage.folder, areas, MANIFEST_FILE)
 
     def write(
         self,

@@ -93,6 +93,11 @@ class CheckpointStorage:
         self._path = str(path).rstrip("/")
         self._is_local = isinstance(fs, LocalFileSystem)
 
+    @property
+    def folder(self) -> Path | None:
+        """The root, where it is one."""
+        return Path(self._path) if self._is_local else None
+
     def write(
         self,
         directory: str,
@@ -251,8 +256,9 @@ def _fault(error: Exception) -> StorageFault:
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, NoRoom) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        advice = "" if isinstance(error, NoRoom) else ": delete checkpoints, or make room on its disk"
+        return f"{error.strerror}{advice}"
     return str(error) or type(error).__name__
 
 

@@ -43,6 +43,8 @@ PATH_KINDS = {
     worker_pb2.EXTERNAL: "external_weights",
 }
 EPHEMERAL_AREA = "ephemeral"
+AREAS = (*PATH_KINDS.values(), EPHEMERAL_AREA)
+"""Folders of the checkpoint root that workers write to."""
 MAX_RESULT_BYTES = 256 * 1024**2
 LOGPROB_BYTES = 4
 IMPORT_DIGITS = 15

@@ -32,6 +32,7 @@ from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
 from tinsmith_trainer.sampling.streamed_saves import StreamedSaves
 from tinsmith_trainer.sampling.weight_sources import WeightSources
+from tinsmith_trainer.training.executor import AREAS
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.grpc_server import SamplerServicer, SamplingServicer, WorkerServicer, serve
 from tinsmith_trainer.worker.metrics import WorkerName
@@ -122,10 +123,11 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     engine, sampler = await asyncio.to_thread(load_engine, options)
     # The volume is this process's: whoever had the socket before has ended.
     saves_door = SavesDoor(options.saves_socket) if options.saves_socket is not None else None
+    root = CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes)
     parts = WorkerParts(
         engine=engine,
         sampler=sampler,
-        checkpoints=CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes),
+        checkpoints=root,
         volume=volume,
         policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
         attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
@@ -135,6 +137,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     )
     service = WorkerService(parts)
     server = await _serve(options, WorkerServicer(service, _name(options)), tls)
+    root.keep_sweeping(AREAS)
     log.info("worker ready", instance_id=service.instance_id, model=options.model, address=_address(options))
     return RunningWorker(service, server, saves_door)
 
