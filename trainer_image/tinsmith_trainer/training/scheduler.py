@@ -116,10 +116,7 @@ class Scheduler:
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Takes over what the journal holds and begins to run it.
-
-        Raises JournalFull before it has begun, and may then be tried again.
-        """
+        """Takes over what the journal holds and begins to run it. Raises JournalFull, and may then be tried again."""
         with fatal_on_error("the journal could not be taken over", unless=(JournalFull,)):
             self._attempts.recover()
             self._queues.recover()
