@@ -135,6 +135,7 @@ class WorkerServicer(object):
         """Fences older servers out: the epoch is written to the volume, and only
         then is the journal opened. Repeating the same epoch is harmless.
         FAILED_PRECONDITION when the worker has seen a higher one.
+        RESOURCE_EXHAUSTED: the volume has no room for the epoch; the same call works once there is some.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,6 +45,7 @@ class WorkerStub:
     """Fences older servers out: the epoch is written to the volume, and only
     then is the journal opened. Repeating the same epoch is harmless.
     FAILED_PRECONDITION when the worker has seen a higher one.
+    RESOURCE_EXHAUSTED: the volume has no room for the epoch; the same call works once there is some.
     """
     Submit: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitReply]
     """Accepts an operation. Returns after it is on disk. The same (model_id,
@@ -127,6 +128,7 @@ class WorkerAsyncStub(WorkerStub):
     """Fences older servers out: the epoch is written to the volume, and only
     then is the journal opened. Repeating the same epoch is harmless.
     FAILED_PRECONDITION when the worker has seen a higher one.
+    RESOURCE_EXHAUSTED: the volume has no room for the epoch; the same call works once there is some.
     """
     Submit: _aio.UnaryUnaryMultiCallable[_worker_pb2.SubmitRequest, _worker_pb2.SubmitReply]  # type: ignore[assignment]
     """Accepts an operation. Returns after it is on disk. The same (model_id,
@@ -218,6 +220,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """Fences older servers out: the epoch is written to the volume, and only
         then is the journal opened. Repeating the same epoch is harmless.
         FAILED_PRECONDITION when the worker has seen a higher one.
+        RESOURCE_EXHAUSTED: the volume has no room for the epoch; the same call works once there is some.
         """
 
     @_abc_1.abstractmethod

@@ -19,11 +19,16 @@ from pathlib import Path
 Pieces = Sequence[bytes | memoryview]
 """A file's content, one after the other; views are of single bytes. None is copied to make it."""
 
+TEMPORARY_PREFIX, TEMPORARY_SUFFIX = ".", ".tmp"
+
 BLOCK_BYTES = 4 * 1024**2
 ALIGNMENT_BYTES = 4096
 """Of memory, offsets and lengths, for any disk that goes without the page cache."""
 
 HEAD_BYTES = 8
+Allocate = Callable[[int, int], None]
+"""Gives an open file, by descriptor and size, its blocks before its content is written. Raises OSError without room."""
+
 MemoryFor = Callable[[bytes, int], memoryview]
 """Where a file's content is to go, by its first HEAD_BYTES and its size: memory of single bytes, as many as it has."""
 
@@ -60,20 +65,35 @@ def make_directory(directory: Path) -> None:
     sync_directory(directory.parent)
 
 
-def write_file(path: Path, content: Pieces, *, before_rename: Callable[[], None] | None = None) -> WrittenFile:
-    """Writes and syncs `content` under `path`; until the last moment the name shows the old file or none."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    written = write_synced(temporary, content)
-    if before_rename is not None:
-        before_rename()
-    temporary.replace(path)
+def write_file(
+    path: Path,
+    content: Pieces,
+    *,
+    mode: int = 0o666,
+    allocate: Allocate | None = None,
+    before_rename: Callable[[], None] | None = None,
+) -> WrittenFile:
+    """Writes and syncs `content` under `path`, whose name shows the old file or none until the last moment.
+
+    Whatever goes wrong, no part of the new file stays.
+    """
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}{TEMPORARY_SUFFIX}")
+    try:
+        written = hashed_while(lambda: _write_and_sync(temporary, content, mode, allocate), content)
+        if before_rename is not None:
+            before_rename()
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
     return written
 
 
-def write_synced(path: Path, content: Pieces) -> WrittenFile:
-    """The content is durable when it returns, the name once its folder is synced."""
-    return hashed_while(lambda: _write_and_sync(path, content), content)
+def remove_unfinished(directory: Path) -> None:
+    """Removes what `write_file` of a process that was killed has left in a folder."""
+    for path in directory.glob(f"{TEMPORARY_PREFIX}*{TEMPORARY_SUFFIX}"):
+        path.unlink(missing_ok=True)
 
 
 def hashed_while(write: Callable[[], object], content: Pieces) -> WrittenFile:
@@ -115,11 +135,13 @@ def size_of(content: Pieces) -> int:
     return sum(map(len, content))
 
 
-def _write_and_sync(path: Path, content: Pieces) -> None:
+def _write_and_sync(path: Path, content: Pieces, mode: int, allocate: Allocate | None) -> None:
     size_bytes = size_of(content)
     is_large = size_bytes >= BLOCK_BYTES
-    descriptor = _open(path, is_large=is_large)
+    descriptor = _open_new(path, mode, is_large=is_large)
     try:
+        if allocate is not None:
+            allocate(descriptor, size_bytes)
         for block in _blocks(content) if is_large else (memoryview(piece) for piece in content):
             _write_all(descriptor, block)
         os.ftruncate(descriptor, size_bytes)
@@ -128,15 +150,17 @@ def _write_and_sync(path: Path, content: Pieces) -> None:
         os.close(descriptor)
 
 
-def _open(path: Path, *, is_large: bool) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+def _open_new(path: Path, mode: int, *, is_large: bool) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    path.unlink(missing_ok=True)
     if is_large:
         try:
-            return os.open(path, flags | os.O_DIRECT, 0o666)
+            return os.open(path, flags | os.O_DIRECT, mode)
         except OSError as error:
             if error.errno != errno.EINVAL:  # a file system that knows only the page cache
                 raise
-    return os.open(path, flags, 0o666)
+        path.unlink(missing_ok=True)  # such a file system may have made the file all the same
+    return os.open(path, flags, mode)
 
 
 def _blocks(content: Pieces) -> Iterator[memoryview]:

@@ -39,6 +39,10 @@ class StorageUnavailable(ServerError):
     """The checkpoint root could not be reached, or refused for a reason that may pass; the same call may work soon."""
 
 
+class StorageFull(StorageUnavailable):
+    """The checkpoint root has no room for this checkpoint; it may have when others are deleted."""
+
+
 class OutOfMemory(ServerError):
     """The device, or this machine, has no room; it may have when something else goes."""
 
@@ -80,7 +84,7 @@ class TlsInvalid(TrainerError):
 
 
 class JournalFull(TrainerError):
-    """The volume has no room for another operation; nothing was accepted."""
+    """The volume has no room for another operation, which was not accepted, or for a snapshot, which was not taken."""
 
 
 class SnapshotRefused(ServerError):

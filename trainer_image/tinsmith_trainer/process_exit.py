@@ -40,13 +40,17 @@ def end_without_blame() -> None:
 
 
 @contextlib.contextmanager
-def fatal_on_error(failure: str, *, blames_the_call: bool = True) -> Iterator[None]:
+def fatal_on_error(
+    failure: str, *, blames_the_call: bool = True, unless: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Without this every operation would wait for ever, on a worker that says it is ready. A new process replays.
 
-    `blames_the_call`: what the engine is at counts as the reason.
+    `blames_the_call`: what the engine is at counts as the reason. `unless`: errors that the caller handles.
     """
     try:
         yield
+    except unless:
+        raise
     except BaseException:
         if blames_the_call:
             end_process(failure)

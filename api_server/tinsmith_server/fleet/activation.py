@@ -8,7 +8,7 @@ from abc import abstractmethod
 from tinsmith_rpc import worker_pb2
 from typing_extensions import override
 
-from tinsmith_server.errors import StaleEpoch, WorkerUnavailable
+from tinsmith_server.errors import StaleEpoch, WorkerFull, WorkerUnavailable
 from tinsmith_server.fleet.base import EpochRegistry, WorkerHandle
 from tinsmith_server.fleet.client import GrpcWorkerClient
 
@@ -34,6 +34,8 @@ async def activate(client: GrpcWorkerClient, worker_id: str, epochs: EpochRegist
             if await client.activate(row.epoch) != instance_id:
                 raise WorkerUnavailable("the worker was started anew while it was activated")
             return description
+        except WorkerFull as error:
+            raise WorkerUnavailable(str(error)) from error  # until there is room on its volume
         except StaleEpoch:
             # The volume has seen a higher epoch than the store gave: take the next one.
             await epochs.raise_epoch(worker_id, row.epoch, instance_id)

@@ -98,6 +98,15 @@ async def test_what_a_full_disk_refused_leaves_no_gap(worker: Worker) -> None:
     assert (await worker.finished(2)).failure is None
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_numbers_that_were_refused_together_are_given_again(order: tuple[int, int]) -> None:
+    given = GivenNumbers()
+    numbers = {number: key for key, number in (("a", given.give("a")), ("b", given.give("b")))}
+    for number in order:
+        given.take_back(numbers[number], number)
+    assert given.give("c") == 1
+
+
 def test_of_a_model_the_newest_keys_are_remembered() -> None:
     given = GivenNumbers()
     for number in range(REMEMBERED_KEYS + 1):

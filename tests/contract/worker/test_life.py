@@ -381,10 +381,10 @@ async def test_a_worker_that_cannot_publish_a_result_ends_rather_than_keeps_it_f
 async def test_a_worker_that_cannot_take_its_journal_over_ends_rather_than_refuses_for_ever(
     tmp_path: Path, ended: Future[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(folder: SnapshotFolder, names: object) -> None:
+    def fail(folder: SnapshotFolder) -> float:
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(SnapshotFolder, "keep_only", fail)
+    monkeypatch.setattr(SnapshotFolder, "newest_written_at", fail)
     worker = Worker(tmp_path)
     await worker.service.activate(1)
     assert ended.result(0) == 1

@@ -11,7 +11,7 @@ from support.worker.messages import with_a_later_field
 from support.worker.process import MODEL, Call, broken_train, create, save, step, train
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.oplog.model_queues import GAP_CLOSES_AFTER_SECONDS, UnknownModel
-from tinsmith_trainer.worker import service as service_module
+from tinsmith_trainer.worker import admission
 
 from .conftest import StartWorker
 
@@ -149,8 +149,8 @@ async def test_an_operation_of_an_unknown_model_is_refused(worker: Worker) -> No
 async def test_a_backlog_delays_the_acknowledgement_and_refuses_nothing(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "BACKLOG_OPERATIONS", 3)
-    monkeypatch.setattr(service_module, "BACKLOG_DELAY_SECONDS", 0.2)
+    monkeypatch.setattr(admission, "BACKLOG_OPERATIONS", 3)
+    monkeypatch.setattr(admission, "BACKLOG_DELAY_SECONDS", 0.2)
     await worker.submit(create(), train(2), train(3), train(4))  # held up by 1, which is in nobody's backlog
     held_back = asyncio.create_task(worker.submit(train(5)))
     await asyncio.sleep(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,11 +14,10 @@ from support.worker.in_process import Worker
 from support.worker.messages import forward_backward, next_token_datum
 from support.worker.process import AWAIT_SECONDS, Call, create, save, save_ephemeral, step, train
 from tinsmith_rpc import RELEASE_SEQ_ID, worker_pb2
-from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
 from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.engines.base import Call as EngineCall
 from tinsmith_trainer.errors import ServerError
-from tinsmith_trainer.training import parking, restoring
+from tinsmith_trainer.training import restoring
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.worker.metrics import WorkerName, describe
 
@@ -215,46 +213,6 @@ async def test_a_snapshot_on_request_and_a_stop_find_nothing_to_do_for_what_is_p
     successor = await start(slots=1)
     await successor.submit(step(2))
     assert (await successor.finished(2)).failure is None
-
-
-async def test_a_full_volume_lets_the_next_model_wait_and_says_why_and_nothing_is_lost(
-    start: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = await undisturbed(tmp_path, [program(0), program(1)])
-    monkeypatch.setattr(parking, "SAVED_AGAIN_AFTER_SECONDS", 0.05)
-    worker = await start(slots=1, residency=AT_ONCE)
-    await done(worker, *program(0)[:4])
-
-    def fail(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(SnapshotFolder, "write", fail)
-        await worker.submit(program(1)[0])
-        while not (pending := worker.service.pending(MODELS[1], 0)).paused_capacity:
-            assert await worker.is_pending(0, MODELS[1])
-        assert "all 1 adapter slots of this worker are in use, and its volume has no room" in pending.reason
-        assert MODELS[0] not in pending.reason
-    found = await run(worker, [program(1)])
-    await worker.submit(*program(0)[4:])
-    assert found | dict([await result_of(worker, call) for call in program(0)]) == expected
-
-
-async def test_a_full_volume_takes_the_release_of_a_parked_model_which_makes_room(
-    start: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parking, "SAVED_AGAIN_AFTER_SECONDS", 0.05)
-    worker = await start(slots=1, residency=AT_ONCE)
-    await done(worker, *program(0)[:4], *program(1)[:2])
-
-    def fail(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(SnapshotFolder, "write", fail)
-    await worker.submit(release(final="autosave"))
-    assert (await worker.finished(RELEASE_SEQ_ID)).failure is None
-    assert in_memory(worker) == {MODELS[1]}
-    await done(worker, *of(MODELS[1], [step(2)]))
 
 
 async def test_where_one_cannot_be_saved_another_leaves(start: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:

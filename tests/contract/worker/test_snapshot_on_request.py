@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ from support.worker.in_process import Worker
 from support.worker.process import AWAIT_SECONDS, MODEL, create, step, train
 from support.worker.tls_port import Port, worker_port
 from tinsmith_rpc import worker_pb2
-from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder
 from tinsmith_trainer.engines.base import Call
-from tinsmith_trainer.errors import Draining, JournalFull
+from tinsmith_trainer.errors import Draining
 from tinsmith_trainer.worker.peers import OPERATOR
 from tinsmith_trainer.worker.service import NotActive
 
@@ -148,19 +147,6 @@ async def test_training_goes_on_from_it_to_the_same_bits(start: StartWorker, tmp
     await successor.recovered()
     for name, value in successor.engine.state(MODEL).tensors.items():
         assert value.tobytes() == expected[name].tobytes(), name
-
-
-async def test_a_full_volume_is_said_and_a_later_request_works(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    await trained(worker)
-
-    def fail(folder: SnapshotFolder, snapshot: Snapshot) -> SnapshotFile:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(SnapshotFolder, "write", fail)
-        with pytest.raises(JournalFull, match="make room"):
-            await worker.service.snapshot()
-    assert await worker.service.snapshot() > 0
 
 
 async def test_one_that_stops_says_so_to_who_asked(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tinsmith_trainer.durable_files import BLOCK_BYTES, HEAD_BYTES, WrittenFile, read_hashed, write_file, write_synced
+from support.small_disk import SmallDisk, on_small_disk
+from tinsmith_trainer.durable_files import BLOCK_BYTES, HEAD_BYTES, WrittenFile, read_hashed, write_file
 
 SIZES = [0, 1, 4095, 4096, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 4097]
 
@@ -32,7 +33,7 @@ def described(content: bytes) -> WrittenFile:
 @pytest.mark.parametrize("size_bytes", SIZES)
 def test_content_in_pieces_is_written_whole(tmp_path: Path, size_bytes: int) -> None:
     content = content_of(size_bytes)
-    written = write_synced(tmp_path / "file", pieces_of(content, 7, 7, 5000, BLOCK_BYTES + 3))
+    written = write_file(tmp_path / "file", pieces_of(content, 7, 7, 5000, BLOCK_BYTES + 3))
     assert (tmp_path / "file").read_bytes() == content
     assert written == described(content)
 
@@ -40,7 +41,7 @@ def test_content_in_pieces_is_written_whole(tmp_path: Path, size_bytes: int) -> 
 def test_a_longer_file_leaves_nothing_behind_its_end(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content_of(3 * BLOCK_BYTES))
     content = content_of(BLOCK_BYTES + 1)
-    write_synced(tmp_path / "file", [content])
+    write_file(tmp_path / "file", [content])
     assert (tmp_path / "file").read_bytes() == content
 
 
@@ -68,26 +69,36 @@ def test_a_weaker_file_system_takes_the_same_content(
     content = content_of(BLOCK_BYTES + 5001)
     with monkeypatch.context() as weak:
         weakness(weak)
-        written = write_synced(tmp_path / "file", pieces_of(content, 9))
+        written = write_file(tmp_path / "file", pieces_of(content, 9))
     assert (tmp_path / "file").read_bytes() == content
     assert written == described(content)
 
 
-def test_a_disk_that_fails_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "no space left")
+@pytest.mark.parametrize("size_bytes", [1000, BLOCK_BYTES])
+def test_a_disk_that_is_full_is_heard_and_has_what_it_had(tmp_path: Path, size_bytes: int) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        (tmp_path / "file").write_bytes(b"as before")
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            write_file(tmp_path / "file", [content_of(size_bytes)])
+        assert (tmp_path / "file").read_bytes() == b"as before"
+        assert sorted(os.listdir(tmp_path)) == ["ballast", "file"]
 
-    (tmp_path / "file").write_bytes(b"as before")
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", fail)
-        with pytest.raises(OSError, match="no space left"):
-            write_file(tmp_path / "file", [content_of(BLOCK_BYTES)])
-    assert (tmp_path / "file").read_bytes() == b"as before"
+    on_small_disk(tmp_path, 8, scenario)
+
+
+def test_whatever_ends_a_write_leaves_no_part_of_it(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_file(tmp_path / "file", [b"new"], before_rename=interrupt)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_large_file_leaves_the_page_cache_alone(tmp_path: Path) -> None:
     """Pages in it are memory that a limit of the container's counts."""
-    write_synced(tmp_path / "file", [content_of(2 * BLOCK_BYTES)])
+    write_file(tmp_path / "file", [content_of(2 * BLOCK_BYTES)])
     with (tmp_path / "file").open("rb") as file:
         try:
             read = os.preadv(file.fileno(), [bytearray(4096)], BLOCK_BYTES, os.RWF_NOWAIT)

@@ -16,12 +16,13 @@ from typing import Any, Literal
 from tinsmith_rpc.tenant_names import RULE, is_tenant_name
 
 from tinsmith_trainer.checkpoints import age_files
+from tinsmith_trainer.checkpoints.abandoned import keep_sweeping
 from tinsmith_trainer.checkpoints.storage import CheckpointStorage, FileTooLarge, StorageFault
 from tinsmith_trainer.durable_files import Pieces, ReadFile, WrittenFile, sha256_of, size_of
 from tinsmith_trainer.engines import peft_layout
 from tinsmith_trainer.engines.base import AdapterState, BaseModelInfo, LoraSpec
 from tinsmith_trainer.engines.tensor_files import memory_for_tensors, tensor_file, tensors_of
-from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageUnavailable, UserError
+from tinsmith_trainer.errors import CheckpointInvalid, ServerError, StorageFull, StorageUnavailable, UserError
 from tinsmith_trainer.failpoints import reach
 
 FORMAT_VERSION = 1
@@ -67,9 +68,14 @@ class LoadedCheckpoint:
 class CheckpointRoot:
     """Reads and writes checkpoints below one URL. Blocking calls, for threads."""
 
-    def __init__(self, url: str) -> None:
-        """Raises ServerError when nothing here speaks the URL's protocol."""
-        self._storage = CheckpointStorage(url)
+    def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
+        """See `CheckpointStorage`."""
+        self._storage = CheckpointStorage(url, reserved_bytes=reserved_bytes)
+
+    def keep_sweeping(self, areas: Iterable[str]) -> None:
+        """Removes saves in these areas that never ended, from now on."""
+        if self._storage.folder is not None:
+            keep_sweeping(self._storage.folder, areas, MANIFEST_FILE)
 
     def write(
         self,
@@ -82,12 +88,13 @@ class CheckpointRoot:
         area: str,
         *,
         age_recipients: Sequence[str] = (),
+        may_use_reserve: bool = False,
     ) -> WrittenCheckpoint:
         """Writes the directory `<area>/<model>/<seq>-<epoch>`; durable when it returns.
 
-        With recipients nobody else can read the files, the worker neither.
-        Raises StorageUnavailable when the storage cannot be reached or may take it later, ServerError when it refuses,
-        and UserError for what is no recipient.
+        With recipients nobody else can read the files, the worker neither. `may_use_reserve`: what is saved makes room.
+        Raises StorageUnavailable when the storage cannot be reached or may take it later, StorageFull when it has no
+        room, ServerError when it refuses, and UserError for what is no recipient.
         """
         files = _encode(contents, state, base)
         if age_recipients:
@@ -100,7 +107,7 @@ class CheckpointRoot:
         try:
             # Encrypted again it is not the same again.
             found = None if age_recipients else self._written_before(attempts, files, manifest_of)
-            directory, manifest = found or self._write(f"{attempts}-{epoch}", files, manifest_of)
+            directory, manifest = found or self._write(f"{attempts}-{epoch}", files, manifest_of, may_use_reserve)
         except StorageFault as error:
             raise _unusable(error, f"The checkpoint {attempts} could not be saved to {self._storage.url}") from error
         size_bytes = sum(map(size_of, files.values())) + len(manifest)
@@ -170,13 +177,15 @@ class CheckpointRoot:
             raise CheckpointInvalid(f"The upload lacks {names[0] if config is None else names[1]}.")
         return config, weights
 
-    def _write(self, directory: str, files: Mapping[str, Pieces], manifest_of: ManifestOf) -> tuple[str, bytes]:
+    def _write(
+        self, directory: str, files: Mapping[str, Pieces], manifest_of: ManifestOf, may_use_reserve: bool
+    ) -> tuple[str, bytes]:
         def commit(written: Mapping[str, WrittenFile]) -> bytes:
             manifest = manifest_of(written)
             reach("checkpoint-before-manifest")
             return manifest
 
-        return directory, self._storage.write(directory, files, MANIFEST_FILE, commit)
+        return directory, self._storage.write(directory, files, MANIFEST_FILE, commit, may_use_reserve=may_use_reserve)
 
     def _written_before(
         self, attempts: str, files: Mapping[str, Pieces], manifest_of: ManifestOf
@@ -225,6 +234,8 @@ def decoded(directory: str, manifest: Manifest, files: Mapping[str, ReadFile]) -
 
 
 def _unusable(fault: StorageFault, what: str) -> ServerError:
+    if fault.is_full:
+        return StorageFull(f"{what}: {fault}")
     kind = StorageUnavailable if fault.may_pass else ServerError
     return kind(f"{what}: {fault}")
 

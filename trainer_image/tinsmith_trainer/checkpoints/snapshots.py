@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tinsmith_trainer.disk_room import DiskRoom
 from tinsmith_trainer.durable_files import Pieces, make_directory, read_hashed, write_file
 from tinsmith_trainer.engines.base import AdapterState, LoraSpec
 from tinsmith_trainer.engines.tensor_files import SIZE_BYTES, header_end, memory_for_tensors, tensor_file, tensors_of
@@ -53,16 +54,29 @@ class SnapshotFile:
 class SnapshotFolder:
     """The snapshot files of one worker."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, room: DiskRoom | None = None) -> None:
+        """`room`: that of the folder's disk, whose reserve snapshots leave alone."""
         self._folder = folder
         make_directory(folder)
+        self._room = room or DiskRoom(folder)
+
+    def has_room_for(self, size_bytes: int) -> bool:
+        return self._room.has_room_for(size_bytes)
 
     def write(self, snapshot: Snapshot) -> SnapshotFile:
-        """Durable when it returns, under a name of its own; the journal decides whether it counts."""
+        """Durable when it returns, under a name of its own; the journal decides whether it counts.
+
+        Raises OSError, and leaves nothing behind.
+        """
         content = _encode(snapshot)
         name = f"{re.sub(r'[^A-Za-z0-9_-]', '.', snapshot.model_id)}.{snapshot.applied}.safetensors"
         reach("snapshot-mid-write")
-        written = write_file(self._folder / name, content, before_rename=lambda: reach("snapshot-before-rename"))
+        written = write_file(
+            self._folder / name,
+            content,
+            allocate=self._room.allocate,
+            before_rename=lambda: reach("snapshot-before-rename"),
+        )
         reach("snapshot-before-commit")
         return SnapshotFile(name, written.sha256)
 
@@ -91,15 +105,15 @@ class SnapshotFolder:
         return int(description["lora"]["rank"]), int(description["optimizer_step"])
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Removes every other file, half-written ones included."""
+        """Removes every other file, half-written ones included. Folders, such as lost+found, are the file system's."""
         kept = set(names)
         for path in self._folder.iterdir():
-            if path.name not in kept:
+            if path.name not in kept and not path.is_dir():
                 path.unlink()
 
     def newest_written_at(self) -> float:
         """Unix seconds; 0: there is none."""
-        return max((path.stat().st_mtime for path in self._folder.iterdir()), default=0.0)
+        return max((path.stat().st_mtime for path in self._folder.iterdir() if path.is_file()), default=0.0)
 
     def remove(self, name: str) -> None:
         """One that cannot be removed now is removed by the next start."""

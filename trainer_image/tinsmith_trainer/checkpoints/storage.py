@@ -7,17 +7,20 @@ other workers write to the same place.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from tinsmith_trainer.disk_room import NO_ROOM, DiskRoom, NoRoom
 from tinsmith_trainer.durable_files import (
     MemoryFor,
     Pieces,
@@ -26,8 +29,9 @@ from tinsmith_trainer.durable_files import (
     hashed_while,
     read_hashed,
     sha256_of,
+    size_of,
     sync_directory,
-    write_synced,
+    write_file,
 )
 from tinsmith_trainer.errors import ServerError
 
@@ -35,6 +39,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 PARALLEL_REQUESTS = 8
+FINISHED_MODE = 0o444
+"""Nothing changes a file once it has its name, and several checkpoints may share one by hard links."""
 
 LASTING_REFUSALS = frozenset(
     {
@@ -48,11 +54,15 @@ be a key that is being rotated."""
 
 
 class StorageFault(Exception):
-    """It refused or could not be reached, also when asked again. What was being written may be there or not."""
+    """It refused or could not be reached, also when asked again.
 
-    def __init__(self, message: str, *, may_pass: bool) -> None:
+    `is_full`: it has no room. `may_pass`: the same request may work later, as it does where room is made.
+    """
+
+    def __init__(self, message: str, *, may_pass: bool, is_full: bool = False) -> None:
         super().__init__(message)
         self.may_pass = may_pass
+        self.is_full = is_full
 
 
 class FileTooLarge(Exception):
@@ -68,9 +78,13 @@ class FileTooLarge(Exception):
 class CheckpointStorage:
     """Blocking calls, for threads; paths are relative to the root. They raise StorageFault, but for what they name."""
 
-    def __init__(self, url: str) -> None:
-        """Raises ServerError when nothing here speaks the URL's protocol."""
+    def __init__(self, url: str, *, reserved_bytes: int = 0) -> None:
+        """`reserved_bytes` of a root that is a folder stay free on its disk.
+
+        Raises ServerError when nothing here speaks the URL's protocol.
+        """
         self.url = url
+        self._reserved_bytes = reserved_bytes
         try:
             fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **driver_options(url, os.environ))
         except (ImportError, ValueError) as error:
@@ -79,22 +93,75 @@ class CheckpointStorage:
         self._path = str(path).rstrip("/")
         self._is_local = isinstance(fs, LocalFileSystem)
 
+    @property
+    def folder(self) -> Path | None:
+        """The root, where it is one."""
+        return Path(self._path) if self._is_local else None
+
     def write(
-        self, directory: str, files: Mapping[str, Pieces], last: str, content: Callable[[dict[str, WrittenFile]], bytes]
+        self,
+        directory: str,
+        files: Mapping[str, Pieces],
+        last: str,
+        content: Callable[[dict[str, WrittenFile]], bytes],
+        *,
+        may_use_reserve: bool = False,
     ) -> bytes:
-        """Durable when it returns. The last file's content is told once the others are there, and returned."""
-        folder = f"{self._path}/{directory}"
+        """Durable when it returns. The last file's content is told once the others are there, and returned.
+
+        Where a folder's files cannot all be written, none of them stays.
+        """
         try:
-            if not self._fs.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
-                self._fs.makedirs(folder, exist_ok=True)
-            written = self._together(lambda name: self._write_file(f"{folder}/{name}", files[name]), files)
-            ending = content(dict(zip(files, written, strict=True)))
-            self._write_file(f"{folder}/{last}", [ending])
-            if self._is_local:
-                _sync_upwards(Path(folder), Path(self._path))
-            return ending
+            size_bytes = sum(map(size_of, files.values()))
+            with self._room(size_bytes, may_use_reserve=may_use_reserve), self._folder(directory, [*files, last]):
+                return self._write_all(f"{self._path}/{directory}", files, last, content)
         except Exception as error:
             raise _fault(error) from error
+
+    def _write_all(
+        self,
+        folder: str,
+        files: Mapping[str, Pieces],
+        last: str,
+        content: Callable[[dict[str, WrittenFile]], bytes],
+    ) -> bytes:
+        if not self._fs.async_impl:  # an object store has no folders, and to s3fs making one is making the bucket
+            self._fs.makedirs(folder, exist_ok=True)
+        written = self._together(lambda name: self._write_file(f"{folder}/{name}", files[name]), files)
+        ending = content(dict(zip(files, written, strict=True)))
+        self._write_file(f"{folder}/{last}", [ending])
+        if self._is_local:
+            _sync_upwards(Path(folder), Path(self._path))
+        return ending
+
+    @contextlib.contextmanager
+    def _folder(self, directory: str, names: Iterable[str]) -> Iterator[None]:
+        """Removes the files of an attempt that fails, and their folder: on a full disk they would keep it full."""
+        if not self._is_local:
+            yield
+            return
+        folder = Path(self._path, directory)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                for name in names:
+                    (folder / name).unlink(missing_ok=True)
+                folder.rmdir()
+            raise
+
+    @contextlib.contextmanager
+    def _room(self, size_bytes: int, *, may_use_reserve: bool) -> Iterator[None]:
+        """Raises NoRoom. An object store has all the room that it is asked for."""
+        if not self._is_local or may_use_reserve:
+            yield
+            return
+        with self._disk.claimed(size_bytes):
+            yield
+
+    @cached_property
+    def _disk(self) -> DiskRoom:
+        return DiskRoom(_existing(Path(self._path)), self._reserved_bytes)
 
     def read(self, directory: str, names: Iterable[str]) -> dict[str, bytes | None]:
         """Contents by name; None: there is no such file."""
@@ -138,7 +205,7 @@ class CheckpointStorage:
 
     def _write_file(self, path: str, content: Pieces) -> WrittenFile:
         if self._is_local:
-            return write_synced(Path(path), content)
+            return write_file(Path(path), content, mode=FINISHED_MODE)
         # As a whole, since only so s3fs uploads parts of it at the same time, and gives up an upload that fails.
         return hashed_while(lambda: self._fs.pipe_file(path, b"".join(content)), content)
 
@@ -184,7 +251,20 @@ def driver_options(url: str, environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _fault(error: Exception) -> StorageFault:
     """Drivers raise errors of their own: botocore's are no OSErrors."""
-    return StorageFault(str(error) or type(error).__name__, may_pass=_may_pass(error))
+    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+    return StorageFault(_sentence(error), may_pass=_may_pass(error), is_full=is_full)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        advice = "" if isinstance(error, NoRoom) else ": delete checkpoints, or make room on its disk"
+        return f"{error.strerror}{advice}"
+    return str(error) or type(error).__name__
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest above it that is there: a root is made by the first save."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _may_pass(error: Exception) -> bool:

@@ -66,10 +66,13 @@ class Attempts:
         """Return when nothing runs beside the engine's thread, so that the next end is the suspect's own."""
 
     def recover(self) -> None:
-        """Counts how the process before this one ended, on the disk, and remembers what was counted before."""
+        """Counts how the process before this one ended, on the disk, and remembers what was counted before.
+
+        Raises JournalFull, and may then be tried again.
+        """
         left = self._marker.left_behind
         if left is not None:
-            self._journal.write(lambda db: journal_tables.count_interruption(db, left), must_succeed=True).result()
+            self._journal.write(lambda db: journal_tables.count_interruption(db, left), uses_reserve=True).result()
             self._marker.clear()
         self._known = self._journal.read(journal_tables.read_interruptions).result()
         for work in left.suspects if left is not None else ():

@@ -72,7 +72,7 @@ class Forgetting:
         self._journal = journal
 
     async def round(self, retention: Retention, acknowledged_event_id: int, now: float) -> list[str]:
-        """Returns the released models of which every trace is gone."""
+        """Returns the released models of which every trace is gone. Raises JournalFull, or ServerError, in between."""
         expired = max(now - retention.seconds, await self._newest_that_does_not_fit(retention.result_bytes))
         horizons = Horizons(expired, now - retention.least_seconds)
         for model in await self._read(journal_tables.read_models):
@@ -105,7 +105,7 @@ class Forgetting:
         return await asyncio.wrap_future(self._journal.read(run))
 
     async def _write(self, run: Callable[[Database], T]) -> T:
-        return await asyncio.wrap_future(self._journal.write(run, must_succeed=True))
+        return await asyncio.wrap_future(self._journal.write(run, uses_reserve=True))
 
 
 # ---- in the journal's thread

@@ -28,6 +28,7 @@ class GivenNumbers:
 
     last: int = 0
     _of_keys: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _refused: set[int] = field(default_factory=set)
 
     def find(self, key: str) -> int | None:
         """The number of the operation that came with this key."""
@@ -45,8 +46,12 @@ class GivenNumbers:
             self._of_keys.popitem(last=False)
 
     def take_back(self, key: str, number: int) -> None:
-        """What had it was not accepted. With a later one given already it stays out, as one that never came."""
-        if self._of_keys.pop(key, None) is not None and self.last == number:
+        """What had it was not accepted. Below one that was accepted it stays out, as one that never came."""
+        if self._of_keys.pop(key, None) is None:
+            return
+        self._refused.add(number)
+        while self.last in self._refused:
+            self._refused.remove(self.last)
             self.last -= 1
 
 

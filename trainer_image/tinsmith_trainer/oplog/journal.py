@@ -17,14 +17,19 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import apsw
+import structlog
 
 from tinsmith_trainer.errors import JournalFull, ServerError, VolumeUnsuitable
 from tinsmith_trainer.process_exit import fatal_on_error
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
 FULL_RETRY_SECONDS = 1.0
+WAL_KEPT_BYTES = 8 * 1024**2
+"""A write-ahead log that is longer gives its blocks back at once: a few large bodies would keep them for good."""
 SYNC_BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 SCHEMA = """
@@ -121,19 +126,32 @@ class _Job(Generic[T]):
     run: Callable[[apsw.Connection], T]
     future: Future[T]
     writes: bool
-    must_succeed: bool
+    must_succeed: bool = False
+    uses_reserve: bool = False
+    model_id: str = ""
 
 
 class Journal:
-    """Runs reads and writes on the file, in the order they came, on a thread of its own."""
+    """Runs reads and writes on the file, in the order they came, on a thread of its own.
 
-    def __init__(self, path: Path, *, vfs: str | None = None) -> None:
-        """Raises VolumeUnsuitable, or ServerError when another version wrote it."""
+    On a full disk, writes that must succeed wait for room, and everything else goes on: reads, writes for which there
+    is room, and refusals. Of one model they keep their order.
+    """
+
+    def __init__(self, path: Path, *, vfs: str | None = None, free_reserve: Callable[[], bool] = lambda: False) -> None:
+        """`free_reserve` makes room on a full disk for what must be written; False: it has none left.
+
+        Raises VolumeUnsuitable, or ServerError when another version wrote it.
+        """
         self.stats = JournalStats()
         self.path = path
+        self._wal = path.with_name(f"{path.name}-wal")
+        self._free_reserve = free_reserve
+        self._waiting: list[_Job[Any]] = []  # writes that must succeed and found no room
+        self._tried_at = 0.0
         self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         try:
-            self._db = _open(path, vfs)
+            self._db = self._open(vfs)
         except apsw.Error as error:
             raise VolumeUnsuitable(
                 f"The journal {path} cannot be opened: {error}. Make room and rights on its volume; "
@@ -142,30 +160,53 @@ class Journal:
         self._thread = threading.Thread(target=self._serve, name="journal", daemon=True)
         self._thread.start()
 
-    def write(self, run: Callable[[apsw.Connection], T], *, must_succeed: bool = False) -> Future[T]:
+    def _open(self, vfs: str | None) -> apsw.Connection:
+        try:
+            return _open(self.path, vfs)
+        except apsw.FullError:
+            if not self._free_reserve():
+                raise
+            return _open(self.path, vfs)
+
+    def write(
+        self,
+        run: Callable[[apsw.Connection], T],
+        *,
+        must_succeed: bool = False,
+        uses_reserve: bool = False,
+        model_id: str = "",
+    ) -> Future[T]:
         """Runs in the next transaction. Resolves after its commit is synced.
 
         Fails with JournalFull when the disk is full, and with ServerError when the file cannot be written.
-        `must_succeed` is for what has already happened: it waits for room, and whatever else fails ends the process,
-        since its memory is then ahead of the file. A new one begins with what the file says.
+        `uses_reserve` is for what makes room, or is needed to start: it fails once the reserve is used up, too.
+        `must_succeed` is for what has already happened: it uses the reserve, then waits for room, and whatever else
+        fails ends the process, since its memory is then ahead of the file. A new one begins with what the file says.
+        Its future does not resolve where the journal is closed before there is room.
+        `model_id`: whose write it is, of those that must succeed.
         """
-        return self._put(_Job(run, Future(), writes=True, must_succeed=must_succeed))
+        return self._put(_Job(run, Future(), True, must_succeed, uses_reserve or must_succeed, model_id))
 
     def read(self, run: Callable[[apsw.Connection], T]) -> Future[T]:
         """Runs on what is committed."""
-        return self._put(_Job(run, Future(), writes=False, must_succeed=False))
+        return self._put(_Job(run, Future(), writes=False))
 
     def size_bytes(self) -> int:
         """On disk, with what is not yet folded into the main file."""
-        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
+        return _size_of(self.path) + _size_of(self._wal)
 
     def settle(self) -> None:
-        """Returns when every earlier write is on disk and its future's callbacks have run."""
-        self.write(lambda db: None, must_succeed=True).result()
+        """Returns when every earlier write is on disk and its future's callbacks have run.
+
+        Raises JournalFull while one of them waits for room.
+        """
+        if self._put(_Job(lambda db: bool(self._waiting), Future(), writes=True)).result():
+            raise self._full()
 
     def close(self) -> None:
-        """Finishes what is queued and closes the file."""
+        """Finishes what is queued and closes the file. What still waits for room is left to the next process, which
+        runs the operations of which no result is on disk again.
+        """
         self._queue.put(None)
         self._thread.join()
 
@@ -179,10 +220,16 @@ class Journal:
         with fatal_on_error(f"the journal {self.path} could not be kept", blames_the_call=False):
             while self._serve_batch(self._take_batch()):
                 pass
+            if self._waiting:
+                log.warning("writes had no room to the end", path=str(self.path), writes=len(self._waiting))
         self._db.close()
 
     def _take_batch(self) -> list[_Job[Any] | None]:
-        batch = [self._queue.get()]
+        """What has come; nothing, where something waits for room and is to be tried again."""
+        try:
+            batch = [self._queue.get(timeout=FULL_RETRY_SECONDS if self._waiting else None)]
+        except queue.Empty:
+            return []
         while not self._queue.empty():
             batch.append(self._queue.get())
         return batch
@@ -192,8 +239,12 @@ class Journal:
         for job in jobs:
             if not job.writes:
                 _resolve(job, self._db)
+        if self._waiting and (None in batch or time.monotonic() >= self._tried_at + FULL_RETRY_SECONDS):
+            self._try_waiting()
         writes = [job for job in jobs if job.writes]
-        if writes:
+        if self._waiting:
+            self._commit_one_by_one(writes)
+        elif writes:
             self._commit(writes)
         return None not in batch
 
@@ -222,7 +273,16 @@ class Journal:
             raise
         self.stats.observe(time.perf_counter() - started)
         self.stats.operations += len(jobs)
+        if _size_of(self._wal) > WAL_KEPT_BYTES:
+            self._shorten_log()
         return results
+
+    def _shorten_log(self) -> None:
+        """Also what a transaction without room has taken: as long as the log has it, nothing else can."""
+        try:
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.Error as error:  # nothing is lost: what was committed is in the log
+            log.warning("the journal's log cannot be folded in", path=str(self.path), reason=str(error))
 
     def _separate(self, jobs: list[_Job[Any]], error: Exception) -> None:
         """One bad write must not take its neighbours down."""
@@ -232,24 +292,57 @@ class Journal:
         for job in jobs:
             self._commit([job])
 
+    # ---- on a full disk
+
     def _commit_one_by_one(self, jobs: list[_Job[Any]]) -> None:
         for job in jobs:
-            while not self._commit_unless_full(job):
-                time.sleep(FULL_RETRY_SECONDS)
+            if self._is_behind(job):
+                self._waiting.append(job)
+            elif not self._commit_unless_full(job):
+                log.warning("a write waits for room", path=str(self.path))
+                self._tried_at = time.monotonic()
+                self._waiting.append(job)
+
+    def _is_behind(self, job: _Job[Any]) -> bool:
+        return job.must_succeed and any(job.model_id == waiting.model_id for waiting in self._waiting)
+
+    def _try_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._commit_one_by_one(waiting)
+        self._tried_at = time.monotonic()
 
     def _commit_unless_full(self, job: _Job[Any]) -> bool:
         """False when the disk is full and the job has to wait for room; else its future is settled."""
         try:
-            [result] = self._transaction([job])
+            [result] = self._transaction_from_reserve(job) if job.uses_reserve else self._transaction([job])
         except apsw.FullError:
+            self._shorten_log()
             if job.must_succeed:
                 return False
-            job.future.set_exception(JournalFull(f"No room on the volume of {self.path}: make room, then retry."))
+            job.future.set_exception(self._full())
         except Exception as error:
             _fail(job, error)
         else:
             job.future.set_result(result)
         return True
+
+    def _transaction_from_reserve(self, job: _Job[Any]) -> list[Any]:
+        try:
+            return self._transaction([job])
+        except apsw.FullError:
+            if not self._free_reserve():
+                raise
+            return self._transaction([job])
+
+    def _full(self) -> JournalFull:
+        return JournalFull(f"No room on the volume of {self.path}: make room, then retry.")
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _resolve(job: _Job[Any], db: apsw.Connection) -> None:

@@ -14,6 +14,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.checkpoint_root import SavedWeights
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFile
+from tinsmith_trainer.engines.base import AdapterState
 from tinsmith_trainer.errors import Category
 from tinsmith_trainer.in_flight_marker import InFlightWork, Interruption
 from tinsmith_trainer.oplog.number_ranges import NumberRanges
@@ -72,6 +73,7 @@ class OperationResult:
     saved_name: tuple[int, str] | None = None  # checkpoint kind and name
     saved: SavedWeights | None = None
     forces_snapshot: bool = False
+    replaced: AdapterState | None = None  # what a load took the place of, until there is a snapshot of the new one
     snapshot: SnapshotFile | None = None
     trained_tokens: int = 0
     input_tokens: int = 0

@@ -31,6 +31,7 @@ class Entry:
     failure: Failure | None = None
     accepted: Future[None] = SETTLED  # resolves when it is on disk
     payload: bytes | None = None  # kept for its turn, so that the engine need not wait for the journal's thread
+    body_bytes: int = 0  # on the disk, of what this process has accepted
     started_at: float | None = None  # Unix seconds, of its first turn in this process
     forward_only: bool | None = None  # from the journal, or from its body; None: that was not read, or cannot be
 
@@ -62,6 +63,7 @@ class ModelQueue:
     entries: dict[int, Entry] = field(default_factory=dict)  # those without a result, and those that are to run again
     settled: NumberRanges = field(default_factory=NumberRanges)  # all others: their results are the journal's alone
     given: GivenNumbers = field(default_factory=GivenNumbers)
+    waiting_bytes: int = 0  # of the bodies of operations that have no result
     last_accepted_at: float = 0.0  # Unix seconds; 0: nothing is known of it
     snapshot: SnapshotFile | None = None
     snapshot_applied: int = -1
@@ -77,6 +79,7 @@ class ModelQueue:
     replay_seconds: float = 0.0  # what a crash now would cost to run again
     unsaved_operations: int = 0  # since the snapshot; each of them is read at a start
     snapshot_seconds: float = 0.0  # what the latest snapshot took; until the first, what reading the old one took
+    wanted_bytes: int = 0  # of the snapshot that found no room; 0: the latest one did
     retried_since: float | None = None  # when its next operation was first to be retried
     optimizer_step: int = 0
     rank: int = 0
@@ -132,12 +135,17 @@ class ModelQueue:
 
     def add(self, entry: Entry) -> None:
         self.entries[entry.operation.seq_id] = entry
+        self.waiting_bytes += entry.body_bytes
         self.last_accepted_at = max(self.last_accepted_at, entry.operation.accepted_at)
 
     def settle(self, entry: Entry) -> None:
         """Its result is on disk, and it has had its effect: of itself only the number is needed."""
-        self.entries.pop(entry.operation.seq_id, None)
+        self.remove(entry)
         self.settled.add(entry.operation.seq_id)
+
+    def remove(self, entry: Entry) -> None:
+        if self.entries.pop(entry.operation.seq_id, None) is not None:
+            self.waiting_bytes -= entry.body_bytes
 
     def is_finished(self, seq_id: int) -> bool | None:
         """Whether there is a result that clients may know; None: no such operation was accepted."""

@@ -124,6 +124,11 @@ class ModelQueues:
             queue = self._queues.get(model_id)
             return 0 if queue is None else queue.order.waiting_count
 
+    def waiting_bytes(self, owner: str) -> int:
+        """Of the bodies of one owner's operations that have no result yet."""
+        with self._changed:
+            return sum(queue.waiting_bytes for queue in self._open.values() if queue.owner == owner)
+
     # ---- accepting
 
     def accept(self, operation: Operation, payload: bytes, tenant: str = "") -> tuple[int, Future[None]]:
@@ -143,12 +148,12 @@ class ModelQueues:
                 return operation.seq_id, SETTLED
             # Decision and enqueueing are one step: the journal keeps the order in which we decided.
             late = queue.late_failure(operation.seq_id)
-            entry = Entry(operation, "pending", accepted=self._write_accepted(queue.tenant, operation, payload, late))
+            accepted = self._write_accepted(queue.tenant, operation, payload, late)
+            entry = Entry(operation, "pending", accepted=accepted, body_bytes=len(payload))
             if self._kept_bytes + len(payload) <= KEPT_PAYLOAD_BYTES:
                 entry.payload = payload
                 self._kept_bytes += len(payload)
             queue.add(entry)
-        accepted = entry.accepted
         accepted.add_done_callback(lambda done: self._place(queue, entry, late, done))
         return operation.seq_id, accepted
 
@@ -191,7 +196,7 @@ class ModelQueues:
                 note_given(db, operation.model_id, operation.seq_id)
             reach("accept-before-sync")
 
-        return self._journal.write(write)
+        return self._journal.write(write, uses_reserve=operation.kind == worker_pb2.RELEASE_MODEL)
 
     def _place(self, queue: ModelQueue, entry: Entry, late: Failure | None, done: Future[None]) -> None:
         """In the journal's thread, in the order of commits."""
@@ -223,7 +228,7 @@ class ModelQueues:
     def _forget(self, queue: ModelQueue, entry: Entry) -> None:
         with self._changed:
             self._drop_payload(entry)
-            del queue.entries[entry.operation.seq_id]
+            queue.remove(entry)
             queue.given.take_back(entry.operation.idempotency_key, entry.operation.seq_id)
             if not queue.entries and not queue.settled:
                 del self._queues[queue.model_id]
@@ -354,7 +359,8 @@ class ModelQueues:
                 self._settle_late(queue, entry)
             self._on_finished(operation.model_id, operation.seq_id)
 
-        self._journal.write(write, must_succeed=True).add_done_callback(publish)
+        written = self._journal.write(write, must_succeed=True, model_id=operation.model_id)
+        written.add_done_callback(publish)
 
     def _settle_late(self, queue: ModelQueue, entry: Entry) -> None:
         self._drop_payload(entry)
@@ -387,6 +393,8 @@ class ModelQueues:
                 self._changed.notify_all()
 
         written = self._journal.write(
-            lambda db: journal_tables.raise_closed_below(db, queue.model_id, below), must_succeed=True
+            lambda db: journal_tables.raise_closed_below(db, queue.model_id, below),
+            must_succeed=True,
+            model_id=queue.model_id,
         )
         written.add_done_callback(take_effect)

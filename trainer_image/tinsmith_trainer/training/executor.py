@@ -44,6 +44,8 @@ PATH_KINDS = {
     worker_pb2.EXTERNAL: "external_weights",
 }
 EPHEMERAL_AREA = "ephemeral"
+AREAS = (*PATH_KINDS.values(), EPHEMERAL_AREA)
+"""Folders of the checkpoint root that workers write to."""
 MAX_RESULT_BYTES = 256 * 1024**2
 LOGPROB_BYTES = 4
 IMPORT_DIGITS = 15
@@ -173,6 +175,7 @@ class Executor:
             self._base,
             EPHEMERAL_AREA if request.kind == worker_pb2.EPHEMERAL else PATH_KINDS[request.kind],
             age_recipients=request.age_recipients,
+            may_use_reserve=save.operation.kind == worker_pb2.RELEASE_MODEL,
         )
 
     def import_adapter(self, request: worker_pb2.ImportAdapterRequest) -> worker_pb2.ImportAdapterReply:
@@ -254,17 +257,18 @@ class Executor:
         loaded = self._checkpoints.read(request.directory, request.manifest_digest, self._base)
         if request.with_optimizer and not loaded.has_optimizer:
             raise UserError(f"{request.tinker_path} holds no optimizer state; load it without the optimizer.")
-        if request.create:
+        replaced = None if request.create else self._engine.state(model_id)
+        if replaced is None:
             _check_rank(request.tinker_path, loaded.state.lora.rank, self._engine.capabilities().max_rank)
         else:
-            _check_same_shape(request.tinker_path, self._engine.state(model_id).lora, loaded.state.lora)
+            _check_same_shape(request.tinker_path, replaced.lora, loaded.state.lora)
         self._engine.load_state(model_id, loaded.state, request.with_optimizer)
         result = {"path": request.tinker_path, "model_id": model_id, "type": "load_weights"}
         events: tuple[worker_pb2.Event, ...] = ()
         if request.create:
             created = worker_pb2.ModelCreated(model_id=model_id, lora=_lora_message(loaded.state.lora))
             events = (worker_pb2.Event(model_created=created),)
-        return OperationResult(orjson.dumps(result), forces_snapshot=True, events=events)
+        return OperationResult(orjson.dumps(result), forces_snapshot=True, replaced=replaced, events=events)
 
     def _optim_step(self, model_id: str, request: worker_pb2.OptimStep) -> OperationResult:
         params = AdamParams(

@@ -101,7 +101,7 @@ class Restorer:
             journal_tables.set_model_phase(db, queue.model_id, "corrupted", reason)
             self._stamp().add_event(db, event)
 
-        self._journal.write(write, must_succeed=True)
+        self._journal.write(write, must_succeed=True, model_id=queue.model_id)
         self._queues.close_model(queue, "corrupted", reason)
 
 

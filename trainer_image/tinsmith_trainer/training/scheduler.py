@@ -19,7 +19,7 @@ from tinsmith_rpc import worker_pb2
 
 from tinsmith_trainer.checkpoints.snapshots import SnapshotFolder, WindowFailure
 from tinsmith_trainer.engines.base import Engine
-from tinsmith_trainer.errors import Refused, TrainerError
+from tinsmith_trainer.errors import JournalFull, Refused
 from tinsmith_trainer.failpoints import reach
 from tinsmith_trainer.in_flight_marker import EngineCall, InFlightMarker
 from tinsmith_trainer.oplog import journal_tables
@@ -36,11 +36,11 @@ from tinsmith_trainer.training.executor import Executor, save_request
 from tinsmith_trainer.training.importing import Imports
 from tinsmith_trainer.training.operation_results import Stamp, failure_of, write_operation_result
 from tinsmith_trainer.training.parking import Parking
+from tinsmith_trainer.training.put_off import PutOff
 from tinsmith_trainer.training.residency import ResidencyRules
 from tinsmith_trainer.training.restoring import Restorer
 from tinsmith_trainer.training.saving import Saves
 from tinsmith_trainer.training.snapshotting import ModelSnapshots, SnapshotPolicy, Snapshotter
-from tinsmith_trainer.training.storage_retries import retry_seconds
 from tinsmith_trainer.training.turns import Pace, Turns
 
 log = structlog.get_logger(__name__)
@@ -111,15 +111,16 @@ class Scheduler:
             at_work=(self._calls, self._saves),
             rules=residency or ResidencyRules(),
         )
+        self._put_off = PutOff(engine, queues, self.parking, self._model_snapshots)
         self._epoch = 0
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Takes over what the journal holds and begins to run it."""
-        with fatal_on_error("the journal could not be taken over"):
+        """Takes over what the journal holds and begins to run it. Raises JournalFull, and may then be tried again."""
+        with fatal_on_error("the journal could not be taken over", unless=(JournalFull,)):
             self._attempts.recover()
-            recovered = self._queues.recover()
-            self._model_snapshots.take_over(recovered)
+            self._queues.recover()
+            self._model_snapshots.take_over()
             self._thread.start()
 
     @property
@@ -208,7 +209,7 @@ class Scheduler:
             if turn.missing:
                 queue.window_failure = missing_failure(turn.missing)
             result = self._decide(queue, entry)
-            queue.retried_since = None
+            queue.retried_since, queue.held_because = None, ""
             if turn.missing or entry.operation.changes_the_adapter:
                 queue.changed_at = turn.seq_id
             # Before anybody can hear of the result, and ask for what comes after it.
@@ -264,16 +265,26 @@ class Scheduler:
     # ---- running
 
     def _write_result(self, queue: ModelQueue, entry: Entry, result: OperationResult) -> None:
-        committed = self._journal.write(lambda db: self._write(db, entry.operation, result), must_succeed=True)
+        committed = self._journal.write(
+            lambda db: self._write(db, entry.operation, result), must_succeed=True, model_id=queue.model_id
+        )
         committed.add_done_callback(lambda _: self._publish(queue, entry, result))
 
     def _run(self, queue: ModelQueue, entry: Entry) -> OperationResult:
-        """Raises _NotNow where it gives way, or is to be retried later."""
+        """Raises _NotNow where it gives way, or is put off."""
+        window_failure = queue.window_failure
+        if self._put_off.until_room(queue, entry.operation):
+            raise _NotNow
         outcome = self._outcome(queue, entry)
         if isinstance(outcome, Failure):
             outcome = self._failed(queue, entry, outcome)
-        snapshot = self._model_snapshots.for_result(queue, entry.work, outcome)
-        return replace(outcome, snapshot=snapshot, started_at=entry.started_at)
+        try:
+            snapshot = self._model_snapshots.for_result(queue, entry.work, outcome)
+        except JournalFull as error:
+            self._put_off.undo(queue, entry.operation, outcome, error)
+            queue.window_failure = window_failure
+            raise _NotNow from error
+        return replace(outcome, snapshot=snapshot, started_at=entry.started_at, replaced=None)
 
     def _outcome(self, queue: ModelQueue, entry: Entry) -> OperationResult | Failure:
         """Returns the failure as words, since an error keeps its frames, and they what was read. Raises _NotNow."""
@@ -282,22 +293,9 @@ class Scheduler:
         except _NotNow:
             raise
         except Exception as error:
-            if self._retried_later(queue, entry.operation, error):
+            if self._put_off.after(queue, entry.operation, error):
                 raise _NotNow from error
             return failure_of(entry.operation, error)
-
-    def _retried_later(self, queue: ModelQueue, operation: Operation, error: Exception) -> bool:
-        """Whether it is to be tried again, as if it had not run; its model waits, the others go on."""
-        now = time.monotonic()
-        since = now if queue.retried_since is None else queue.retried_since
-        seconds = retry_seconds(operation.kind, error, now - since)
-        if seconds is None:
-            return False
-        queue.retried_since = since
-        tell = log.warning if isinstance(error, TrainerError) else log.exception
-        tell("operation is retried later", model_id=queue.model_id, seq_id=operation.seq_id, reason=str(error))
-        self._queues.hold(queue, seconds)
-        return True
 
     def _give_up(self, queue: ModelQueue, entry: Entry) -> OperationResult:
         """Its body is read no more, since reading may be what ends processes: it counts as a gradient that is lost."""

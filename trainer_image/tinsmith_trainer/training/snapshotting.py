@@ -5,22 +5,22 @@ The engine's thread, which holds the state, takes them; anyone may ask for one.
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import structlog
 
 from tinsmith_trainer.checkpoints.snapshots import Snapshot, SnapshotFile, SnapshotFolder
+from tinsmith_trainer.disk_room import MIB, NO_ROOM
 from tinsmith_trainer.engines.base import Engine
 from tinsmith_trainer.errors import Draining, JournalFull, SnapshotRefused
 from tinsmith_trainer.in_flight_marker import EngineCall, InFlightWork
 from tinsmith_trainer.oplog import journal_tables
 from tinsmith_trainer.oplog.attempts import Attempts
-from tinsmith_trainer.oplog.journal import FULL_RETRY_SECONDS, Journal
+from tinsmith_trainer.oplog.journal import Journal
 from tinsmith_trainer.oplog.journal_tables import OperationResult
 from tinsmith_trainer.oplog.model_queue import ModelQueue
 from tinsmith_trainer.oplog.model_queues import ModelQueues
@@ -29,8 +29,6 @@ log = structlog.get_logger(__name__)
 
 MOST_UNSAVED_OPERATIONS = 5000
 """Each is read at a start, and kept in memory until it has run again; many cost next to nothing, as failed ones do."""
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +73,16 @@ class Snapshotter:
             log.warning("no snapshot", model_id=queue.model_id, error=str(error) or type(error).__name__)
             return None
 
-    def when_there_is_room(self, queue: ModelQueue, work: InFlightWork) -> SnapshotFile:
-        """The operation has had its effect, and its result may only be seen with the snapshot: so it waits.
+    def of_result(self, queue: ModelQueue, work: InFlightWork) -> SnapshotFile:
+        """The operation has had its effect, and its result may only be seen with the snapshot.
 
-        A process that ends here has ended at the operation. So it should where this raises, for any other reason.
+        Raises JournalFull, and then the effect is to be undone. Where it raises anything else the process has to end.
         """
-        while True:
-            try:
-                return self._write(queue, work.seq_id, work)
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                log.warning("waiting for room for a snapshot", model_id=queue.model_id)
-                time.sleep(FULL_RETRY_SECONDS)
+        return self._write(queue, work.seq_id, work)
 
     def now(self, queue: ModelQueue, applied: int) -> SnapshotFile:
         """Raises JournalFull, SnapshotRefused, or another OSError."""
-        try:
-            return self._write_unless_deadly(queue, applied)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            raise JournalFull(
-                f"The volume has no room for a snapshot of {queue.model_id}: make room, then ask again. "
-                "What was trained since its last one is still in the journal."
-            ) from error
+        return self._write_unless_deadly(queue, applied)
 
     def _write_unless_deadly(self, queue: ModelQueue, applied: int) -> SnapshotFile:
         """Only shortens a replay: one that ends every process is better not taken."""
@@ -111,15 +94,30 @@ class Snapshotter:
         return file
 
     def _write(self, queue: ModelQueue, applied: int, work: InFlightWork) -> SnapshotFile:
+        if queue.wanted_bytes and not self._folder.has_room_for(queue.wanted_bytes):
+            raise _no_room(queue)
         started = time.perf_counter()
         with self._engine_call.at(work):
             state = self._engine.state(queue.model_id)
-            file = self._folder.write(Snapshot(queue.model_id, applied, state, queue.window_failure))
+            try:
+                file = self._folder.write(Snapshot(queue.model_id, applied, state, queue.window_failure))
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                queue.wanted_bytes = sum(tensor.nbytes for tensor in state.tensors.values())
+                raise _no_room(queue) from error
         self._cost_seconds = queue.snapshot_seconds = time.perf_counter() - started
         self.last_time = self._clock()
         queue.rank, queue.optimizer_step = state.lora.rank, state.optimizer_step
-        queue.replay_seconds, queue.unsaved_operations = 0.0, 0
+        queue.replay_seconds, queue.unsaved_operations, queue.wanted_bytes = 0.0, 0, 0
         return file
+
+
+def _no_room(queue: ModelQueue) -> JournalFull:
+    return JournalFull(
+        f"The volume has no room for a snapshot of {queue.model_id}, which takes {queue.wanted_bytes / MIB:.1f} MiB "
+        "beside the reserve: make room there, or end a session. What was trained is still in the journal."
+    )
 
 
 class RequestedSnapshot:
@@ -166,9 +164,8 @@ class ModelSnapshots:
         self._clock = clock
         self._requested = RequestedSnapshot()
 
-    def take_over(self, recovered: Sequence[ModelQueue]) -> None:
-        """What the process before this one left: files that the journal does not name are removed."""
-        self._folder.keep_only(queue.snapshot.name for queue in recovered if queue.snapshot)
+    def take_over(self) -> None:
+        """The snapshots of the process before this one."""
         self._snapshotter.last_time = self._folder.newest_written_at()
 
     @property
@@ -220,12 +217,15 @@ class ModelSnapshots:
         if (asked := self._requested.begin()) is not None:
             asked.set_exception(Draining("this worker is shutting down; it saves its adapters on its way"))
 
+    def has_room_for(self, size_bytes: int) -> bool:
+        return self._folder.has_room_for(size_bytes)
+
     def for_result(self, queue: ModelQueue, work: InFlightWork, result: OperationResult) -> SnapshotFile | None:
-        """The one that the journal is to name in the transaction of this result."""
+        """The one that the journal is to name in the transaction of this result. Raises what `of_result` does."""
         if result.releases:
             return None
         if result.forces_snapshot:
-            return self._snapshotter.when_there_is_room(queue, work)
+            return self._snapshotter.of_result(queue, work)
         return self._snapshotter.if_due(queue, work.seq_id)
 
     def save_if_changed(self, queue: ModelQueue, before_journal: Callable[[], None]) -> None:
@@ -243,12 +243,21 @@ class ModelSnapshots:
         else:
             file = self._snapshotter.now(queue, applied)
         before_journal()
+        self._record(queue, file, applied)
+        self.replace(queue, file, applied)
+
+    def _record(self, queue: ModelQueue, file: SnapshotFile, applied: int) -> None:
+        """Raises JournalFull, and then the one before still counts."""
         recorded = self._journal.write(
             lambda db: journal_tables.record_snapshot(db, queue.model_id, applied, file.name, file.digest),
-            must_succeed=True,
+            uses_reserve=True,
         )
-        recorded.result()
-        self.replace(queue, file, applied)
+        try:
+            recorded.result()
+        except JournalFull:
+            if file != queue.snapshot:
+                self._folder.remove(file.name)
+            raise
 
     def replace(self, queue: ModelQueue, file: SnapshotFile | None, applied: int) -> None:
         """The journal has named it, or forgotten the model (`file` None)."""

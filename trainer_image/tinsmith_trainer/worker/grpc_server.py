@@ -239,7 +239,7 @@ class WorkerServicer(SamplingServicer):
     async def Activate(self, request: worker_pb2.ActivateRequest, context: Context) -> worker_pb2.ActivateReply:
         try:
             await self._service.activate(request.epoch)
-        except (NotActive, Draining) as error:
+        except (NotActive, Draining, JournalFull) as error:
             await _abort(context, error)
         return worker_pb2.ActivateReply(instance_id=self._service.instance_id)
 

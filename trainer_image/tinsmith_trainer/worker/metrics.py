@@ -43,8 +43,8 @@ def describe(service: WorkerService, name: WorkerName) -> worker_pb2.DescribeRep
         snapshot_seconds=sum(queue.snapshot_seconds for queue in queues if scheduler.parking.holds(queue)),
         draining=service.is_draining,
         adapters_used=service.adapters_used,
-        volume_free_bytes=service.parts.volume.free_bytes(),
-        volume_full=not service.parts.volume.has_room_for(0),
+        volume_free_bytes=service.parts.volume.room.free_bytes(),
+        volume_full=not service.parts.volume.room.has_room_for(0),
         model_places=service.model_places,
         streams_saves=service.parts.offered_saves.keeps_any,
     )

@@ -39,6 +39,7 @@ from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.unknown_fields import unknown_fields_of, unknown_fields_of_operation
 from tinsmith_trainer.usage_meter import UsageMeter
 from tinsmith_trainer.worker.accounting import Accounting
+from tinsmith_trainer.worker.admission import Admission
 from tinsmith_trainer.worker.result_cache import ResultCache
 from tinsmith_trainer.worker.volume import Volume, check_base_model
 
@@ -46,9 +47,6 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-BACKLOG_OPERATIONS = 256
-BACKLOG_DELAY_SECONDS = 20.0
-BACKLOG_POLL_SECONDS = 0.05
 KEEP_RESULTS_SECONDS = 72 * 3600.0
 KEEP_RESULT_BYTES = 2 * 1024**3
 KEEP_OPERATIONS = 5000
@@ -101,16 +99,21 @@ class WorkerService:
         self._recovery: asyncio.Task[None] | None = None  # the index of the journal, shared by all who activate
         self.parts = parts
         self._loop = asyncio.get_running_loop()
-        self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs)
+        self._room = parts.volume.room
+        self.journal = Journal(parts.volume.journal_path, vfs=parts.journal_vfs, free_reserve=self._room.free_reserve)
         self._marker = InFlightMarker(parts.volume.in_flight_marker_path)
         tell_at_the_end(self._marker)
         models = self.journal.read(journal_tables.read_models).result()
+        snapshots = SnapshotFolder(parts.volume.snapshots_path, self._room)
+        # Before anything is written: what a process before this one left may be all that fills the disk.
+        snapshots.keep_only(model.snapshot_file for model in models if model.snapshot_file)
         live = sum(model.is_open for model in models)
         check_base_model(self.journal, parts.engine.base_model(), parts.volume.directory, live)
         self._adapters_in_journal = sum(model.is_open and model.applied >= 0 for model in models)
         self.executor = Executor(parts.engine, parts.checkpoints, parts.shared_saves)
         self.model_places = parts.model_places or PLACES_PER_SLOT * parts.engine.capabilities().adapter_slots
         self.queues = ModelQueues(self.journal, self.model_places, self._announce)
+        self._admission = Admission(self._room, self.queues, parts.volume.directory)
         self.accounting = Accounting(self.journal)
         self.samples = self._samples_of(parts, self.accounting.meter)
         self.scheduler = Scheduler(
@@ -118,7 +121,7 @@ class WorkerService:
             self.executor,
             self.queues,
             self.journal,
-            SnapshotFolder(parts.volume.snapshots_path),
+            snapshots,
             on_result=self._on_result,
             marker=self._marker,
             policy=parts.policy,
@@ -137,25 +140,37 @@ class WorkerService:
     # ---- life
 
     async def activate(self, epoch: int) -> None:
-        """Raises NotActive when a higher epoch was here before, and Draining."""
+        """Raises NotActive when a higher epoch was here before, Draining, and JournalFull."""
         self._check_stays()
-        seen = await asyncio.wrap_future(self.journal.write(lambda db: journal_tables.raise_epoch(db, epoch)))
+        raised = self.journal.write(lambda db: journal_tables.raise_epoch(db, epoch), uses_reserve=True)
+        seen = await asyncio.wrap_future(raised)
         self._check_stays()  # what begins now would read a journal that is about to close
         if epoch < seen:
             raise NotActive(f"epoch {epoch} is over: this worker has seen epoch {seen}")
         self.scheduler.set_epoch(epoch)
-        if self._recovery is None:
-            self._recovery = self._loop.create_task(asyncio.to_thread(self.scheduler.start))
-        await asyncio.shield(self._recovery)
+        await self._recovered()
         self.epoch = max(self.epoch, epoch)
 
+    async def _recovered(self) -> None:
+        """Raises JournalFull, and then the next one who activates tries again."""
+        if self._recovery is None:
+            self._recovery = self._loop.create_task(asyncio.to_thread(self.scheduler.start))
+        recovery = self._recovery
+        try:
+            await asyncio.shield(recovery)
+        except JournalFull:
+            if self._recovery is recovery:
+                self._recovery = None
+            raise
+
     async def run_clock(self) -> None:
-        """Ages gaps while server and worker are both up, and forgets what is past its time."""
+        """Ages gaps while server and worker are both up, keeps the reserve, and forgets what is past its time."""
         since_tidy = 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
             if time.monotonic() - self._heard_at < SERVER_SILENCE_SECONDS:
                 self.queues.age_gaps(TICK_SECONDS)
+            await asyncio.to_thread(self._room.keep_reserve)
             since_tidy += TICK_SECONDS
             if since_tidy >= TIDY_SECONDS:
                 since_tidy = 0.0
@@ -206,15 +221,15 @@ class WorkerService:
         Raises NotActive, Draining, UnknownModel, NumbersMixed, JournalFull.
         """
         self._check_epoch(request.epoch)
+        claimed_bytes = 0
         if not self.queues.is_known(request):
-            await self._hold_back(request.model_id)
-            # A release makes room: it is what the reserve is for.
-            makes_room = request.kind == worker_pb2.RELEASE_MODEL
-            if not makes_room and not self.parts.volume.has_room_for(len(request.payload)):
-                raise JournalFull(
-                    f"The volume {self.parts.volume.directory} is full: make room, then retry. Nothing was accepted."
-                )
-        number, on_disk = self.queues.accept(*_operation(request, time.time()), tenant)
+            claimed_bytes = await self._admission.claim(request, tenant or request.model_id)
+        try:
+            number, on_disk = self.queues.accept(*_operation(request, time.time()), tenant)
+        except BaseException:
+            self._admission.release(claimed_bytes)
+            raise
+        on_disk.add_done_callback(lambda _: self._admission.release(claimed_bytes))
         await asyncio.shield(asyncio.wrap_future(on_disk))
         return number
 
@@ -299,12 +314,6 @@ class WorkerService:
         if self.epoch == 0 or epoch != self.epoch:
             raise NotActive(f"epoch {epoch} does not own this worker, whose epoch is {self.epoch}")
 
-    async def _hold_back(self, model_id: str) -> None:
-        # A refusal could hit the very chunk that would drain the backlog: so only the answer is late.
-        deadline = self._loop.time() + BACKLOG_DELAY_SECONDS
-        while self.queues.backlog(model_id) >= BACKLOG_OPERATIONS and self._loop.time() < deadline:
-            await asyncio.sleep(BACKLOG_POLL_SECONDS)
-
     async def _wait_until_announced(self, model_id: str, seq_id: int, timeout_seconds: float) -> None:
         waiter = self._waiters.setdefault((model_id, seq_id), asyncio.Event())
         if self.queues.is_finished(model_id, seq_id) is not False:
@@ -352,8 +361,12 @@ class WorkerService:
         if self._recovery is None or not self._recovery.done():
             return
         retention = Retention(KEEP_RESULTS_SECONDS, KEEP_RESULT_BYTES, KEEP_OPERATIONS, KEEP_ALL_SECONDS)
-        gone = await self._forgetting.round(retention, self._acknowledged_event_id, time.time())
-        self.queues.forget(gone)
+        try:
+            gone = await self._forgetting.round(retention, self._acknowledged_event_id, time.time())
+        except (JournalFull, ServerError) as error:
+            log.warning("nothing more is forgotten in this round", reason=str(error))
+        else:
+            self.queues.forget(gone)
 
     @staticmethod
     def _samples_of(parts: WorkerParts, usage: UsageMeter) -> Samples | None:

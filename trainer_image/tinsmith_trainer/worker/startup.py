@@ -32,6 +32,7 @@ from tinsmith_trainer.sampling.sample_queue import Samples
 from tinsmith_trainer.sampling.sampler_adapters import AdapterLimits, SamplerAdapters
 from tinsmith_trainer.sampling.streamed_saves import StreamedSaves
 from tinsmith_trainer.sampling.weight_sources import WeightSources
+from tinsmith_trainer.training.executor import AREAS
 from tinsmith_trainer.training.snapshotting import SnapshotPolicy
 from tinsmith_trainer.worker.grpc_server import SamplerServicer, SamplingServicer, WorkerServicer, serve
 from tinsmith_trainer.worker.metrics import WorkerName
@@ -116,16 +117,17 @@ class RunningSampler(Running):
 
 async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirectory | None) -> RunningWorker:
     volume = Volume(volume_path, reserved_bytes=options.reserved_bytes)
-    await asyncio.to_thread(volume.wait_for_lock)
+    await asyncio.to_thread(volume.take)
     if options.image is not None:
         await asyncio.to_thread(pin_image, volume, options.image)
     engine, sampler = await asyncio.to_thread(load_engine, options)
     # The volume is this process's: whoever had the socket before has ended.
     saves_door = SavesDoor(options.saves_socket) if options.saves_socket is not None else None
+    root = CheckpointRoot(options.checkpoint_root, reserved_bytes=options.reserved_bytes)
     parts = WorkerParts(
         engine=engine,
         sampler=sampler,
-        checkpoints=CheckpointRoot(options.checkpoint_root),
+        checkpoints=root,
         volume=volume,
         policy=SnapshotPolicy(options.snapshot_replay_seconds, options.snapshot_cost_factor),
         attempts=AttemptPolicy(options.attempts_per_operation, options.hang_timeout_seconds),
@@ -135,6 +137,7 @@ async def _start_worker(options: WorkerOptions, volume_path: Path, tls: TlsDirec
     )
     service = WorkerService(parts)
     server = await _serve(options, WorkerServicer(service, _name(options)), tls)
+    root.keep_sweeping(AREAS)
     log.info("worker ready", instance_id=service.instance_id, model=options.model, address=_address(options))
     return RunningWorker(service, server, saves_door)
 
@@ -183,7 +186,7 @@ def pin_image(volume: Volume, image: str) -> None:
     were given out bind a journal to an image. What was accepted and never ran may run anywhere, and after a clean stop
     a snapshot holds the effect of all that ran.
     """
-    journal = Journal(volume.journal_path)
+    journal = Journal(volume.journal_path, free_reserve=volume.room.free_reserve)
     try:
         before, to_replay = journal.read(
             lambda db: (journal_tables.get_meta(db, META_KEY), journal_tables.count_to_replay(db))
@@ -192,7 +195,7 @@ def pin_image(volume: Volume, image: str) -> None:
             return
         if before is not None and to_replay:
             raise ImageChanged(_image_refusal(volume, before, image, to_replay), before)
-        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image)).result()
+        journal.write(lambda db: journal_tables.set_meta(db, META_KEY, image), uses_reserve=True).result()
     finally:
         journal.close()
     log.info("image remembered", image=image, before=before)

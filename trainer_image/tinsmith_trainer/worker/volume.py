@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import time
 from functools import partial
 from pathlib import Path
 
-from tinsmith_trainer.durable_files import make_directory
+from tinsmith_trainer.disk_room import DiskRoom
+from tinsmith_trainer.durable_files import make_directory, remove_unfinished
 from tinsmith_trainer.engines.base import BaseModelInfo
 from tinsmith_trainer.errors import ModelChanged, VolumeUnsuitable
 from tinsmith_trainer.oplog import journal_tables
@@ -18,7 +18,7 @@ from tinsmith_trainer.worker.journal_volume_check import check_file_system
 
 LOCK_POLL_SECONDS = 0.05
 RESERVED_BYTES = 64 * 1024 * 1024
-"""Kept free for results and snapshots of what was already accepted."""
+"""Kept for results of what was already accepted, for releases, and for the epoch of a start."""
 
 
 class Volume:
@@ -27,7 +27,7 @@ class Volume:
     def __init__(self, directory: Path, *, reserved_bytes: int = RESERVED_BYTES) -> None:
         """Raises VolumeUnsuitable."""
         self.directory = directory
-        self._reserved_bytes = reserved_bytes
+        self.room = DiskRoom(directory, reserved_bytes, directory / "reserve")
         try:
             make_directory(directory)
             check_file_system(directory)
@@ -38,8 +38,18 @@ class Volume:
                 f"It must be a folder that user {os.geteuid()} may write to."
             ) from error
 
-    def wait_for_lock(self) -> None:
-        """Returns when no other worker uses this folder; a predecessor that is dying takes a moment."""
+    def take(self) -> None:
+        """Returns when no other worker uses this folder, and what a killed one left half-written is gone.
+
+        A predecessor that is dying takes a moment. What it left may be all that fills the disk, so it goes before
+        anything is written to the journal.
+        """
+        self._wait_for_lock()
+        if self.snapshots_path.is_dir():
+            remove_unfinished(self.snapshots_path)
+        self.room.keep_reserve()
+
+    def _wait_for_lock(self) -> None:
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,13 +57,6 @@ class Volume:
                 time.sleep(LOCK_POLL_SECONDS)
             else:
                 return
-
-    def has_room_for(self, content_bytes: int) -> bool:
-        """Whether accepting this much leaves the reserve untouched."""
-        return self.free_bytes() - content_bytes >= self._reserved_bytes
-
-    def free_bytes(self) -> int:
-        return shutil.disk_usage(self.directory).free
 
     @property
     def journal_path(self) -> Path:
@@ -88,7 +91,8 @@ def check_base_model(journal: Journal, info: BaseModelInfo, directory: Path, mod
             f"and this worker has it {_in_bits(info.quantization)}. Start it as before, or let their sessions end."
         )
     for name, value in now.items():
-        journal.write(partial(journal_tables.set_meta, key=name, value=value)).result()
+        if before[name] != value:
+            journal.write(partial(journal_tables.set_meta, key=name, value=value), uses_reserve=True).result()
 
 
 def _in_bits(quantization: str) -> str:

@@ -44,7 +44,7 @@ class InMemory(Journal):
         self.writes_left = math.inf
         self.rows_changed: list[int] = []
 
-    def write(self, run: Callable[[Database], Any], *, must_succeed: bool = False) -> Future[Any]:
+    def write(self, run: Callable[[Database], Any], *, uses_reserve: bool = False) -> Future[Any]:
         self.writes_left -= 1
         if self.writes_left < 0:
             raise InterruptedError
@@ -55,7 +55,7 @@ class InMemory(Journal):
             self.rows_changed.append(db.total_changes() - before)
             return result
 
-        return super().write(counted, must_succeed=must_succeed)
+        return super().write(counted, uses_reserve=uses_reserve)
 
 
 @contextmanager

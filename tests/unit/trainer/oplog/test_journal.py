@@ -11,9 +11,11 @@ from pathlib import Path
 
 import apsw
 import pytest
+from support.small_disk import MIB, SmallDisk, on_small_disk
 from support.worker.faulting_files import LossyVfs, lossy_vfs, restore
+from tinsmith_trainer.disk_room import DiskRoom
 from tinsmith_trainer.errors import JournalFull, ServerError
-from tinsmith_trainer.oplog.journal import Journal
+from tinsmith_trainer.oplog.journal import WAL_KEPT_BYTES, Journal
 from tinsmith_trainer.oplog.journal_tables import get_meta, set_meta
 
 SUBMITTERS = 64
@@ -79,29 +81,69 @@ def test_one_bad_write_does_not_take_its_neighbours_down(tmp_path: Path) -> None
     assert read_all(tmp_path / "journal") == {"good": "1", "also good": "1"}
 
 
-def test_a_full_disk_refuses_and_accepts_nothing(tmp_path: Path) -> None:
+def test_on_a_full_disk_what_has_happened_waits_and_all_else_is_served(tmp_path: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        journal = Journal(tmp_path / "journal")
+        journal.write(lambda db: set_meta(db, "before", "1")).result()
+        disk.fill(leaving_bytes=MIB)
+        large = "x" * 2 * MIB
+        with pytest.raises(JournalFull, match="make room"):
+            journal.write(lambda db: set_meta(db, "refused", large)).result()
+        first = journal.write(lambda db: set_meta(db, "result", large), must_succeed=True, model_id="a")
+        behind = journal.write(lambda db: set_meta(db, "result", "newer"), must_succeed=True, model_id="a")
+        others = journal.write(lambda db: set_meta(db, "others", "1"), must_succeed=True, model_id="b")
+        assert journal.read(lambda db: get_meta(db, "before")).result() == "1"
+        others.result()
+        journal.write(lambda db: set_meta(db, "small", "1")).result()
+        with pytest.raises(JournalFull):
+            journal.settle()
+        assert (first.done(), behind.done()) == (False, False)
+        disk.make_room()
+        behind.result()
+        assert first.done()
+        journal.settle()
+        journal.close()
+        assert read_all(tmp_path / "journal") == {"before": "1", "others": "1", "small": "1", "result": "newer"}
+
+    on_small_disk(tmp_path, 16, scenario)
+
+
+def test_a_journal_that_is_closed_on_a_full_disk_ends_and_says_nothing_of_what_waits(tmp_path: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        journal = Journal(tmp_path / "journal")
+        disk.fill(leaving_bytes=MIB)
+        waiting = journal.write(lambda db: set_meta(db, "result", "x" * 2 * MIB), must_succeed=True)
+        journal.close()
+        assert not waiting.done()
+
+    on_small_disk(tmp_path, 16, scenario)
+
+
+def test_the_reserve_is_for_what_must_be_written_and_made_again_when_there_is_room(tmp_path: Path) -> None:
+    async def scenario(disk: SmallDisk) -> None:
+        room = DiskRoom(tmp_path, 4 * MIB, tmp_path / "reserve")
+        room.keep_reserve()
+        journal = Journal(tmp_path / "journal", free_reserve=room.free_reserve)
+        disk.fill()
+        large = "x" * MIB
+        with pytest.raises(JournalFull):
+            journal.write(lambda db: set_meta(db, "body", large)).result()
+        journal.write(lambda db: set_meta(db, "release", large), uses_reserve=True).result()
+        assert not (tmp_path / "reserve").exists()
+        room.keep_reserve()
+        assert not (tmp_path / "reserve").exists()
+        disk.make_room()
+        room.keep_reserve()
+        assert (tmp_path / "reserve").exists()
+        journal.close()
+
+    on_small_disk(tmp_path, 16, scenario)
+
+
+def test_a_large_write_leaves_no_long_log_behind(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
-    journal.read(lambda db: db.pragma("max_page_count", 20)).result()
-    refused = journal.write(lambda db: set_meta(db, "large", "x" * 200_000))
-    with pytest.raises(JournalFull, match="make room"):
-        refused.result()
-    journal.write(lambda db: set_meta(db, "small", "x")).result()
-    assert journal.read(lambda db: get_meta(db, "large")).result() is None
-    journal.close()
-
-
-def test_a_result_waits_for_room_instead_of_failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path / "journal")
-    journal.read(lambda db: db.pragma("max_page_count", 20)).result()
-    retried = threading.Event()
-
-    def make_room(seconds: float) -> None:
-        journal._db.pragma("max_page_count", 2000)
-        retried.set()
-
-    monkeypatch.setattr("tinsmith_trainer.oplog.journal.time.sleep", make_room)
-    journal.write(lambda db: set_meta(db, "result", "x" * 200_000), must_succeed=True).result()
-    assert retried.is_set()
+    journal.write(lambda db: set_meta(db, "large", "x" * 2 * WAL_KEPT_BYTES)).result()
+    assert (tmp_path / "journal-wal").stat().st_size == 0
     journal.close()
 
 

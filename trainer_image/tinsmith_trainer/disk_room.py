@@ -1,0 +1,137 @@
+"""The free bytes of one file system: what may be written, what is promised, and a reserve that nothing else can take.
+
+Most of the reserve is a real file, so other programs that fill the disk leave it alone. It is given up for what must
+be written on a full disk (results, releases, the epoch), and made again once there is room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+FREE_PART = 8
+"""One in so many bytes of the reserve stays free beside its file: a write-ahead log grows before it is folded in."""
+BLOCK_BYTES = 512
+"""Of `st_blocks`, whatever the file system's own."""
+MIB = 1024**2
+
+
+class NoRoom(OSError):
+    """A disk that is full, or would be."""
+
+    def __init__(self, directory: Path, content_bytes: int, free_bytes: int) -> None:
+        super().__init__(
+            errno.ENOSPC,
+            f"{directory} has {free_bytes / MIB:.1f} MiB free beside its reserve, and {content_bytes / MIB:.1f} MiB "
+            "are needed: make room there",
+        )
+
+
+class DiskRoom:
+    """Thread-safe. `reserved_bytes` stay free of all that asks here first; `reserve` is the file that takes most of
+    them, once `keep_reserve` was called.
+    """
+
+    def __init__(self, directory: Path, reserved_bytes: int = 0, reserve: Path | None = None) -> None:
+        self._directory = directory
+        self._reserved_bytes = reserved_bytes
+        self._reserve = reserve
+        self._lock = threading.Lock()
+        self._claimed_bytes = 0
+
+    def free_bytes(self) -> int:
+        """The reserve included, whether its file is there or not."""
+        return shutil.disk_usage(self._directory).free + self._reserve_file_bytes()
+
+    def has_room_for(self, content_bytes: int) -> bool:
+        """Whether writing this much leaves the reserve, and the room of every claim, untouched."""
+        return content_bytes <= self.available_bytes()
+
+    def available_bytes(self) -> int:
+        """Below 0: less than the reserve is free."""
+        return self.free_bytes() - self._reserved_bytes - self._claimed_bytes
+
+    # ---- room for one writer
+
+    def claim(self, content_bytes: int) -> None:
+        """Promises the room until it is released. Raises NoRoom."""
+        with self._lock:
+            self._check(content_bytes)
+            self._claimed_bytes += content_bytes
+
+    def release(self, content_bytes: int) -> None:
+        """What was claimed has been written, or never will be."""
+        with self._lock:
+            self._claimed_bytes -= content_bytes
+
+    @contextlib.contextmanager
+    def claimed(self, content_bytes: int) -> Iterator[None]:
+        """Raises NoRoom."""
+        self.claim(content_bytes)
+        try:
+            yield
+        finally:
+            self.release(content_bytes)
+
+    def allocate(self, descriptor: int, content_bytes: int) -> None:
+        """Gives a new file all of its blocks at once: no other writer can pass the same check. Raises NoRoom."""
+        with self._lock:
+            self._check(content_bytes)
+            _allocate(descriptor, content_bytes)
+
+    def _check(self, content_bytes: int) -> None:
+        available = self.available_bytes()
+        if content_bytes > available:
+            raise NoRoom(self._directory, content_bytes, max(available, 0))
+
+    # ---- the reserve
+
+    def keep_reserve(self) -> None:
+        """Makes the reserve's file unless it is there, as soon as the disk has room for all of the reserve."""
+        file_bytes = self._reserved_bytes - self._reserved_bytes // FREE_PART
+        with self._lock:
+            if self._reserve is None or self._reserve_file_bytes() >= file_bytes or self.available_bytes() < 0:
+                return
+            try:
+                with self._reserve.open("wb") as file:
+                    _allocate(file.fileno(), file_bytes)
+            except OSError as error:  # what is free is counted, so the reserve is kept as well as it can be
+                log.warning("the reserve has no file", path=str(self._reserve), reason=error.strerror)
+                self._reserve.unlink(missing_ok=True)
+
+    def free_reserve(self) -> bool:
+        """Gives the reserve's blocks to whatever must be written now. False: there were none."""
+        with self._lock:
+            if self._reserve is None or not self._reserve_file_bytes():
+                return False
+            self._reserve.unlink()
+        log.warning("the disk is full: its reserve is in use", path=str(self._reserve))
+        return True
+
+    def _reserve_file_bytes(self) -> int:
+        if self._reserve is None:
+            return 0
+        try:
+            return self._reserve.stat().st_blocks * BLOCK_BYTES
+        except FileNotFoundError:
+            return 0
+
+
+def _allocate(descriptor: int, size_bytes: int) -> None:
+    if not size_bytes:
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise

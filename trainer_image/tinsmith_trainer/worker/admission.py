@@ -1,0 +1,85 @@
+"""Which operations a worker accepts, and when: a backlog is answered late, and a full disk is refused.
+
+The room of each body is promised to it before the journal has it, so bodies that come at once do not all see the same
+free bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from tinsmith_rpc import worker_pb2
+
+from tinsmith_trainer.disk_room import MIB, DiskRoom, NoRoom
+from tinsmith_trainer.errors import JournalFull
+from tinsmith_trainer.oplog.model_queues import ModelQueues
+
+BACKLOG_OPERATIONS = 256
+BACKLOG_DELAY_SECONDS = 20.0
+BACKLOG_POLL_SECONDS = 0.05
+
+
+class Admission:
+    """Of the event loop."""
+
+    def __init__(self, room: DiskRoom, queues: ModelQueues, directory: Path) -> None:
+        self._room = room
+        self._queues = queues
+        self._directory = directory
+
+    async def claim(self, request: worker_pb2.SubmitRequest, owner: str) -> int:
+        """Promises it the bytes that are returned, which are to be released when it is on disk.
+
+        A refusal could hit the very chunk that would drain a backlog, so what waits for others is answered late.
+        Raises JournalFull.
+        """
+        deadline = time.monotonic() + BACKLOG_DELAY_SECONDS
+        while self._waits_for_others(request, owner) and time.monotonic() < deadline:
+            await asyncio.sleep(BACKLOG_POLL_SECONDS)
+        if _makes_room(request):
+            return 0
+        claimed_bytes = _disk_bytes(request)
+        try:
+            if not self._leaves_a_share(request, owner):
+                raise self._full(request, owner)
+            self._room.claim(claimed_bytes)
+        except NoRoom as error:
+            raise self._full(request, owner) from error
+        return claimed_bytes
+
+    def release(self, claimed_bytes: int) -> None:
+        """From any thread."""
+        self._room.release(claimed_bytes)
+
+    def _waits_for_others(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
+        """Whether operations ahead of this one, of its model or its owner, are too many or take too much."""
+        if self._queues.backlog(request.model_id) >= BACKLOG_OPERATIONS:
+            return True
+        return self._queues.waiting_bytes(owner) > 0 and not self._leaves_a_share(request, owner)
+
+    def _leaves_a_share(self, request: worker_pb2.SubmitRequest, owner: str) -> bool:
+        """Whether others have as much room afterwards as this owner's waiting operations take already. So an owner who
+        sends much leaves room to owners who come later.
+        """
+        return _makes_room(request) or self._room.has_room_for(_disk_bytes(request) + self._queues.waiting_bytes(owner))
+
+    def _full(self, request: worker_pb2.SubmitRequest, owner: str) -> JournalFull:
+        waiting = self._queues.waiting_bytes(owner)
+        if waiting and self._room.has_room_for(_disk_bytes(request)):
+            return JournalFull(
+                f"The volume {self._directory} has no more room for operations of this tenant, whose waiting ones take "
+                f"{waiting / MIB:.1f} MiB: retry when some of them have run. Nothing was accepted."
+            )
+        return JournalFull(f"The volume {self._directory} is full: make room, then retry. Nothing was accepted.")
+
+
+def _makes_room(request: worker_pb2.SubmitRequest) -> bool:
+    """It is what the reserve is for."""
+    return request.kind == worker_pb2.RELEASE_MODEL
+
+
+def _disk_bytes(request: worker_pb2.SubmitRequest) -> int:
+    """A body is written to the journal's log, and from there to its file."""
+    return 2 * len(request.payload)
