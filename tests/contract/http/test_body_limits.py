@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from support.server.fake_fleet import BASE_MODEL, FakeFleet
 from support.server.http_server import PROTOBUF, TestedServer, one_server, running_server, settings_for, training_body
+from tinsmith_server.routes import bodies
 from tinsmith_server.routes.uploads import BODY_BYTES, limit_of
+from tinsmith_server.wire.token_counts import trained_tokens
 
 MIB = 2**20
 # Its files are larger than a test should send, and its limit has tests of its own.
@@ -151,3 +155,29 @@ async def test_metadata_over_the_limit_fails_the_future_and_is_not_kept(server: 
     session = await server.session()
     made = await server.create_model(session, user_metadata={str(n): "x" for n in range(1000)}, base_model=BASE_MODEL)
     assert "user_metadata has 1000 keys; at most 128" in (await server.outcome(made))["error"]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_what_a_frame_unpacks_to_is_taken_from_the_budget_while_it_is_read(
+    declared: bool, tmp_path: Path, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    threads: list[str] = []
+    async with running_server(settings_for(tmp_path, trained_tokens_per_minute=10**9), fleet) as server:
+
+        def counted(payload: bytes, unpacked_bytes: int | None = None) -> int:
+            held.append(server.services.admission.bodies.held_bytes)
+            threads.append(threading.current_thread().name)
+            return trained_tokens(payload, unpacked_bytes)
+
+        monkeypatch.setattr(bodies, "trained_tokens", counted)
+        body = training_body(await server.model(), 1) + b"\xfa\x07" + b"\x80\x80\x80\x04" + bytes(2**23)
+        compressor = zstandard.ZstdCompressor()
+        packing = compressor.compressobj(size=len(body)) if declared else compressor.compressobj()
+        frame = packing.compress(body) + packing.flush()
+        headers = {**PROTOBUF, "content-encoding": "zstd"}
+        submitted = await server.client.post("/forward_backward", content=frame, headers=headers)
+        assert submitted.status_code == 200
+        assert len(frame) < len(body) <= held[0]
+        assert threads != [threading.main_thread().name]
+        assert server.services.admission.bodies.held_bytes == 0

@@ -56,6 +56,11 @@ def test_an_operation_without_an_answer_fails_at_the_limit_and_a_release_waits(
     assert verdict(InFlightWork("operation", "a", 1), kind, ended, limit) == expected
 
 
+@pytest.mark.parametrize(("ended", "expected"), [(0, "run"), (2, "run"), (3, "fail")])
+def test_an_import_fails_at_the_limit_since_nobody_waits_behind_it(ended: int, expected: str) -> None:
+    assert verdict(InFlightWork("import", "a", 0), None, ended, 3) == expected
+
+
 @pytest.mark.parametrize("purpose", ANSWERED)
 def test_what_was_answered_never_fails(purpose: str) -> None:
     work = InFlightWork(purpose, "a", 1)  # type: ignore[arg-type]
