@@ -8,7 +8,6 @@ from typing import Any
 
 from support.protocol.reference import ADAM, Call, ModelReference, SampleReference
 from support.worker.messages import forward_backward, next_token_datum
-from tinsmith_rpc import wire_pb2
 
 KINDS = ("forward_backward", "forward", "no token", "unreadable", "optim_step", "save", "load")
 NO_TOKEN = 99
@@ -76,8 +75,7 @@ def call_of(kind: str, seed: int, shelf: Sequence[str]) -> Call:
 def request_of(model_id: str, number: int, call: Call) -> tuple[str, dict[str, Any] | bytes]:
     """The path, and the body: JSON, or a protobuf message, which may be made of several one behind the other."""
     if call.kind == "forward_backward":
-        head = wire_pb2.ForwardBackwardRequest(model_id=model_id, seq_id=number)
-        return "/forward_backward", head.SerializeToString() + call.body
+        return "/forward_backward", call.message(model_id, number)
     body: dict[str, Any] = {"model_id": model_id, "seq_id": number}
     match call.kind:
         case "optim_step":

@@ -33,6 +33,10 @@ class Call:
     name: str = ""
     forward_only: bool = False
 
+    def message(self, model_id: str, number: int) -> bytes:
+        """Return a forward_backward as it is sent: the head is a message of its own, and the body is behind it."""
+        return wire_pb2.ForwardBackwardRequest(model_id=model_id, seq_id=number).SerializeToString() + self.body
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -148,7 +152,7 @@ class ModelReference:
         try:
             match call.kind:
                 case "forward_backward":
-                    return self._forward_backward(call)
+                    return self._forward_backward(number, call)
                 case "optim_step":
                     return self._optim_step()
                 case "save":
@@ -158,10 +162,10 @@ class ModelReference:
         except UserError as error:
             return Failed(str(error))
 
-    def _forward_backward(self, call: Call) -> Answer:
+    def _forward_backward(self, number: int, call: Call) -> Answer:
         """One that failed, or that nobody can read, may have been a gradient; a forward alone was none."""
         try:
-            request = decode_forward_backward(open_body(call.body, zstd=False))
+            request = decode_forward_backward(open_body(call.message(self.model_id, number), zstd=False))
             running = self.engine.start(Work(self.model_id, request.datums, request.loss, request.forward_only))
         except UserError:
             self.window_is_broken |= not call.forward_only
