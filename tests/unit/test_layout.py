@@ -78,6 +78,7 @@ WHY_SHORT = {
     "client/tinsmith/training/checkpoints/adapter_folder.py": "PEFT's names for files, which no other module knows",
     "client/tinsmith/training/environments/scoring_rules.py": "proper rules by themselves, which a test proves to be",
     "client/tinsmith/training/run_logs/scalars.py": SHARED,
+    "client/tinsmith/training/whole_files.py": SHARED,
     "client/tinsmith/version.py": COMMAND,
     "operator/tinsmith_operator/api/images.py": SHARED,
     "operator/tinsmith_operator/build/workload.py": SHARED,

@@ -112,9 +112,13 @@ class Directory:
 
     def replace(self, name: str, file: str, content: bytes) -> None:
         written = self._root / name / f"{WRITING}{file}"
-        written.write_bytes(content)
-        _sync(written)
-        written.rename(self._root / name / file)
+        try:
+            written.write_bytes(content)
+            _sync(written)
+            written.rename(self._root / name / file)
+        except BaseException:
+            written.unlink(missing_ok=True)
+            raise
         _sync(self._root / name)
 
     def retire(self, name: str) -> str:

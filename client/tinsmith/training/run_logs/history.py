@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
+
+from tinsmith.training.whole_files import write_whole
 
 METRICS_FILE = "metrics.jsonl"
 REPLACED_FILE = "metrics.replaced.jsonl"
@@ -40,9 +41,7 @@ class MetricsHistory:
         kept = b"".join(line for line in lines if not _is_replaced(line, step))
         with self._replaced.open("ab") as file:
             file.write(b"".join(line.rstrip(b"\n") + b"\n" for line in replaced))
-        beside = self._path.with_name(f".{self._path.name}.new")
-        beside.write_bytes(kept)
-        os.replace(beside, self._path)
+        write_whole(self._path, kept)
 
     def _lines(self) -> list[bytes]:
         return self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []

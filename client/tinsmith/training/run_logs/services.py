@@ -17,6 +17,7 @@ from tinker_cookbook.utils import ml_log
 from typing_extensions import override
 
 from tinsmith.training.errors import BackendRefused
+from tinsmith.training.whole_files import write_whole
 
 IDENTITY_FILE = "run.json"
 DEFAULT_PROJECT = "tinsmith"
@@ -42,9 +43,7 @@ class RunIdentity:
         run_id = secrets.token_hex(8)
         # Trackio knows a run by its name, and many a directory is called `out`.
         made = {"run_id": run_id, "project": project or DEFAULT_PROJECT, "name": name or f"{directory.name}-{run_id}"}
-        beside = file.with_name(f".{file.name}.new")
-        beside.write_text(json.dumps(made) + "\n")
-        os.replace(beside, file)
+        write_whole(file, json.dumps(made) + "\n")
         return cls(**made, is_resumed=False)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tinker
@@ -19,6 +17,7 @@ from tinsmith.training.checkpoints.retention import Retention
 from tinsmith.training.checkpoints.store import CheckpointStore
 from tinsmith.training.errors import BadConfig, BadData, ServerNotReady
 from tinsmith.training.runs.config import CONFIG_FILE, RunConfig, require_same, to_yaml
+from tinsmith.training.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -127,13 +126,6 @@ def require_server(model: str, base_url: str, api_key: str | None) -> None:
         raise ServerNotReady(f"{error}; `tinsmith doctor` finds out why") from error
     if model not in served:
         raise ServerNotReady(f"{api.base_url} does not serve {model}; it serves {', '.join(served) or 'nothing'}")
-
-
-def write_whole(file: Path, content: str) -> None:
-    """A kill leaves the file as it was, or as it is to be."""
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text(content)
-    os.replace(beside, file)
 
 
 def _new_client(service: tinker.ServiceClient, config: RunConfig) -> tinker.TrainingClient:

@@ -17,8 +17,8 @@ from tinsmith.training.checkpoints.adapter_folder import export_adapter
 from tinsmith.training.checkpoints.manager import CheckpointManager
 from tinsmith.training.run_logs.history import METRICS_FILE
 from tinsmith.training.runs.config import RunConfig
-from tinsmith.training.runs.opening import write_whole
 from tinsmith.training.runs.work import Panel
+from tinsmith.training.whole_files import write_whole
 
 ADAPTER, CURVES, SUMMARY = "adapter", "curves.png", "summary.json"
 
