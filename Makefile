@@ -20,6 +20,7 @@ ALSO :=
 CLUSTER := PYTHONPATH=testcluster $(BIN)/python -m testcluster
 RESOLVE = "$$(scripts/find-uv)" pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
 COMPILE = $(RESOLVE) --override requirements/overrides.txt
+IMAGE_TRANSFORMERS := $(addprefix transformers-,vllm sglang nemo-rl miles)
 # Images run the versions that the tests run.
 IN_IMAGES := --python-version 3.13 --constraints $(LOCK)
 
@@ -126,7 +127,7 @@ test-sdk: venv ## a whole program on one version of the tinker SDK: VERSION=0.21
 evidence: venv sdk-environments ## run what shows that others' programs work, and write docs/evidence.toml
 	$(BIN)/python scripts/evidence.py
 
-package-environments: venv ## install what tests need in environments of their own, once: vLLM for CPUs, trackio, verifiers
+package-environments: venv ## install what tests need in environments of their own, once: vLLM for CPUs, trackio, verifiers, the images' transformers
 	@PYTHONPATH=testcluster $(BIN)/python scripts/package_environment.py
 
 test-gpu: $(if $(filter $(BIN)/python,$(PYTHON)),venv) ## the tests that need a GPU; PYTHON=python3 for an image's own
@@ -191,11 +192,11 @@ lock: ## resolve requirements/*.txt anew
 	$(RESOLVE) --python-version 3.12 --override requirements/nemo-rl-cpu-overrides.txt \
 	    --config-file requirements/miles-cpu.toml requirements/miles-cpu.in --output-file requirements/miles-cpu.txt
 	$(RESOLVE) --python-version 3.11 --no-annotate requirements/uv.in --output-file requirements/uv.txt
-	@# What is put beside the packages of others' images.
-	for image in nemo-rl:3.13 gpu:3.13 miles:3.12; do \
+	@# What is put beside the packages of others' images, and what tests put before ours.
+	for lock in nemo-rl-image:3.13 gpu-image:3.13 miles-image:3.12 $(IMAGE_TRANSFORMERS:%=%:3.11); do \
 	    "$$(scripts/find-uv)" pip compile --quiet --no-deps --generate-hashes --no-header --no-emit-index-url --no-annotate \
-	        --python-version $${image#*:} requirements/$${image%:*}-image.in \
-	        --output-file requirements/$${image%:*}-image.txt || exit 1; \
+	        --python-version $${lock#*:} requirements/$${lock%:*}.in \
+	        --output-file requirements/$${lock%:*}.txt || exit 1; \
 	done
 
 zoo: venv ## every family of models that was tried, tiny, beside plain PEFT and its own sampler; writes docs/models.md

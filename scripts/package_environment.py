@@ -36,8 +36,8 @@ class Packages:
     """What an environment has: `requirements/<name>.txt`, on `python`, by itself that of the trainer's image.
 
     `takes_another`: the one that runs this will do where the machine has not that. `on_ours`: that one and no other, as
-    its programs are given these packages beside their own. `imported`: statements by which what a program of it imports
-    is compiled once, for those that cannot write there.
+    its programs are given these packages beside their own, or before them. `imported`: statements by which what a
+    program of it imports is compiled once, for those that cannot write there.
     """
 
     name: str
@@ -63,10 +63,15 @@ NEMO_RL = Packages("nemo-rl-cpu", "What NeMo RL needs on a CPU")
 MILES = Packages("miles-cpu", "What Miles needs on a CPU", python="3.12")
 THIRD_PARTY = Packages("third-party", "What stands on OpenAI's client", takes_another=True)
 COOKBOOK_EXTRAS = Packages("cookbook-extras", "What parts of tinker-cookbook need beside ours", on_ours=True)
+# No PyTorch among them: programs are given them before what .venv has.
+IMAGE_TRANSFORMERS = tuple(
+    Packages(f"transformers-{image}", f"The transformers of the image of {title}", on_ours=True)
+    for image, title in (("vllm", "vLLM"), ("sglang", "SGLang"), ("nemo-rl", "NeMo RL"), ("miles", "Miles"))
+)
 KNOWN: Mapping[str, Packages] = {
-    packages.name: packages for packages in (VLLM, NEMO_RL, MILES, THIRD_PARTY, COOKBOOK_EXTRAS)
+    packages.name: packages for packages in (VLLM, NEMO_RL, MILES, THIRD_PARTY, COOKBOOK_EXTRAS, *IMAGE_TRANSFORMERS)
 }
-FOR_TESTS = (VLLM, THIRD_PARTY)
+FOR_TESTS = (VLLM, THIRD_PARTY, *IMAGE_TRANSFORMERS)
 """Without a name these are made: what `make test` asks for."""
 
 

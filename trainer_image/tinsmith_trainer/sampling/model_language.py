@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 from tinsmith_rpc import worker_pb2
 
@@ -18,6 +20,11 @@ from tinsmith_trainer.errors import UserError
 from tinsmith_trainer.sampling.language import TextParser
 from tinsmith_trainer.sampling.message_parser import MessageParser
 from tinsmith_trainer.unknown_fields import unknown_fields_of
+
+log = structlog.get_logger(__name__)
+
+RESPONSE_PARSER = "transformers.utils.chat_parsing"
+"""The parser's module. transformers before 5.13, which the images of SGLang, NeMo RL and Miles have, lacks it."""
 
 PREFIX_TOKENS = 4096
 """Of the prompt, which are enough to hold what a chat template begins an answer with."""
@@ -50,7 +57,10 @@ class ModelLanguage:
     @cached_property
     def response_template(self) -> Mapping[str, Any] | None:
         """How an assistant's message is read, in transformers' form: as the model's files say, else as transformers
-        knows it of the model's type; None: nobody says."""
+        knows it of the model's type; None: neither says, or this transformers cannot read messages."""
+        if find_spec(RESPONSE_PARSER) is None:
+            log.warning("transformers has no parser of answers: reasoning and tool calls stay in the content")
+            return None
         own: Mapping[str, Any] | None = getattr(self.tokenizer, "response_template", None)
         return own if own is not None else _known_template(self._model_type)
 
@@ -120,8 +130,11 @@ def _read(what: str, text: str, kind: type[Any]) -> Any:
 
 
 def _known_template(model_type: str) -> Mapping[str, Any] | None:
-    """transformers has them for its own server, under no public name: a test says that they are found there."""
-    from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
+    """transformers has them for its own server, under no public name: a test says that they are found there.
 
-    templates: Mapping[Sequence[str], Mapping[str, Any]] = _RESPONSE_TEMPLATE_FALLBACKS
+    transformers 5.13 and 5.14 have the parser and no such table.
+    """
+    from transformers.cli.serving import utils
+
+    templates: Mapping[Sequence[str], Mapping[str, Any]] = getattr(utils, "_RESPONSE_TEMPLATE_FALLBACKS", {})
     return next((template for types, template in templates.items() if model_type in types), None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from tinsmith_rpc import worker_pb2
 from tinsmith_trainer.errors import UserError
@@ -73,6 +75,28 @@ def test_transformers_knows_how_answers_of_these_families_are_read() -> None:
     families = ["qwen2", "qwen3", "qwen3_moe", "qwen3_5", "gemma4"]
     assert all(language_module._known_template(family) for family in families)
     assert language_module._known_template("llama") is None
+
+
+def test_on_a_transformers_without_a_parser_answers_are_content_as_they_were_written(
+    language: ModelLanguage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers before 5.13 has none, whatever the model's files say."""
+    monkeypatch.setattr(language.tokenizer, "response_template", {"fields": {}}, raising=False)
+    monkeypatch.setitem(sys.modules, language_module.RESPONSE_PARSER, None)
+    assert language.message_parser(np.array([1], np.int32), "[]") is None
+
+
+def test_a_transformers_with_a_parser_and_no_table_reads_only_what_the_models_files_describe(
+    language: ModelLanguage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 5.13 and 5.14 are; a model whose files say nothing has its answers as they were written."""
+    from transformers.cli.serving import utils
+
+    monkeypatch.delattr(utils, "_RESPONSE_TEMPLATE_FALLBACKS")
+    assert language_module._known_template("qwen3") is None
+    own = {"start_anchor": "x", "fields": {"content": {}}}
+    monkeypatch.setattr(language.tokenizer, "response_template", own, raising=False)
+    assert language.response_template == own
 
 
 def test_what_the_models_files_say_of_its_answers_goes_first(

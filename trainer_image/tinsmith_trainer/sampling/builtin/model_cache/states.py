@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin, DummyLayer, LinearAttentionCacheLayerMixin
+from transformers import Cache, cache_utils
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-HOLDERS = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin, DummyLayer)
+HOLDERS: tuple[type, ...] = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
+if hasattr(cache_utils, "DummyLayer"):  # no transformers up to 5.20 has such layers, and so no image for GPUs
+    HOLDERS += (cache_utils.DummyLayer,)
 
 
 class UnlikeStates(Exception):

@@ -1,0 +1,77 @@
+"""A worker imports what it needs on the transformers of each image for GPUs, which is older than the tests' own.
+
+The images themselves are too large to be built here. PyTorch and all else are those of this environment.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from package_environment import KNOWN, MILES, NEMO_RL, Packages
+from support.module_imports import ROOT, failed_imports, import_statements, sources
+from support.requirements import require_environment
+
+VERSIONS = tomllib.loads((ROOT / "trainer_image" / "versions.toml").read_text())
+IMAGES = {
+    "vllm": VERSIONS["gpu"]["vllm"],
+    "sglang": VERSIONS["gpu"]["sglang"],
+    "nemo-rl": VERSIONS["nemo-rl"],
+    "miles": VERSIONS["miles"],
+}
+OF_RANKS = re.compile(r"tinsmith_trainer\.engines\.(megatron\b|nemo_rl\.(actor|worker)$)")
+"""Megatron's engine has an image with the tests' own transformers; the others are imported by NeMo RL's ranks alone."""
+ASKED_FOR_FIRST = "from transformers.utils.chat_parsing import ResponseParser"
+"""Runs only where find_spec has found the module; test_model_language.py has the answers of a worker without it."""
+
+
+def late_imports() -> Iterator[str]:
+    """Yield the imports from transformers that functions of the worker run: no import of their module finds a fault."""
+    for file in sources("tinsmith_trainer"):
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers"):
+                        yield ast.unparse(node)
+
+
+def failed_on(environment: Path) -> dict[str, str]:
+    [packages] = environment.glob("lib/python*/site-packages")
+    modules = [statement for statement in import_statements("tinsmith_trainer") if not OF_RANKS.search(statement)]
+    return failed_imports([*modules, *sorted(set(late_imports()) - {ASKED_FOR_FIRST})], first_on_path=packages)
+
+
+def test_a_worker_imports_on_the_transformers_of_vllm() -> None:
+    assert failed_on(require_environment("transformers-vllm")) == {}
+
+
+def test_a_worker_imports_on_the_transformers_of_sglang() -> None:
+    assert failed_on(require_environment("transformers-sglang")) == {}
+
+
+def test_a_worker_imports_on_the_transformers_of_nemo_rl() -> None:
+    assert failed_on(require_environment("transformers-nemo-rl")) == {}
+
+
+def test_a_worker_imports_on_the_transformers_of_miles() -> None:
+    assert failed_on(require_environment("transformers-miles")) == {}
+
+
+def test_an_exception_is_an_import_that_a_function_runs() -> None:
+    assert ASKED_FOR_FIRST in set(late_imports())
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_these_are_the_versions_that_the_images_bring(image: str) -> None:
+    lock = KNOWN[f"transformers-{image}"].lock.read_text()
+    assert re.findall(r"^transformers==([\w.]+)", lock, re.MULTILINE) == [IMAGES[image]["transformers"]["version"]]
+    assert len(IMAGES[image]["transformers"]["reason"]) > 20
+
+
+@pytest.mark.parametrize(("image", "on_cpu"), [("nemo-rl", NEMO_RL), ("miles", MILES)])
+def test_what_runs_on_a_cpu_has_the_transformers_of_its_image(image: str, on_cpu: Packages) -> None:
+    assert f"\ntransformers=={IMAGES[image]['transformers']['version']} " in on_cpu.lock.read_text()
